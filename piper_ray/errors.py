@@ -1,0 +1,82 @@
+"""Every error a user can meet, each with the exit code the command line gives for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+EXIT_SOLVED = 0
+EXIT_INTERRUPTED = 130
+
+
+class PiperRayError(Exception):
+    """Base of all errors of piper_ray. What reaches the user is ``str(error)``, never a traceback."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(PiperRayError):
+    """An option or argument that makes no sense: unknown unit, negative limit, two that contradict."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with an input: where it is, and what was expected there.
+
+    ``path`` is written as a reader would look it up: ``nodes[3].TMPCs["2"][0].timePerSample``.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class InputError(PiperRayError):
+    """A file or dict that is not a valid instance or plan; ``faults`` lists everything found, not only the first."""
+
+    exit_code = 3
+
+    SHOWN: ClassVar[int] = 50
+
+    def __init__(self, source: str, faults: Iterable[Fault]) -> None:
+        self.source = source
+        self.faults: Sequence[Fault] = tuple(faults)
+        count = len(self.faults)
+        lines = [f"{source}: {count} fault{'s' if count != 1 else ''} found"]
+        lines += [f"  {fault}" for fault in self.faults[: self.SHOWN]]
+        if count > self.SHOWN:
+            lines.append(f"  ... and {count - self.SHOWN} more")
+        super().__init__("\n".join(lines))
+
+
+class InfeasibleError(PiperRayError):
+    """No plan exists under the given devices, memory and restrictions."""
+
+    exit_code = 4
+
+
+class LimitError(PiperRayError):
+    """The solve would need more than a limit allows; the message names the figures and the option that raises it."""
+
+    exit_code = 5
+
+
+class InvalidPlan(PiperRayError):
+    """A plan that breaks a rule of the problem; ``violations`` says which, stage by stage."""
+
+    exit_code = 6
+
+    def __init__(self, violations: Iterable[str]) -> None:
+        self.violations: Sequence[str] = tuple(violations)
+        super().__init__("the plan is not valid:\n" + "\n".join(f"  {text}" for text in self.violations))
+
+
+class ClusterError(PiperRayError):
+    """A cluster that cannot be reached or that lost too much to go on."""
+
+    exit_code = 7
