@@ -1,0 +1,90 @@
+"""What a solve returns: the plan, what is proved about it, and what finding it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from piper_ray.plan import Plan
+
+
+class Status(str, Enum):
+    """OPTIMAL: proved. FEASIBLE: stopped early, ``gap`` says how far off it can be. INFEASIBLE: proved, no plan.
+
+    UNKNOWN: stopped before a plan was found and before it was proved that there is none.
+    """
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class EvaluationStats:
+    """One threshold evaluation: is there a plan with every stage at most ``threshold_s``?
+
+    live_downsets: downsets that kept a state. cells: states kept, over all downsets.
+    blocks_tested, candidates_tested: bounds computed on whole blocks of downsets and on single ones.
+    stages_costed: pairs that survived both and had their TMPC choice examined.
+    """
+
+    threshold_s: float
+    feasible: bool
+    seconds: float
+    live_downsets: int
+    cells: int
+    blocks_tested: int
+    candidates_tested: int
+    stages_costed: int
+
+
+@dataclass(frozen=True)
+class SolveStats:
+    """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted)."""
+
+    layers: int
+    contracted_layers: int
+    downsets: int
+    levels: int
+    pairs: int | None
+    threads: int
+    lattice_s: float
+    stage_costs_s: float
+    search_s: float
+    evaluations: tuple[EvaluationStats, ...]
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """Why there is no plan, and what would be needed.
+
+    reason: a sentence for the user. least_memory_bytes: the least memory per device (within 1 byte or 1e-9
+    relative) with which this instance has a plan; None when no memory helps.
+    """
+
+    reason: str
+    least_memory_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """time_per_sample: of ``plan``, in s, as ``evaluate`` computes it; None without a plan.
+
+    lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
+    """
+
+    status: Status
+    time_per_sample: float | None
+    lower_bound: float
+    plan: Plan | None
+    stats: SolveStats
+    infeasibility: Infeasibility | None = None
+
+    @property
+    def gap(self) -> float | None:
+        if self.time_per_sample is None:
+            return None
+        if self.time_per_sample == 0.0:
+            return 0.0
+        return max(0.0, (self.time_per_sample - self.lower_bound) / self.time_per_sample)
