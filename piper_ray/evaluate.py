@@ -1,0 +1,252 @@
+"""Independent check of a plan: everything re-derived from the instance, with none of the solver's code.
+
+The formulas are those of Piper (NeurIPS 2021), section 3. Imports the model, the plan and the errors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Literal
+
+from piper_ray.errors import InvalidPlan
+from piper_ray.model import Instance, Tmpc
+from piper_ray.plan import Plan, Stage
+
+MEMORY_TOLERANCE = 1e-9
+"""Relative excess over the memory limit that still counts as fitting.
+
+A stage that fits exactly may come out a few ulps over when its bytes are added in another order than the planner's.
+"""
+
+Binding = Literal["time", "memory"]
+
+
+@dataclass(frozen=True)
+class StageEvaluation:
+    """What one stage costs. time_s = compute_s + communication_s + resync_s, each per sample.
+
+    in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
+    memory_bytes: on each device of the stage.
+    binding: "time" when no stage is slower, "memory" when one microbatch more in flight would not fit; either, both
+    or neither.
+    """
+
+    time_s: float
+    compute_s: float
+    communication_s: float
+    resync_s: float
+    memory_bytes: float
+    in_flight_microbatches: int
+    devices: int
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+    binding: tuple[Binding, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A valid plan's cost: time_per_sample_s in s, devices used, and ``stages`` front to back.
+
+    bottleneck: index of the first stage that is as slow as the whole.
+    """
+
+    time_per_sample_s: float
+    devices: int
+    data_parallel_sum: int
+    stages: tuple[StageEvaluation, ...]
+    bottleneck: int
+
+
+def in_flight_microbatches(suffix_sum: int, data_parallel_degree: int) -> int:
+    """y = ceil(s/d): the memory rule of asynchronous 1F1B. s sums d over this stage and all later ones."""
+    return -(-suffix_sum // data_parallel_degree)
+
+
+def objective_s(stage_times_s: Iterable[float]) -> float:
+    """A pipeline that never drains is as fast as its slowest stage."""
+    return max(stage_times_s)
+
+
+def evaluate(instance: Instance, plan: Plan) -> Evaluation:
+    """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1."""
+    violations = [*_partition_violations(instance, plan), *_edge_violations(instance, plan)]
+    violations += _degree_violations(instance, plan)
+    choices = []
+    for number, stage in enumerate(plan.stages, start=1):
+        chosen, faults = _chosen_tmpcs(instance, stage, number)
+        choices.append(chosen)
+        violations += faults
+    suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
+    violations += _memory_violations(instance, plan, choices, suffix_sums)
+    if violations:
+        raise InvalidPlan(violations)
+    return _cost(instance, plan, choices, suffix_sums)
+
+
+def _partition_violations(instance: Instance, plan: Plan) -> list[str]:
+    violations = []
+    stage_of: dict[int, int] = {}
+    for number, stage in enumerate(plan.stages, start=1):
+        if not stage.layers:
+            violations.append(f"stage {number} is empty")
+        for layer in stage.layers:
+            if layer not in instance.layer_by_id:
+                violations.append(f"stage {number}: layer {layer} is not in the instance")
+            elif layer not in stage_of:
+                stage_of[layer] = number
+            elif stage_of[layer] == number:
+                violations.append(f"layer {layer} is listed twice in stage {number}")
+            else:
+                violations.append(f"layer {layer} is in stage {stage_of[layer]} and again in stage {number}")
+    violations += [f"layer {layer.id} is in no stage" for layer in instance.layers if layer.id not in stage_of]
+    return violations
+
+
+def _edge_violations(instance: Instance, plan: Plan) -> list[str]:
+    """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back."""
+    stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
+    return [
+        f"edge {edge.source} -> {edge.target} runs backwards, from stage {stage_of[edge.source]} "
+        f"to stage {stage_of[edge.target]}"
+        for edge in instance.edges
+        if edge.source in stage_of and edge.target in stage_of and stage_of[edge.source] > stage_of[edge.target]
+    ]
+
+
+def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
+    violations = []
+    for number, stage in enumerate(plan.stages, start=1):
+        d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
+        if d < 1:
+            violations.append(f"stage {number}: data-parallel degree {d} is less than 1")
+        elif instance.microbatches % d != 0:
+            violations.append(
+                f"stage {number}: data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
+            )
+        if t < 1:
+            violations.append(f"stage {number}: tensor-parallel degree {t} is less than 1")
+    if plan.devices > instance.devices:
+        violations.append(f"the plan uses {plan.devices} devices, {instance.devices} are there")
+    if plan.data_parallel_sum > instance.data_parallel_limit:
+        violations.append(
+            f"the data-parallel degrees sum to {plan.data_parallel_sum}, more than {instance.data_parallel_limit}, "
+            f"the lesser of {instance.microbatches} microbatches and {instance.devices} devices"
+        )
+    return violations
+
+
+def _chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
+    """The stage's TMPC for each layer of the instance in it, and what is wrong with the others."""
+    t = stage.tensor_parallel_degree
+    chosen: dict[int, Tmpc] = {}
+    violations = []
+    for layer_id in dict.fromkeys(stage.layers):
+        layer = instance.layer_by_id.get(layer_id)
+        if layer is None:
+            continue
+        if layer_id not in stage.tmpc_ids:
+            violations.append(f"stage {number}: layer {layer_id} has no TMPC chosen")
+            continue
+        wanted = stage.tmpc_ids[layer_id]
+        offered = {tmpc.id: tmpc for tmpc in layer.tmpcs.get(t, ())}
+        if wanted in offered:
+            chosen[layer_id] = offered[wanted]
+        elif offered:
+            violations.append(
+                f"stage {number}: layer {layer_id} has no TMPC {wanted!r} at tensor-parallel degree {t}, only "
+                + ", ".join(repr(tmpc_id) for tmpc_id in offered)
+            )
+        else:
+            violations.append(f"stage {number}: layer {layer_id} has no TMPC at tensor-parallel degree {t}")
+    strangers = [layer_id for layer_id in stage.tmpc_ids if layer_id not in stage.layers]
+    violations += [
+        f"stage {number}: a TMPC is chosen for layer {layer_id}, not in this stage" for layer_id in strangers
+    ]
+    return chosen, violations
+
+
+def _memory_violations(
+    instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]
+) -> list[str]:
+    """Stages over the limit. Where a TMPC or a degree is wrong the figure is that of the layers that are right."""
+    violations = []
+    limit = instance.memory_bytes
+    for number, (stage, chosen, s) in enumerate(zip(plan.stages, choices, suffix_sums, strict=True), start=1):
+        if stage.data_parallel_degree < 1:
+            continue
+        y = in_flight_microbatches(s, stage.data_parallel_degree)
+        needed = _memory_bytes(chosen.values(), y)
+        if not _fits(needed, limit):
+            violations.append(
+                f"stage {number}: needs {needed:.0f} bytes on each device with {y} microbatches in flight, "
+                f"{needed - limit:.6g} more than the {limit:.0f} there are"
+            )
+    return violations
+
+
+def _memory_bytes(tmpcs: Iterable[Tmpc], y: int) -> float:
+    return fsum(part for tmpc in tmpcs for part in (tmpc.activation_bytes * y, tmpc.fixed_bytes))
+
+
+def _fits(needed_bytes: float, limit_bytes: float) -> bool:
+    return needed_bytes <= limit_bytes * (1.0 + MEMORY_TOLERANCE)
+
+
+def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]) -> Evaluation:
+    crossing = [_crossing_bytes(instance, chosen) for chosen in choices]
+    parts = [
+        _time_parts_s(instance, stage, chosen, cut_bytes)
+        for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True)
+    ]
+    times = [fsum(part) for part in parts]
+    slowest = objective_s(times)
+    stages = []
+    for stage, chosen, s, (compute, communication, resync), time in zip(
+        plan.stages, choices, suffix_sums, parts, times, strict=True
+    ):
+        y = in_flight_microbatches(s, stage.data_parallel_degree)
+        next_fits = _fits(_memory_bytes(chosen.values(), y + 1), instance.memory_bytes)
+        reasons: tuple[tuple[Binding, bool], ...] = (("time", time == slowest), ("memory", not next_fits))
+        stages.append(
+            StageEvaluation(
+                time_s=time,
+                compute_s=compute,
+                communication_s=communication,
+                resync_s=resync,
+                memory_bytes=_memory_bytes(chosen.values(), y),
+                in_flight_microbatches=y,
+                devices=stage.devices,
+                data_parallel_degree=stage.data_parallel_degree,
+                tensor_parallel_degree=stage.tensor_parallel_degree,
+                binding=tuple(name for name, binds in reasons if binds),
+            )
+        )
+    return Evaluation(slowest, plan.devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
+
+
+def _crossing_bytes(instance: Instance, chosen: dict[int, Tmpc]) -> float:
+    """comm: each edge with one end in the stage is charged twice (forwards and backwards), with its layer's extras."""
+    terms = []
+    for edge in instance.edges:
+        source, target = chosen.get(edge.source), chosen.get(edge.target)
+        if source is None and target is not None:
+            terms += [edge.communication_bytes, target.forward_sync_bytes.get(edge.source, 0.0)]
+        elif source is not None and target is None:
+            terms += [edge.communication_bytes, source.backward_sync_bytes.get(edge.target, 0.0)]
+    return 2.0 * fsum(terms)
+
+
+def _time_parts_s(
+    instance: Instance, stage: Stage, chosen: dict[int, Tmpc], crossing_bytes: float
+) -> tuple[float, float, float]:
+    """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample.
+
+    4(d-1)/d is PipeDream's parameter-server model of all-reduce, paid once for the N microbatches of a batch.
+    """
+    d, bandwidth = stage.data_parallel_degree, instance.bandwidth_bytes_per_s
+    compute = fsum(tmpc.time_per_sample_s for tmpc in chosen.values()) / d
+    weights = fsum(tmpc.weights_bytes for tmpc in chosen.values())
+    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * bandwidth)
+    return compute, crossing_bytes / (d * bandwidth), resync
