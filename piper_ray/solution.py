@@ -56,6 +56,19 @@ class SolveStats:
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """What a solve will take, known before it starts; None where a figure could not be had cheaply.
+
+    downsets, pairs: of the lattice. memory_bytes: peak of the process. seconds: of wall time on this machine.
+    """
+
+    downsets: int | None
+    pairs: int | None
+    memory_bytes: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class Infeasibility:
     """Why there is no plan, and what would be needed.
 
@@ -72,6 +85,7 @@ class Solution:
     """time_per_sample: of ``plan``, in s, as ``evaluate`` computes it; None without a plan.
 
     lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
+    stopped_by: what ended the search before a proof ("time limit", "gap", "interrupt"); None when it ended by itself.
     """
 
     status: Status
@@ -80,6 +94,7 @@ class Solution:
     plan: Plan | None
     stats: SolveStats
     infeasibility: Infeasibility | None = None
+    stopped_by: str | None = None
 
     @property
     def gap(self) -> float | None:

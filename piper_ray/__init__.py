@@ -1,0 +1,93 @@
+"""piper_ray: exact planning of pipeline, data and tensor parallelism (Piper, NeurIPS 2021).
+
+    instance = piper_ray.load("inputs/bert32-a100.toml", devices=2048, microbatches=1920)
+    solution = piper_ray.solve(instance)
+    piper_ray.evaluate(instance, solution.plan)
+
+Importing this package loads plain data types only; the readers and the solver load when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from piper_ray.errors import (
+    ClusterError,
+    Fault,
+    InfeasibleError,
+    InputError,
+    InvalidPlan,
+    LimitError,
+    PiperRayError,
+    UsageError,
+)
+
+# Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
+from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
+from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.options import SolveOptions
+from piper_ray.plan import Plan, Stage
+from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.solution import Infeasibility, Solution, Status
+
+if TYPE_CHECKING:
+    from piper_ray.formats import dump, load, load_plan
+    from piper_ray.solver import solve
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # functions
+    "load",
+    "dump",
+    "load_plan",
+    "solve",
+    "evaluate",
+    # the problem
+    "Instance",
+    "Layer",
+    "Edge",
+    "Tmpc",
+    "Restrictions",
+    "Recompute",
+    "SolveOptions",
+    # the answer
+    "Solution",
+    "Status",
+    "Infeasibility",
+    "Plan",
+    "Stage",
+    "Evaluation",
+    "StageEvaluation",
+    # errors
+    "PiperRayError",
+    "UsageError",
+    "InputError",
+    "Fault",
+    "InfeasibleError",
+    "LimitError",
+    "InvalidPlan",
+    "ClusterError",
+    "__version__",
+]
+
+# Where the functions live that bring numba, numpy or pydantic with them (PEP 562).
+_LAZY = {
+    "load": "piper_ray.formats",
+    "dump": "piper_ray.formats",
+    "load_plan": "piper_ray.formats",
+    "solve": "piper_ray.solver",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,34 @@
+"""How a solve may run and when it may stop: nothing here changes which plans are allowed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from piper_ray.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """Limits of one solve. Raises UsageError for figures that make no sense.
+
+    gap: stop when (time_per_sample - lower_bound) / time_per_sample is at most this; 0 asks for a proof.
+    time_limit_s: stop after this many seconds with the best plan so far; None: no limit.
+    threads: worker threads; None: one per core available.
+    memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
+    """
+
+    gap: float = 0.0
+    time_limit_s: float | None = None
+    threads: int | None = None
+    memory_limit_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gap < 1.0:
+            raise UsageError(f"gap must be at least 0 and below 1 (0.01 is 1 %), not {self.gap}")
+        if self.time_limit_s is not None and not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
+            raise UsageError(f"the time limit must be a positive number of seconds, not {self.time_limit_s}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads must be at least 1, not {self.threads}")
+        if self.memory_limit_bytes is not None and not self.memory_limit_bytes > 0:
+            raise UsageError(f"the memory limit must be a positive number of bytes, not {self.memory_limit_bytes}")
