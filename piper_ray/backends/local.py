@@ -1,0 +1,70 @@
+"""The default executor: threads of this process. The kernels hold no GIL."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from piper_ray.backends import LevelStates
+from piper_ray.kernels.level import evaluate_downsets
+from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
+from piper_ray.problem import Problem
+
+_BLOCKS_PER_TASK = 2_000_000
+"""Block bounds in one task: some tens of milliseconds, so that an interrupt is seen soon."""
+
+
+class LocalBackend:
+    """Splits a level into tasks of about equal cost for ``threads`` threads."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="piper-ray")
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    def evaluate_level(
+        self, problem: Problem, target: Target, fronts: FrontArrays, blocks: BlockArrays, first: int, last: int
+    ) -> LevelStates:
+        # Every downset of a level looks at the same blocks, so equal counts are about equal cost.
+        cost = (last - first) * int(blocks.count[0])
+        tasks = max(1, min(last - first, max(4 * self._threads, cost // _BLOCKS_PER_TASK)))
+        edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
+
+        def run(begin: int, end: int) -> LevelStates:
+            tested = np.zeros(3, np.int64)
+            counts, costs, sums = evaluate_downsets(
+                begin,
+                end,
+                problem.lattice,
+                problem.costs,
+                problem.options,
+                problem.cluster,
+                target,
+                fronts,
+                blocks,
+                tested,
+            )
+            return LevelStates(counts, costs, sums, tested)
+
+        futures = [self._pool.submit(run, begin, end) for begin, end in zip(edges, edges[1:])]
+        try:
+            parts = [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return LevelStates(
+            np.concatenate([part.counts for part in parts]),
+            np.concatenate([part.costs for part in parts]),
+            np.concatenate([part.sums for part in parts]),
+            np.sum([part.tested for part in parts], axis=0),
+        )
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

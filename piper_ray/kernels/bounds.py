@@ -1,0 +1,69 @@
+"""Kernel: the least data-parallel degree with which a stage can keep the threshold and the memory limit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.types import BitArray, IndexArray
+
+_GUARD = 1e-9
+
+
+@kernel
+def first_divisor_by_time(
+    work_s: float, resync_s: float, threshold_s: float, divisor_at_least: IndexArray, divisors: int
+) -> int:
+    """Index of the first divisor d that work + (d - 1) * resync <= threshold * d does not rule out.
+
+    ``divisors``, their number, if it rules out all. Errs towards the smaller.
+    """
+    if work_s <= threshold_s:
+        return 0
+    room_s = threshold_s - resync_s
+    if room_s <= 0.0:
+        return divisors
+    least = np.ceil((work_s - resync_s) / room_s - _GUARD)
+    if least >= divisor_at_least.size:
+        return divisors
+    return divisor_at_least[np.int64(least)]
+
+
+@kernel
+def first_divisor_by_memory(
+    a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
+) -> int:
+    """Index of the first divisor d with a * y + b <= M for y = ceil((later_sum + d) / d) = 1 + ceil(later_sum / d).
+
+    ``later_sum`` is the sum of data-parallel degrees of the stages behind. ``divisors`` if there is none. Errs
+    towards the smaller.
+    """
+    room_bytes = memory_bytes - b_bytes
+    if room_bytes < a_bytes * (1.0 + later_sum) or a_bytes <= 0.0:
+        if room_bytes < a_bytes or room_bytes < 0.0:
+            return divisors
+        if a_bytes <= 0.0 or later_sum == 0:
+            return 0
+        waiting = np.floor(room_bytes / a_bytes + _GUARD) - 1.0
+        if waiting < 1.0:
+            return divisors
+        least = np.ceil(later_sum / waiting - _GUARD)
+        if least >= divisor_at_least.size:
+            return divisors
+        return divisor_at_least[np.int64(least)]
+    return 0
+
+
+@kernel
+def in_flight(later_sum: int, d: int) -> int:
+    """y = ceil(s / d) with s = later_sum + d: microbatches that a stage of degree d keeps (Piper, section 3)."""
+    return 1 + (later_sum + d - 1) // d
+
+
+@kernel
+def is_subset(small: BitArray, large: BitArray) -> bool:
+    """Of two bit sets."""
+    for word in range(small.size):
+        if small[word] & ~large[word] != 0:
+            return False
+    return True

@@ -1,0 +1,102 @@
+"""Kernels around a level: runs of small levels in one call, and the way back from V to a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.kernels.blocks import add_level
+from piper_ray.kernels.bounds import is_subset, in_flight
+from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.level import evaluate_downsets, stage_fits
+from piper_ray.kernels.selection import make_step_cache
+from piper_ray.kernels.types import (
+    BlockArrays,
+    ClusterArrays,
+    CostArrays,
+    FrontArrays,
+    IndexArray,
+    LatticeArrays,
+    OptionArrays,
+    Target,
+)
+
+
+@kernel
+def store_level(
+    first: int, counts: IndexArray, costs: IndexArray, sums: IndexArray, used: int, fronts: FrontArrays
+) -> int:
+    """Appends the fronts of the downsets from ``first`` on; returns the number of states in use."""
+    for k in range(counts.size):
+        fronts.start[first + k] = used
+        fronts.count[first + k] = counts[k]
+        used += counts[k]
+    start = used - costs.size
+    fronts.cost[start:used] = costs
+    fronts.data_parallel_sum[start:used] = sums
+    return used
+
+
+@kernel
+def evaluate_levels(
+    level: int,
+    last_level: int,
+    lattice: LatticeArrays,
+    costs: CostArrays,
+    options: OptionArrays,
+    cluster: ClusterArrays,
+    target: Target,
+    fronts: FrontArrays,
+    blocks: BlockArrays,
+    used: int,
+    tested: IndexArray,
+) -> tuple[int, int]:
+    """Levels ``level`` .. last_level - 1 in turn, stopping before one whose states do not fit.
+
+    Returns the next level and the number of states in use. There must be room for a block for each downset.
+    """
+    while level < last_level:
+        first, last = lattice.level_start[level], lattice.level_start[level + 1]
+        counts, out_cost, out_sum = evaluate_downsets(
+            first, last, lattice, costs, options, cluster, target, fronts, blocks, tested
+        )
+        if used + out_cost.size > fronts.cost.size:
+            break
+        used = store_level(first, counts, out_cost, out_sum, used, fronts)
+        add_level(first, last, target.device_cost, lattice, costs, fronts, blocks)
+        level += 1
+    return level, used
+
+
+@kernel
+def find_first_stage(
+    i: int,
+    cost: int,
+    total: int,
+    lattice: LatticeArrays,
+    costs: CostArrays,
+    options: OptionArrays,
+    cluster: ClusterArrays,
+    target: Target,
+    fronts: FrontArrays,
+) -> tuple[int, int, int, int]:
+    """The stage that heads state (cost, total) of downset i: (j, variant, d, state of j), or j = -1.
+
+    Of several the one with the least j (so the most layers), then variant, then data-parallel sum behind it.
+    """
+    cache = make_step_cache(options)
+    for j in range(i):
+        if fronts.count[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
+            continue
+        for r in range(options.degree.size):
+            if costs.missing[i, r] > costs.missing[j, r]:
+                continue
+            for state in range(fronts.start[j], fronts.start[j] + fronts.count[j]):
+                d = total - fronts.data_parallel_sum[state]
+                if d < 1 or fronts.cost[state] + target.stage_cost + options.degree[r] * d * target.device_cost != cost:
+                    continue
+                if not np.any(cluster.divisors == d):
+                    continue
+                y = in_flight(fronts.data_parallel_sum[state], d)
+                if stage_fits(i, j, r, d, y, lattice, costs, options, cluster, target.threshold_s, cache):
+                    return j, r, d, state
+    return -1, -1, -1, -1

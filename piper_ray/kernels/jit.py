@@ -1,0 +1,49 @@
+"""The one way kernels are compiled: no Python, no GIL, and a cache that notices every change.
+
+Numba keys its cache by the file of the compiled function alone, so a change in a kernel that another file calls would
+go unnoticed. Ours lies in a folder named by a hash over all kernel sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@cache
+def _cache_directory() -> str:
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(here.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    folder = f"kernels-{digest.hexdigest()[:16]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    candidates = [Path(named)] if named else [here / "__pycache__", home]
+    for base in candidates:
+        try:
+            (base / folder).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(base / folder, os.W_OK):
+            return str(base / folder)
+    return tempfile.mkdtemp(prefix="piper_ray-")
+
+
+def kernel(function: _Function) -> _Function:
+    """Compiles ``function`` on first call, or loads it from the cache."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = _cache_directory()
+    try:
+        return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    finally:
+        numba.config.CACHE_DIR = before

@@ -1,0 +1,184 @@
+"""Kernel: is there a TMPC choice with which a stage keeps both the threshold and the memory limit?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.knapsack import hull_steps, least_cost
+from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, OptionArrays
+
+NO, YES, UNKNOWN = 0, 1, 2
+_SLOTS = 256
+
+
+class StepCache(NamedTuple):
+    """Hull steps of all classes for recently used (variant, y): slot r * 256 + y % 256. Private to one thread.
+
+    Steps say what one vertex of a class saves by moving to its next option, best ratio first.
+    """
+
+    y: IndexArray  # int64[slots]: the y that the slot holds; 0 if none
+    count: IndexArray  # int64[slots]
+    step_class: IndexArray  # int64[slots, steps]
+    extra_s: FloatArray  # float64[slots, steps]
+    saved_bytes: FloatArray  # float64[slots, steps]
+
+
+@kernel
+def make_step_cache(options: OptionArrays) -> StepCache:
+    """Empty cache with room for the variant with the most choices."""
+    variants = options.degree.size
+    most = 1
+    for r in range(variants):
+        first, last = options.class_start[r], options.class_start[r + 1]
+        most = max(most, options.choice_start[last] - options.choice_start[first])
+    slots = variants * _SLOTS
+    return StepCache(
+        np.zeros(slots, np.int64),
+        np.zeros(slots, np.int64),
+        np.zeros((slots, most), np.int64),
+        np.zeros((slots, most)),
+        np.zeros((slots, most)),
+    )
+
+
+@kernel
+def _cached_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> int:
+    """The slot with the steps of (r, y), filled if need be."""
+    slot = r * _SLOTS + y % _SLOTS
+    if cache.y[slot] == y:
+        return slot
+    first, last = options.class_start[r], options.class_start[r + 1]
+    classes = last - first
+    start = np.zeros(classes + 1, np.int64)
+    for c in range(classes):
+        choices = options.choice_start[first + c + 1] - options.choice_start[first + c]
+        start[c + 1] = start[c] + 1 + choices
+    cost = np.zeros(start[classes])
+    memory = np.zeros(start[classes])
+    owner = np.zeros(start[classes], np.int64)
+    for c in range(classes):
+        owner[start[c] : start[c + 1]] = first + c
+        for o in range(start[c] + 1, start[c + 1]):
+            choice = options.choice_start[first + c] + o - start[c] - 1
+            cost[o] = options.choice_p_s[choice]
+            memory[o] = options.choice_a[choice] * y + options.choice_b[choice]
+    reached, extra, saved = hull_steps(start, cost, memory, start[:classes])
+    cache.y[slot] = y
+    cache.count[slot] = reached.size
+    for k in range(reached.size):
+        cache.step_class[slot, k] = owner[reached[k]]
+        cache.extra_s[slot, k] = extra[k]
+        cache.saved_bytes[slot, k] = saved[k]
+    return slot
+
+
+@kernel
+def quick_fit(
+    inner: BitArray,
+    outer: BitArray,
+    options: OptionArrays,
+    cache: StepCache,
+    r: int,
+    y: int,
+    excess_bytes: float,
+    budget_s: float,
+) -> int:
+    """Whether the stage outer \\ inner of a uniform variant can save ``excess_bytes`` in ``budget_s`` more work.
+
+    Counts start from every vertex at its fastest option, whose memory exceeds the limit by ``excess_bytes`` > 0.
+    Decides by the LP relaxation over classes and by rounding it up; UNKNOWN if the two disagree.
+    """
+    slot = _cached_slot(cache, options, r, y)
+    spent = 0.0
+    for k in range(cache.count[slot]):
+        of_class = options.class_bits[cache.step_class[slot, k]]
+        count = 0
+        for word in range(outer.size):
+            stage_word = outer[word] & ~inner[word] & of_class[word]
+            while stage_word != 0:
+                stage_word &= stage_word - np.uint64(1)
+                count += 1
+        if count == 0:
+            continue
+        extra, saved = cache.extra_s[slot, k], cache.saved_bytes[slot, k]
+        if count * saved >= excess_bytes:
+            share = excess_bytes / saved
+            if spent + share * extra > budget_s:
+                return NO
+            return YES if spent + np.ceil(share) * extra <= budget_s else UNKNOWN
+        excess_bytes -= count * saved
+        spent += count * extra
+        if spent > budget_s:
+            return NO
+    return NO
+
+
+@kernel
+def _contains(row: BitArray, v: int) -> bool:
+    return (row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
+
+
+@kernel
+def stage_items(
+    inner: BitArray,
+    outer: BitArray,
+    lattice: LatticeArrays,
+    options: OptionArrays,
+    r: int,
+    d: int,
+    y: int,
+) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+    """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage."""
+    size, width = 0, 0
+    for v in range(options.in_start.size - 1):
+        if _contains(outer, v) and not _contains(inner, v):
+            size += 1
+            width += options.option_start[r, v + 1] - options.option_start[r, v]
+    vertices = np.empty(size, np.int64)
+    start = np.zeros(size + 1, np.int64)
+    cost = np.empty(width)
+    memory = np.empty(width)
+    k, at = 0, 0
+    for v in range(options.in_start.size - 1):
+        if not _contains(outer, v) or _contains(inner, v):
+            continue
+        vertices[k] = v
+        for o in range(options.option_start[r, v], options.option_start[r, v + 1]):
+            total = options.option_p_s[o] + (d - 1) * options.option_resync_s[o]
+            charge = options.charge_start[o]
+            for e in range(options.in_start[v], options.in_start[v + 1]):
+                if not _contains(outer, lattice.edge_tail[options.in_edge[e]]):
+                    total += options.charge_s[charge]
+                charge += 1
+            for e in range(options.out_start[v], options.out_start[v + 1]):
+                if _contains(inner, lattice.edge_head[options.out_edge[e]]):
+                    total += options.charge_s[charge]
+                charge += 1
+            cost[at] = total
+            memory[at] = options.option_a[o] * y + options.option_b[o]
+            at += 1
+        k += 1
+        start[k] = at
+    return vertices, start, cost, memory
+
+
+@kernel
+def exact_fit(
+    inner: BitArray,
+    outer: BitArray,
+    lattice: LatticeArrays,
+    options: OptionArrays,
+    r: int,
+    d: int,
+    y: int,
+    memory_bytes: float,
+    budget_s: float,
+) -> bool:
+    """Whether some choice takes at most ``budget_s`` (for one device) and ``memory_bytes``."""
+    vertices, start, cost, memory = stage_items(inner, outer, lattice, options, r, d, y)
+    choice = np.empty(vertices.size, np.int64)
+    return least_cost(start, cost, memory, memory_bytes, budget_s, choice) <= budget_s

@@ -1,0 +1,115 @@
+"""Arrays as the kernels see them, grouped by what they depend on.
+
+Sizes: m downsets, n vertices, e edges, words = ceil(n / 64), r variants. A variant is a tensor-parallel degree with the
+options that a stage of that degree may use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+BitArray: TypeAlias = npt.NDArray[np.uint64]
+IndexArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+class LatticeArrays(NamedTuple):
+    """The downsets. Depends on the graph alone."""
+
+    bits: BitArray  # uint64[m, words]
+    level_start: IndexArray  # int64[levels + 1]; level l holds ids level_start[l] .. level_start[l + 1] - 1
+    crossing_start: IndexArray  # int64[m + 1]
+    crossing: IndexArray  # int64[..], edges (u, v) with u outside and v inside, by downset
+    edge_tail: IndexArray  # int64[e]
+    edge_head: IndexArray  # int64[e]
+
+
+class CostArrays(NamedTuple):
+    """Sums over downsets, in s and bytes. A stage I \\ J costs differences of these, plus ``edge_both``.
+
+    Times are for one device: with degree d a stage takes (work + (d - 1) * resync) / d.
+    """
+
+    need_s: FloatArray  # float64[m, r]: least work + all tensors that come into I
+    cap_s: FloatArray  # float64[m, r]: least work - all tensors that come into J, charged where they leave
+    resync_s: FloatArray  # float64[m, r]: 4 w / (N B), least w
+    least_a: FloatArray  # float64[m, r], bytes: sum of each layer's least a; and so b. A lower bound together
+    least_b: FloatArray
+    fast_a: FloatArray  # float64[m, r], bytes: a and b when each layer runs its fastest option
+    fast_b: FloatArray
+    missing: IndexArray  # int64[m, r]: layers of I that have no option in the variant
+    edge_both_s: FloatArray  # float64[r, e]: what an edge that jumps over the stage was charged above
+
+
+class OptionArrays(NamedTuple):
+    """The options (TMPCs) of each vertex in each variant, dominated ones dropped, and classes of equal choices."""
+
+    degree: IndexArray  # int64[r]: t
+    uniform: IndexArray  # int64[r]: 1 if weights and charges do not depend on the option chosen
+    option_start: IndexArray  # int64[r, n + 1], into the option_* arrays
+    option_p_s: FloatArray
+    option_resync_s: FloatArray  # 4 w / (N B)
+    option_a: FloatArray
+    option_b: FloatArray
+    charge_start: IndexArray  # int64[options]: first of its charges: for each in-edge, then for each out-edge
+    charge_s: FloatArray  # 2 (c + extra) / B
+    in_start: IndexArray  # int64[n + 1], into in_edge
+    in_edge: IndexArray
+    out_start: IndexArray  # int64[n + 1], into out_edge
+    out_edge: IndexArray
+    class_start: IndexArray  # int64[r + 1], into the class_* arrays
+    class_bits: BitArray  # uint64[classes, words]: its vertices
+    choice_start: IndexArray  # int64[classes + 1], into the choice_* arrays: options beside the fastest
+    choice_p_s: FloatArray  # what the option costs more than the fastest, s
+    choice_a: FloatArray  # by how much its a and b exceed the fastest option's, bytes
+    choice_b: FloatArray
+
+
+class ClusterArrays(NamedTuple):
+    """Devices and memory."""
+
+    devices: int
+    data_parallel_limit: int
+    memory_bytes: float  # with the tolerance of ``limits`` included
+    divisors: IndexArray  # int64[..]: of N, up to the data-parallel limit, ascending
+    divisor_at_least: IndexArray  # int64[x]: index of the first divisor >= x; len(divisors) if there is none
+
+
+class Target(NamedTuple):
+    """One evaluation: every stage at most ``threshold_s``. A stage costs t * d * device_cost + stage_cost."""
+
+    threshold_s: float
+    device_cost: int
+    stage_cost: int
+    device_limit: IndexArray  # int64[m]: a plan for I with more devices than this cannot be completed
+    data_parallel_limit: IndexArray  # int64[m]: so for the sum of its data-parallel degrees
+
+
+class FrontArrays(NamedTuple):
+    """States of finished downsets: no other state of the same downset has both cost and data-parallel sum as small."""
+
+    start: IndexArray  # int64[m]
+    count: IndexArray  # int64[m]
+    cost: IndexArray  # int64[..]: strictly falling within a downset
+    data_parallel_sum: IndexArray  # int64[..]: strictly rising within a downset
+
+
+class BlockArrays(NamedTuple):
+    """Blocks of live downsets of one level, and bounds that hold for each member."""
+
+    count: IndexArray  # int64[1]: blocks in use
+    member_start: IndexArray  # int64[blocks + 1], into member
+    member: IndexArray  # int64[m]: live downsets
+    least_cost: IndexArray  # int64[blocks]
+    least_devices: IndexArray  # int64[blocks]: least_cost // device_cost
+    least_sum: IndexArray  # int64[blocks]
+    meet: BitArray  # uint64[blocks, words]: in every member
+    join: BitArray  # uint64[blocks, words]: in some member
+    cap_s: FloatArray  # float64[blocks, r]: the largest of each
+    resync_s: FloatArray
+    least_a: FloatArray
+    least_b: FloatArray
+    missing: IndexArray

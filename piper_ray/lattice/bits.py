@@ -1,0 +1,27 @@
+"""Vertex sets as rows of uint64 words: vertex v is bit v % 64 of word v // 64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def bit_rows(sets: Sequence[Iterable[int]], size: int) -> npt.NDArray[np.uint64]:
+    """uint64[len(sets), ceil(size / 64)], at least one word wide."""
+    rows = np.zeros((len(sets), max(1, (size + 63) // 64)), np.uint64)
+    for row, members in enumerate(sets):
+        for v in members:
+            rows[row, v >> 6] |= np.uint64(1 << (v & 63))
+    return rows
+
+
+def members(row: npt.NDArray[np.uint64]) -> list[int]:
+    """The vertices of one row, ascending."""
+    return [64 * word + bit for word, value in enumerate(row.tolist()) for bit in range(64) if value >> bit & 1]
+
+
+def offsets(lengths: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Start of each run, and the end of the last: int64[len + 1]."""
+    return np.concatenate(([0], np.cumsum(np.fromiter(lengths, np.int64)))).astype(np.int64)

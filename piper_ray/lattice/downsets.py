@@ -1,0 +1,65 @@
+"""The lattice of downsets of a layer graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.errors import LimitError
+from piper_ray.kernels.enumeration import enumerate_downsets
+from piper_ray.kernels.sums import crossing_edges
+from piper_ray.kernels.types import IndexArray, LatticeArrays
+from piper_ray.lattice.bits import bit_rows, offsets
+from piper_ray.lattice.graph import LayerGraph
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """All downsets, ids in (level, lexicographic) order: 0 is the empty set, the last one is V.
+
+    parent, added: int64[m]; downset i is parent[i] with vertex added[i], its largest (-1 for the empty set).
+    """
+
+    graph: LayerGraph
+    parent: IndexArray
+    added: IndexArray
+    arrays: LatticeArrays
+
+    @property
+    def size(self) -> int:
+        return int(self.parent.size)
+
+    @property
+    def levels(self) -> int:
+        return int(self.arrays.level_start.size) - 1
+
+
+def build_lattice(graph: LayerGraph, limit: int) -> Lattice:
+    """Enumerates the downsets. Raises LimitError past ``limit`` of them."""
+    predecessor_start = offsets(len(tails) for tails in graph.predecessors)
+    bits, parent, added, level_start = enumerate_downsets(
+        bit_rows(graph.successors, graph.size),
+        predecessor_start,
+        np.array([u for tails in graph.predecessors for u in tails], np.int64),
+        limit,
+    )
+    if parent.size > limit:
+        raise LimitError(f"the lattice has more than {limit:,} downsets")
+    edge_tail = np.array([tail for tail, _, _ in graph.edges], np.int64)
+    edge_head = np.array([head for _, head, _ in graph.edges], np.int64)
+    in_edges: list[list[int]] = [[] for _ in range(graph.size)]
+    out_count = np.zeros(graph.size, np.int64)
+    for e, (tail, head, _) in enumerate(graph.edges):
+        in_edges[head].append(e)
+        out_count[tail] += 1
+    crossing_start, crossing = crossing_edges(
+        parent,
+        added,
+        edge_tail,
+        offsets(len(edges) for edges in in_edges),
+        np.array([e for edges in in_edges for e in edges], np.int64),
+        out_count,
+    )
+    arrays = LatticeArrays(bits, level_start, crossing_start, crossing, edge_tail, edge_head)
+    return Lattice(graph, parent, added, arrays)

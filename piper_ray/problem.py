@@ -1,0 +1,60 @@
+"""What an evaluation is about: the tables of one workload on one cluster, as the kernels take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays
+from piper_ray.lattice.downsets import Lattice
+from piper_ray.model import Instance, divisors
+from piper_ray.stage_cost.options import Options
+from piper_ray.stage_cost.tables import StageSums, build_sums, cost_arrays
+
+MEMORY_TOLERANCE = 5e-10
+"""Relative. Sums of prefix differences round otherwise than sums over a stage; ``evaluate`` allows twice as much."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Lattice and stage sums: what does not depend on K, N, M, B."""
+
+    lattice: Lattice
+    options: Options
+    sums: StageSums
+
+    @classmethod
+    def build(cls, lattice: Lattice, options: Options) -> Workload:
+        return cls(lattice, options, build_sums(lattice, options))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A workload on a cluster."""
+
+    workload: Workload
+    lattice: LatticeArrays
+    costs: CostArrays
+    options: OptionArrays
+    cluster: ClusterArrays
+
+
+def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
+    """Scales the workload's sums to the instance's N and B, and takes its K and M."""
+    limit = instance.data_parallel_limit
+    degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
+    allowed = np.array(degrees, np.int64)
+    return Problem(
+        workload=workload,
+        lattice=workload.lattice.arrays,
+        costs=cost_arrays(workload.sums, workload.options, instance.microbatches, instance.bandwidth_bytes_per_s),
+        options=workload.options.for_cluster(instance.microbatches, instance.bandwidth_bytes_per_s),
+        cluster=ClusterArrays(
+            devices=instance.devices,
+            data_parallel_limit=limit,
+            memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
+            divisors=allowed,
+            divisor_at_least=np.searchsorted(allowed, np.arange(allowed[-1] + 1)).astype(np.int64),
+        ),
+    )

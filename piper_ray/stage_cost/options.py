@@ -1,0 +1,210 @@
+"""The TMPC choices of the contracted graph, flattened for the kernels. Depends on none of K, N, M, B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, OptionArrays
+from piper_ray.lattice.bits import bit_rows, offsets
+from piper_ray.lattice.graph import LayerGraph
+from piper_ray.model import Instance, Tmpc
+from piper_ray.stage_cost.variants import Variant, undominated
+
+_Figure = Callable[[Sequence[Tmpc]], float]
+
+
+@dataclass(frozen=True)
+class VertexCosts:
+    """Least figures of each vertex in each variant: what any choice costs at least. Zero where it has no option.
+
+    work_s, weights_bytes, least_a, least_b, fast_a, fast_b: float64[n, r]. missing: int64[n, r], 1 where there is none.
+    in_bytes, out_bytes: float64[e, r], least charge of an edge in the stage of its head, and of its tail (c + extra).
+    """
+
+    work_s: FloatArray
+    weights_bytes: FloatArray
+    least_a: FloatArray
+    least_b: FloatArray
+    fast_a: FloatArray
+    fast_b: FloatArray
+    missing: IndexArray
+    in_bytes: FloatArray
+    out_bytes: FloatArray
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that the solver knows of TMPCs. ``tmpcs[r][v]`` are the options in the order of ``arrays``.
+
+    ``arrays`` holds w in option_resync_s and c + extra in charge_s, both in bytes: see ``for_cluster``.
+    """
+
+    variants: tuple[Variant, ...]
+    tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
+    least: VertexCosts
+    arrays: OptionArrays
+
+    def for_cluster(self, microbatches: int, bandwidth_bytes_per_s: float) -> OptionArrays:
+        """The same with weights as 4 w / (N B) and charges as 2 (c + extra) / B, in s."""
+        return self.arrays._replace(
+            option_resync_s=self.arrays.option_resync_s * (4.0 / (microbatches * bandwidth_bytes_per_s)),
+            charge_s=self.arrays.charge_s * (2.0 / bandwidth_bytes_per_s),
+        )
+
+
+def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Variant]) -> Options:
+    """Flattens the variants' TMPCs, without the dominated ones, in vertex order."""
+    tmpcs = tuple(
+        tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants
+    )
+    in_edges, out_edges = _incident_edges(graph)
+    charges = _Charges(instance, graph, in_edges, out_edges)
+    flat = [(v, tmpc) for of_variant in tmpcs for v, of_vertex in enumerate(of_variant) for tmpc in of_vertex]
+    option_count = [[len(of_vertex) for of_vertex in of_variant] for of_variant in tmpcs]
+    starts = offsets(count for row in option_count for count in row)
+    n = graph.size
+    charge_lists = [charges.of(v, tmpc) for v, tmpc in flat]
+    classes = _Classes(n)
+    uniform = []
+    for of_variant in tmpcs:
+        uniform.append(all(_is_uniform(v, options, charges) for v, options in enumerate(of_variant)))
+        classes.add_variant(of_variant)
+
+    arrays = OptionArrays(
+        degree=np.array([variant.degree for variant in variants], np.int64),
+        uniform=np.array(uniform, np.int64),
+        option_start=np.stack([starts[r * n : (r + 1) * n + 1] for r in range(len(variants))])
+        if variants
+        else np.zeros((0, n + 1), np.int64),
+        option_p_s=_floats(tmpc.time_per_sample_s for _, tmpc in flat),
+        option_resync_s=_floats(tmpc.weights_bytes for _, tmpc in flat),
+        option_a=_floats(tmpc.activation_bytes for _, tmpc in flat),
+        option_b=_floats(tmpc.fixed_bytes for _, tmpc in flat),
+        charge_start=offsets(len(charge) for charge in charge_lists)[:-1].copy(),
+        charge_s=_floats(charge for of_option in charge_lists for charge in of_option),
+        in_start=offsets(len(edges) for edges in in_edges),
+        in_edge=np.array([edge for edges in in_edges for edge in edges], np.int64),
+        out_start=offsets(len(edges) for edges in out_edges),
+        out_edge=np.array([edge for edges in out_edges for edge in edges], np.int64),
+        class_start=np.array(classes.start, np.int64),
+        class_bits=classes.bits(),
+        choice_start=offsets(len(key) for key in classes.keys),
+        choice_p_s=_floats(choice[0] for key in classes.keys for choice in key),
+        choice_a=_floats(choice[1] for key in classes.keys for choice in key),
+        choice_b=_floats(choice[2] for key in classes.keys for choice in key),
+    )
+    return Options(tuple(variants), tmpcs, _least(graph, tmpcs, charges), arrays)
+
+
+class _Charges:
+    """Bytes c + extra that a vertex pays for each of its edges, by TMPC."""
+
+    def __init__(
+        self, instance: Instance, graph: LayerGraph, in_edges: list[list[int]], out_edges: list[list[int]]
+    ) -> None:
+        self._in_edges, self._out_edges = in_edges, out_edges
+        # An edge's ends name the layers that its figures are filed under; a contracted end cannot be one of them.
+        self._edge = [instance.edges[index] for _, _, index in graph.edges]
+
+    def incoming(self, e: int, tmpc: Tmpc) -> float:
+        edge = self._edge[e]
+        return edge.communication_bytes + tmpc.forward_sync_bytes[edge.source]
+
+    def outgoing(self, e: int, tmpc: Tmpc) -> float:
+        edge = self._edge[e]
+        return edge.communication_bytes + tmpc.backward_sync_bytes[edge.target]
+
+    def of(self, v: int, tmpc: Tmpc) -> list[float]:
+        return [self.incoming(e, tmpc) for e in self._in_edges[v]] + [
+            self.outgoing(e, tmpc) for e in self._out_edges[v]
+        ]
+
+
+class _Classes:
+    """Groups the vertices of a uniform variant whose options differ from the fastest by the same amounts."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.start = [0]
+        self.keys: list[tuple[tuple[float, float, float], ...]] = []
+        self._members: list[list[int]] = []
+
+    def add_variant(self, of_variant: Sequence[tuple[Tmpc, ...]]) -> None:
+        first = len(self.keys)
+        index: dict[tuple[tuple[float, float, float], ...], int] = {}
+        for v, options in enumerate(of_variant):
+            if len(options) < 2:
+                continue
+            fast = fastest(options)
+            key = tuple(
+                (
+                    tmpc.time_per_sample_s - fast.time_per_sample_s,
+                    tmpc.activation_bytes - fast.activation_bytes,
+                    tmpc.fixed_bytes - fast.fixed_bytes,
+                )
+                for tmpc in options
+                if tmpc is not fast
+            )
+            if key not in index:
+                index[key] = len(self.keys)
+                self.keys.append(key)
+                self._members.append([])
+            self._members[index[key]].append(v)
+        self.start.append(first + len(index))
+
+    def bits(self) -> BitArray:
+        return bit_rows(self._members, self._size)
+
+
+def fastest(options: Sequence[Tmpc]) -> Tmpc:
+    """Least time; of equally fast ones (they trade a for b) the least a."""
+    return min(options, key=lambda tmpc: (tmpc.time_per_sample_s, tmpc.activation_bytes))
+
+
+def _is_uniform(v: int, options: Sequence[Tmpc], charges: _Charges) -> bool:
+    return len({(tmpc.weights_bytes, *charges.of(v, tmpc)) for tmpc in options}) <= 1
+
+
+def _least(graph: LayerGraph, tmpcs: Sequence[Sequence[Sequence[Tmpc]]], charges: _Charges) -> VertexCosts:
+    n, r = graph.size, len(tmpcs)
+
+    def per_vertex(figure: _Figure) -> FloatArray:
+        table = np.zeros((n, r))
+        for column, of_variant in enumerate(tmpcs):
+            for v, options in enumerate(of_variant):
+                table[v, column] = figure(options) if options else 0.0
+        return table
+
+    in_bytes, out_bytes = np.zeros((len(graph.edges), r)), np.zeros((len(graph.edges), r))
+    for column, of_variant in enumerate(tmpcs):
+        for e, (tail, head, _) in enumerate(graph.edges):
+            in_bytes[e, column] = min((charges.incoming(e, tmpc) for tmpc in of_variant[head]), default=0.0)
+            out_bytes[e, column] = min((charges.outgoing(e, tmpc) for tmpc in of_variant[tail]), default=0.0)
+    return VertexCosts(
+        work_s=per_vertex(lambda options: min(tmpc.time_per_sample_s for tmpc in options)),
+        weights_bytes=per_vertex(lambda options: min(tmpc.weights_bytes for tmpc in options)),
+        least_a=per_vertex(lambda options: min(tmpc.activation_bytes for tmpc in options)),
+        least_b=per_vertex(lambda options: min(tmpc.fixed_bytes for tmpc in options)),
+        fast_a=per_vertex(lambda options: fastest(options).activation_bytes),
+        fast_b=per_vertex(lambda options: fastest(options).fixed_bytes),
+        missing=np.array([[int(not of_variant[v]) for of_variant in tmpcs] for v in range(n)], np.int64).reshape(n, r),
+        in_bytes=in_bytes,
+        out_bytes=out_bytes,
+    )
+
+
+def _incident_edges(graph: LayerGraph) -> tuple[list[list[int]], list[list[int]]]:
+    in_edges: list[list[int]] = [[] for _ in range(graph.size)]
+    out_edges: list[list[int]] = [[] for _ in range(graph.size)]
+    for e, (tail, head, _) in enumerate(graph.edges):
+        in_edges[head].append(e)
+        out_edges[tail].append(e)
+    return in_edges, out_edges
+
+
+def _floats(values: Iterable[float]) -> npt.NDArray[np.float64]:
+    return np.fromiter(values, np.float64)

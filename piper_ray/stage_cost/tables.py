@@ -1,0 +1,81 @@
+"""Stage-cost tables: sums over each downset, of which a stage's cost is a difference. The workload's, then a cluster's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.kernels.sums import crossing_sums, downset_sums
+from piper_ray.kernels.types import CostArrays, FloatArray, IndexArray
+from piper_ray.lattice.downsets import Lattice
+from piper_ray.stage_cost.options import Options
+
+
+@dataclass(frozen=True)
+class StageSums:
+    """Sums over each downset; depend on none of K, N, M, B. All float64[m, r] but ``missing``.
+
+    in_bytes, out_bytes: over the crossing edges, least charge in the stage of the head, and of the tail.
+    device_work_s: float64[m], sum over layers of the least t * p: devices times seconds that it needs at least.
+    replica_work_s: float64[m], the same with p: sum of data-parallel degrees times seconds.
+    """
+
+    work_s: FloatArray
+    weights_bytes: FloatArray
+    least_a: FloatArray
+    least_b: FloatArray
+    fast_a: FloatArray
+    fast_b: FloatArray
+    missing: IndexArray
+    in_bytes: FloatArray
+    out_bytes: FloatArray
+    device_work_s: FloatArray
+    replica_work_s: FloatArray
+
+
+def build_sums(lattice: Lattice, options: Options) -> StageSums:
+    """One pass over the lattice for each figure."""
+    least = options.least
+    missing = least.missing > 0
+
+    def over_vertices(values: FloatArray) -> FloatArray:
+        return downset_sums(lattice.parent, lattice.added, np.ascontiguousarray(values, np.float64))
+
+    def over_crossing(values: FloatArray) -> FloatArray:
+        return crossing_sums(lattice.arrays.crossing_start, lattice.arrays.crossing, values)
+
+    degree = options.arrays.degree.astype(np.float64)
+    device_work = np.where(missing, np.inf, least.work_s * degree).min(axis=1, keepdims=True)
+    replica_work = np.where(missing, np.inf, least.work_s).min(axis=1, keepdims=True)
+    return StageSums(
+        work_s=over_vertices(least.work_s),
+        weights_bytes=over_vertices(least.weights_bytes),
+        least_a=over_vertices(least.least_a),
+        least_b=over_vertices(least.least_b),
+        fast_a=over_vertices(least.fast_a),
+        fast_b=over_vertices(least.fast_b),
+        missing=over_vertices(least.missing.astype(np.float64)).astype(np.int64),
+        in_bytes=over_crossing(least.in_bytes),
+        out_bytes=over_crossing(least.out_bytes),
+        device_work_s=over_vertices(device_work)[:, 0].copy(),
+        replica_work_s=over_vertices(replica_work)[:, 0].copy(),
+    )
+
+
+def cost_arrays(
+    sums: StageSums, options: Options, microbatches: int, bandwidth_bytes_per_s: float
+) -> CostArrays:
+    """The sums in seconds for N microbatches and bandwidth B."""
+    per_byte = 2.0 / bandwidth_bytes_per_s
+    return CostArrays(
+        need_s=sums.work_s + per_byte * sums.in_bytes,
+        cap_s=sums.work_s - per_byte * sums.out_bytes,
+        resync_s=sums.weights_bytes * (4.0 / (microbatches * bandwidth_bytes_per_s)),
+        least_a=sums.least_a,
+        least_b=sums.least_b,
+        fast_a=sums.fast_a,
+        fast_b=sums.fast_b,
+        missing=sums.missing,
+        edge_both_s=np.ascontiguousarray(per_byte * (options.least.in_bytes + options.least.out_bytes).T),
+    )

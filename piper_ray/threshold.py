@@ -1,0 +1,215 @@
+"""One evaluation: is there a plan with every stage at most a threshold, and with how few devices?
+
+f[I] = the Pareto front of (devices, data-parallel sum) of plans for downset I (DESIGN, section 3, turned around: the
+budget s is kept as a state's own sum, not as an index). f[empty] = {(0, 0)}, and f[I] takes every state of every J < I
+with a stage I \\ J of the least data-parallel degree that fits. With one tensor-parallel degree a front is one state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.backends import Backend
+from piper_ray.kernels.blocks import add_level, empty_blocks
+from piper_ray.kernels.evaluation import evaluate_levels, find_first_stage, store_level
+from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, Target
+from piper_ray.problem import Problem
+
+THRESHOLD_TOLERANCE = 1e-10
+"""Relative. A plan of time lambda is found at lambda although its stages' sums round otherwise than ``evaluate``'s."""
+
+_SMALL_LEVEL = 20_000
+"""Block bounds of a level below which threads cost more than they save."""
+
+_GUARD = 1e-9
+
+
+@dataclass(frozen=True)
+class TracedStage:
+    """A stage as the tables know it: downset ``outer`` without ``inner``, in a variant, with d and y."""
+
+    outer: int
+    inner: int
+    variant: int
+    data_parallel_degree: int
+    later_sum: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """feasible: some plan keeps the threshold. devices: the fewest, if so. stages: one such plan, front to back."""
+
+    feasible: bool
+    devices: int
+    stages: tuple[TracedStage, ...]
+    live_downsets: int
+    cells: int
+    tested: IndexArray
+
+
+def evaluate_threshold(
+    problem: Problem,
+    backend: Backend,
+    threshold_s: float,
+    *,
+    fewest_stages: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Evaluates one threshold; raises whatever ``on_progress`` raises (it is called between levels).
+
+    fewest_stages: among plans of fewest devices the one with fewest stages, else any.
+    """
+    target = _target(problem, threshold_s, fewest_stages)
+    tables = _Tables(problem, target)
+    level_start = problem.lattice.level_start
+    levels = level_start.size - 1
+    last_downset = int(level_start[-1]) - 1
+    tested = np.zeros(3, np.int64)
+    level = 1
+    while level < levels:
+        first, last = int(level_start[level]), int(level_start[level + 1])
+        if _level_cost(problem, level, tables) <= _SMALL_LEVEL:
+            end = level + 1
+            while end < levels and _level_cost(problem, end, tables) <= _SMALL_LEVEL:
+                end += 1
+            level = tables.run_small(level, end, tested)
+        else:
+            states = backend.evaluate_level(problem, target, tables.fronts, tables.blocks, first, last)
+            tested += states.tested
+            tables.store(first, last, states.counts, states.costs, states.sums)
+            level += 1
+        on_progress(int(level_start[level]), last_downset + 1)
+
+    fronts = tables.fronts
+    feasible = bool(fronts.count[last_downset] > 0)
+    live = int(np.count_nonzero(fronts.count))
+    if not feasible:
+        return Outcome(False, 0, (), live, tables.used, tested)
+    best = int(fronts.start[last_downset] + fronts.count[last_downset]) - 1
+    stages = _trace(problem, target, fronts, last_downset, best)
+    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, tables.used, tested)
+
+
+def _level_cost(problem: Problem, level: int, tables: _Tables) -> int:
+    """Block bounds that the level takes, were every block so far and one for each downset in between live."""
+    starts = problem.lattice.level_start
+    size = int(starts[level + 1] - starts[level])
+    return size * (int(tables.blocks.count[0]) + 1)
+
+
+def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
+    sums, cluster = problem.workload.sums, problem.cluster
+    keep = threshold_s * (1.0 + THRESHOLD_TOLERANCE)
+
+    def limit(available: int, work_s: np.ndarray) -> IndexArray:
+        rest = np.minimum((work_s[-1] - work_s) / keep, 2.0**40)
+        room = np.floor(available - rest + _GUARD)
+        # A downset whose own work exceeds what its limit leaves has no state: 0 keeps it out of the loops.
+        needed = work_s / keep
+        return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
+
+    return Target(
+        threshold_s=keep,
+        device_cost=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
+        stage_cost=1 if fewest_stages else 0,
+        device_limit=limit(cluster.devices, sums.device_work_s),
+        data_parallel_limit=limit(cluster.data_parallel_limit, sums.replica_work_s),
+    )
+
+
+def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state: int) -> tuple[TracedStage, ...]:
+    stages: list[TracedStage] = []
+    while i != 0:
+        j, variant, d, behind = find_first_stage(
+            i,
+            int(fronts.cost[state]),
+            int(fronts.data_parallel_sum[state]),
+            problem.lattice,
+            problem.costs,
+            problem.options,
+            problem.cluster,
+            target,
+            fronts,
+        )
+        if j < 0:
+            raise AssertionError(f"state {state} of downset {i} has no origin")
+        stages.append(TracedStage(i, j, variant, d, int(fronts.data_parallel_sum[behind])))
+        i, state = j, behind
+    return tuple(stages)
+
+
+class _Tables:
+    """Fronts and blocks of one evaluation; grows them as levels come in."""
+
+    def __init__(self, problem: Problem, target: Target) -> None:
+        self._problem = problem
+        self._target = target
+        self._downsets = int(problem.lattice.level_start[-1])
+        room = self._downsets + 1024
+        self.fronts = FrontArrays(
+            start=np.zeros(self._downsets, np.int64),
+            count=np.zeros(self._downsets, np.int64),
+            cost=np.zeros(room, np.int64),
+            data_parallel_sum=np.zeros(room, np.int64),
+        )
+        self.blocks = self._blocks(1024)
+        self.used = 1
+        self.fronts.count[0] = 1
+        add_level(0, 1, target.device_cost, problem.lattice, problem.costs, self.fronts, self.blocks)
+
+    def run_small(self, level: int, end: int, tested: IndexArray) -> int:
+        """Levels ``level`` .. end - 1 in one kernel call, or in several where the tables must grow."""
+        problem, level_start = self._problem, self._problem.lattice.level_start
+        self._reserve_blocks(int(level_start[end] - level_start[level]))
+        while level < end:
+            reached, self.used = evaluate_levels(
+                level,
+                end,
+                problem.lattice,
+                problem.costs,
+                problem.options,
+                problem.cluster,
+                self._target,
+                self.fronts,
+                self.blocks,
+                self.used,
+                tested,
+            )
+            if reached == level:
+                self._reserve_states(self.fronts.cost.size)
+            level = reached
+        return level
+
+    def store(self, first: int, last: int, counts: IndexArray, costs: IndexArray, sums: IndexArray) -> None:
+        """Takes in a finished level."""
+        self._reserve_states(costs.size)
+        self._reserve_blocks(last - first)
+        self.used = store_level(first, counts, costs, sums, self.used, self.fronts)
+        add_level(first, last, self._target.device_cost, self._problem.lattice, self._problem.costs, self.fronts, self.blocks)
+
+    def _reserve_states(self, more: int) -> None:
+        size = self.fronts.cost.size
+        if self.used + more > size:
+            extra = np.zeros(max(more, size), np.int64)
+            self.fronts = self.fronts._replace(
+                cost=np.concatenate((self.fronts.cost, extra)),
+                data_parallel_sum=np.concatenate((self.fronts.data_parallel_sum, extra)),
+            )
+
+    def _reserve_blocks(self, more: int) -> None:
+        have, used = self.blocks.least_cost.size, int(self.blocks.count[0])
+        if used + more <= have:
+            return
+        grown = self._blocks(max(used + more, 2 * have))
+        for old, new in zip(self.blocks, grown):
+            new[: old.shape[0]] = old
+        self.blocks = grown
+
+    def _blocks(self, capacity: int) -> BlockArrays:
+        problem = self._problem
+        return empty_blocks(
+            capacity, self._downsets, problem.lattice.bits.shape[1], int(problem.options.degree.size)
+        )
