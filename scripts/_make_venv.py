@@ -1,0 +1,77 @@
+"""Makes .venv from a lock: ``_make_venv.py ROOT LOCK``. Standard library only; run by scripts/_venv.
+
+One process at a time works (the others wait for it and then find it done). The stamp is removed first and written
+last, so that an environment is only ever taken for ready when it is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+LOCKS = ("requirements.lock", "requirements-dev.lock")  # the second holds all of the first
+
+# What pip would write for the entry point of pyproject.toml.
+COMMAND = """#!{python}
+import sys
+
+from piper_ray.cli import main
+
+sys.exit(main())
+"""
+
+
+def main(root: Path, lock: str) -> int:
+    environment = root / ".venv"
+    with (root / ".venv.lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if is_ready(root, lock):
+            return 0
+        print(f"piper-ray: making {environment} from {lock} with Python {sys.version.split()[0]}", flush=True)
+        (environment / f"{lock}.stamp").unlink(missing_ok=True)
+        # Onto a complete runtime environment of the same versions the rest is added; anything else is made anew.
+        if not is_ready(root, LOCKS[0]):
+            shutil.rmtree(environment, ignore_errors=True)
+            venv.create(environment, with_pip=True)
+        if not install(environment / "bin" / "python", root / lock):
+            print(f"piper-ray: the installation failed; see pip's words above. {environment} is not complete.")
+            return 1
+        add_checkout(environment, root)
+        # The development lock pins the versions of the runtime lock, so both are ready.
+        for name in LOCKS[: LOCKS.index(lock) + 1]:
+            (environment / f"{name}.stamp").write_bytes(stamp(root, name))
+        print("piper-ray: ready", flush=True)
+        return 0
+
+
+def stamp(root: Path, lock: str) -> bytes:
+    return f"{root}\n".encode() + (root / lock).read_bytes()
+
+
+def is_ready(root: Path, lock: str) -> bool:
+    environment = root / ".venv"
+    path = environment / f"{lock}.stamp"
+    return path.is_file() and path.read_bytes() == stamp(root, lock) and (environment / "bin" / "piper-ray").is_file()
+
+
+def install(python: Path, lock: Path) -> bool:
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    command = [*pip, "--only-binary=:all:", "--require-hashes", "--no-deps", "-r", lock]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def add_checkout(environment: Path, root: Path) -> None:
+    """Makes piper_ray importable from the checkout, and the command runnable, as an editable install would."""
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "piper_ray_checkout.pth").write_text(f"{root}\n")
+    command = environment / "bin" / "piper-ray"
+    command.write_text(COMMAND.format(python=environment / "bin" / "python"))
+    command.chmod(0o755)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
