@@ -1,0 +1,28 @@
+"""Inputs and outputs: Piper's JSON, our compact TOML workload, PipeDream's profiles, and plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from piper_ray.formats.inflight import InFlight
+from piper_ray.formats.load import dump, load, load_plan
+from piper_ray.formats.units import parse_bytes, parse_bytes_per_s
+
+if TYPE_CHECKING:
+    from piper_ray.model import Instance
+
+__all__ = ["InFlight", "dump", "load", "load_plan", "parse_bytes", "parse_bytes_per_s", "to_toml", "to_upstream"]
+
+
+def to_upstream(instance: Instance) -> dict[str, object]:
+    """The instance as Piper's JSON document, ready for ``json.dump``; loading it gives the instance again."""
+    from piper_ray.formats import upstream
+
+    return upstream.to_upstream(instance)
+
+
+def to_toml(instance: Instance) -> str:
+    """The instance as a compact workload (TOML): equal layers share a type, repeated ones a chain."""
+    from piper_ray.formats import workload_writer
+
+    return workload_writer.to_toml(instance)

@@ -1,0 +1,17 @@
+"""What a device keeps of the microbatches in flight, for inputs that give activations and weights only."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class InFlight(str, Enum):
+    """How a PipeDream profile's memory grows with y, the microbatches in flight.
+
+    TWO_VERSIONS: activations for each, and two versions of the weights: a = activation, b = 2w (PipeDream-2BW,
+    Narayanan et al., ICML 2021). STASHING: activations and a version of the weights for each: a = activation + w,
+    b = 0 (PipeDream, SOSP 2019, the memory its planner counts).
+    """
+
+    TWO_VERSIONS = "two-versions"
+    STASHING = "stashing"

@@ -1,0 +1,15 @@
+"""How large an input may be. Beyond these a file is refused instead of exhausting the machine that reads it."""
+
+from __future__ import annotations
+
+FILE_BYTES = 256 * 2**20
+LAYERS = 50_000
+EDGES = 500_000
+CONFIGURATIONS = 1_000_000  # TMPCs, over all layers and degrees
+SYNC_FIGURES = 10_000_000  # fw and bw entries, over all TMPCs
+DEVICES = 100_000
+MICROBATCHES = 1_000_000_000
+# Sums of LAYERS such figures, over B and N, stay far from overflow; so no time is ever infinite or NaN.
+FIGURE = 1e30
+LEAST_RATE = 1e-30
+ID = 2**53  # in absolute value: every integer up to here survives any JSON reader
