@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,25 +31,33 @@ class Workload:
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload on a cluster."""
+    """A workload on a cluster. resync_s_per_byte: 4 / (N B), s of a stage on one device per byte of weights and d - 1."""
 
     workload: Workload
     lattice: LatticeArrays
     costs: CostArrays
     options: OptionArrays
     cluster: ClusterArrays
+    resync_s_per_byte: float
+
+    def with_cluster(self, cluster: ClusterArrays) -> Problem:
+        """The same tables with another memory limit, say; N and B must be the same."""
+        return replace(self, cluster=cluster)
 
 
 def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
     """Scales the workload's sums to the instance's N and B, and takes its K and M."""
     limit = instance.data_parallel_limit
+    resync_s_per_byte = 4.0 / (instance.microbatches * instance.bandwidth_bytes_per_s)
+    transfer_s_per_byte = 2.0 / instance.bandwidth_bytes_per_s
     degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
     allowed = np.array(degrees, np.int64)
     return Problem(
+        resync_s_per_byte=resync_s_per_byte,
         workload=workload,
         lattice=workload.lattice.arrays,
-        costs=cost_arrays(workload.sums, workload.options, instance.microbatches, instance.bandwidth_bytes_per_s),
-        options=workload.options.for_cluster(instance.microbatches, instance.bandwidth_bytes_per_s),
+        costs=cost_arrays(workload.sums, workload.options, resync_s_per_byte, transfer_s_per_byte),
+        options=workload.options.in_seconds(resync_s_per_byte, transfer_s_per_byte),
         cluster=ClusterArrays(
             devices=instance.devices,
             data_parallel_limit=limit,

@@ -25,6 +25,7 @@ _SMALL_LEVEL = 20_000
 """Block bounds of a level below which threads cost more than they save."""
 
 _GUARD = 1e-9
+_LEAST_THRESHOLD_S = 1e-100  # keeps divisions by it finite when nothing takes any time
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _level_cost(problem: Problem, level: int, tables: _Tables) -> int:
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
     sums, cluster = problem.workload.sums, problem.cluster
-    keep = threshold_s * (1.0 + THRESHOLD_TOLERANCE)
+    keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), _LEAST_THRESHOLD_S)
 
     def limit(available: int, work_s: np.ndarray) -> IndexArray:
         rest = np.minimum((work_s[-1] - work_s) / keep, 2.0**40)

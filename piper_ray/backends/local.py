@@ -9,6 +9,7 @@ import numpy as np
 
 from piper_ray.backends import LevelStates
 from piper_ray.kernels.level import evaluate_downsets
+from piper_ray.kernels.selection import make_step_cache
 from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
 from piper_ray.problem import Problem
 
@@ -47,6 +48,7 @@ class LocalBackend:
                 target,
                 fronts,
                 blocks,
+                make_step_cache(problem.options),
                 tested,
             )
             return LevelStates(counts, costs, sums, tested)

@@ -54,10 +54,11 @@ def evaluate_levels(
 
     Returns the next level and the number of states in use. There must be room for a block for each downset.
     """
+    cache = make_step_cache(options)
     while level < last_level:
         first, last = lattice.level_start[level], lattice.level_start[level + 1]
         counts, out_cost, out_sum = evaluate_downsets(
-            first, last, lattice, costs, options, cluster, target, fronts, blocks, tested
+            first, last, lattice, costs, options, cluster, target, fronts, blocks, cache, tested
         )
         if used + out_cost.size > fronts.cost.size:
             break

@@ -14,7 +14,7 @@ import numpy as np
 from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
 from piper_ray.kernels.front import insert, is_dominated
 from piper_ray.kernels.jit import kernel
-from piper_ray.kernels.selection import UNKNOWN, YES, StepCache, exact_fit, make_step_cache, quick_fit
+from piper_ray.kernels.selection import UNKNOWN, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
 from piper_ray.kernels.types import (
     BitArray,
     BlockArrays,
@@ -181,7 +181,10 @@ def stage_fits(
         )
         if excess_bytes <= 0.0:
             return True
-        fits = quick_fit(lattice.bits[j], lattice.bits[i], options, cache, r, y, excess_bytes, budget_s - used_s)
+        slot = slot_of(r, y)
+        if cache.y[slot] != y:
+            fill_slot(cache, options, r, y)
+        fits = quick_fit(i, j, lattice.bits, options.class_bits, cache, slot, excess_bytes, budget_s - used_s)
         if fits != UNKNOWN:
             return fits == YES
     return exact_fit(lattice.bits[j], lattice.bits[i], lattice, options, r, d, y, cluster.memory_bytes, budget_s)
@@ -198,11 +201,13 @@ def evaluate_downsets(
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
+    cache: StepCache,
     tested: IndexArray,
 ) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Fronts of the downsets first .. last - 1, all of one level, from those in ``blocks``: all live ones of lower levels.
 
-    Returns the number of states of each, then all costs and all data-parallel sums. ``tested`` (int64[3]) is added to.
+    Returns the number of states of each, then all costs and all data-parallel sums. ``cache`` is scratch
+    of the calling thread; ``tested`` (int64[3]) is added to.
     Pure: the same input gives the same output, whoever computes it.
     """
     bits, edge_both_s = lattice.bits, costs.edge_both_s
@@ -228,7 +233,9 @@ def evaluate_downsets(
     block_list = np.empty(max(1, blocks.count[0]), np.int64)
     cost_list = np.empty(block_list.size, np.int64)
     sum_list = np.empty(block_list.size, np.int64)
-    cache = make_step_cache(options)
+    fits_upto = np.empty(divisors.size, np.int64)
+    fails_from = np.empty(divisors.size, np.int64)
+    slot_y, class_bits = cache.y, options.class_bits
     candidates, stages = 0, 0
     for i in range(first, last):
         device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
@@ -271,6 +278,9 @@ def evaluate_downsets(
                         if by_time == divisors.size:
                             continue
                         a_bytes, b_bytes = least_a[i, r] - least_a[j, r], least_b[i, r] - least_b[j, r]
+                        # fits_upto, fails_from: what is known of y for each divisor in this stage; memory grows with y.
+                        fits_upto[:] = 0
+                        fails_from[:] = _UNREACHABLE
                         # For one state of J only the least d that fits counts: fewest devices, least of the sum.
                         for state in range(state_start[j], state_start[j] + state_count[j]):
                             later_sum = state_sum[state]
@@ -290,19 +300,41 @@ def evaluate_downsets(
                                     or is_dominated(front_cost, front_sum, size, cost, total)
                                 ):
                                     break
-                                stages += 1
                                 y = in_flight(later_sum, d)
-                                fits = (
-                                    uniform[r] == 1
-                                    and work_s + (d - 1) * resync_s <= threshold_s * d
-                                    and (fast_a[i, r] - fast_a[j, r]) * y + (fast_b[i, r] - fast_b[j, r])
-                                    <= memory_bytes
-                                )
-                                if fits or stage_fits(
-                                    i, j, r, d, y, lattice, costs, options, cluster, threshold_s, cache
-                                ):
-                                    size = insert(front_cost, front_sum, size, cost, total)
-                                    break
+                                if y >= fails_from[index]:
+                                    continue
+                                if y > fits_upto[index]:
+                                    stages += 1
+                                    used_s, budget_s = work_s + (d - 1) * resync_s, threshold_s * d
+                                    if used_s > budget_s or a_bytes * y + b_bytes > memory_bytes:
+                                        fails_from[index] = y
+                                        continue
+                                    fits = UNKNOWN
+                                    if uniform[r] == 1:
+                                        excess_bytes = (
+                                            (fast_a[i, r] - fast_a[j, r]) * y
+                                            + (fast_b[i, r] - fast_b[j, r])
+                                            - memory_bytes
+                                        )
+                                        if excess_bytes <= 0.0:
+                                            fits = YES
+                                        else:
+                                            slot = slot_of(r, y)
+                                            if slot_y[slot] != y:
+                                                fill_slot(cache, options, r, y)
+                                            fits = quick_fit(
+                                                i, j, bits, class_bits, cache, slot, excess_bytes, budget_s - used_s
+                                            )
+                                    if fits == UNKNOWN and exact_fit(
+                                        bits[j], bits[i], lattice, options, r, d, y, memory_bytes, budget_s
+                                    ):
+                                        fits = YES
+                                    if fits != YES:
+                                        fails_from[index] = y
+                                        continue
+                                    fits_upto[index] = y
+                                size = insert(front_cost, front_sum, size, cost, total)
+                                break
         counts[i - first] = size
         while used + size > out_cost.size:
             out_cost = np.concatenate((out_cost, np.empty_like(out_cost)))

@@ -23,6 +23,7 @@ class StepCache(NamedTuple):
     y: IndexArray  # int64[slots]: the y that the slot holds; 0 if none
     count: IndexArray  # int64[slots]
     step_class: IndexArray  # int64[slots, steps]
+    step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
     extra_s: FloatArray  # float64[slots, steps]
     saved_bytes: FloatArray  # float64[slots, steps]
 
@@ -39,18 +40,23 @@ def make_step_cache(options: OptionArrays) -> StepCache:
     return StepCache(
         np.zeros(slots, np.int64),
         np.zeros(slots, np.int64),
-        np.zeros((slots, most), np.int64),
-        np.zeros((slots, most)),
-        np.zeros((slots, most)),
+        np.empty((slots, most), np.int64),
+        np.empty((slots, most), np.int64),
+        np.empty((slots, most)),
+        np.empty((slots, most)),
     )
 
 
 @kernel
-def _cached_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> int:
-    """The slot with the steps of (r, y), filled if need be."""
-    slot = r * _SLOTS + y % _SLOTS
-    if cache.y[slot] == y:
-        return slot
+def slot_of(r: int, y: int) -> int:
+    """Where the steps of (r, y) belong."""
+    return r * _SLOTS + y % _SLOTS
+
+
+@kernel
+def fill_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> None:
+    """Puts the steps of (r, y) into their slot."""
+    slot = slot_of(r, y)
     first, last = options.class_start[r], options.class_start[r + 1]
     classes = last - first
     start = np.zeros(classes + 1, np.int64)
@@ -71,48 +77,56 @@ def _cached_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> int
     cache.count[slot] = reached.size
     for k in range(reached.size):
         cache.step_class[slot, k] = owner[reached[k]]
+        cache.step_vertex[slot, k] = options.class_vertex[owner[reached[k]]]
         cache.extra_s[slot, k] = extra[k]
         cache.saved_bytes[slot, k] = saved[k]
-    return slot
 
 
 @kernel
 def quick_fit(
-    inner: BitArray,
-    outer: BitArray,
-    options: OptionArrays,
+    i: int,
+    j: int,
+    bits: BitArray,
+    class_bits: BitArray,
     cache: StepCache,
-    r: int,
-    y: int,
+    slot: int,
     excess_bytes: float,
     budget_s: float,
 ) -> int:
-    """Whether the stage outer \\ inner of a uniform variant can save ``excess_bytes`` in ``budget_s`` more work.
+    """Whether the stage I \\ J of a uniform variant can save ``excess_bytes`` in ``budget_s`` more work.
 
-    Counts start from every vertex at its fastest option, whose memory exceeds the limit by ``excess_bytes`` > 0.
-    Decides by the LP relaxation over classes and by rounding it up; UNKNOWN if the two disagree.
+    ``slot`` holds the steps of the stage's (variant, y). Counts start from every vertex at its fastest option, whose
+    memory exceeds the limit by ``excess_bytes`` > 0. Decides by the LP relaxation over classes and by rounding it up;
+    UNKNOWN if the two disagree.
     """
-    slot = _cached_slot(cache, options, r, y)
-    spent = 0.0
+    step_class, step_vertex = cache.step_class, cache.step_vertex
+    extra_s, saved_bytes = cache.extra_s, cache.saved_bytes
+    words = bits.shape[1]
+    spent_s = 0.0
     for k in range(cache.count[slot]):
-        of_class = options.class_bits[cache.step_class[slot, k]]
+        v = step_vertex[slot, k]
         count = 0
-        for word in range(outer.size):
-            stage_word = outer[word] & ~inner[word] & of_class[word]
-            while stage_word != 0:
-                stage_word &= stage_word - np.uint64(1)
-                count += 1
+        if v >= 0:
+            word = v >> 6
+            if ((bits[i, word] & ~bits[j, word]) >> np.uint64(v & 63)) & np.uint64(1) != 0:
+                count = 1
+        else:
+            for word in range(words):
+                rest = bits[i, word] & ~bits[j, word] & class_bits[step_class[slot, k], word]
+                while rest != 0:
+                    rest &= rest - np.uint64(1)
+                    count += 1
         if count == 0:
             continue
-        extra, saved = cache.extra_s[slot, k], cache.saved_bytes[slot, k]
+        extra, saved = extra_s[slot, k], saved_bytes[slot, k]
         if count * saved >= excess_bytes:
             share = excess_bytes / saved
-            if spent + share * extra > budget_s:
+            if spent_s + share * extra > budget_s:
                 return NO
-            return YES if spent + np.ceil(share) * extra <= budget_s else UNKNOWN
+            return YES if spent_s + np.ceil(share) * extra <= budget_s else UNKNOWN
         excess_bytes -= count * saved
-        spent += count * extra
-        if spent > budget_s:
+        spent_s += count * extra
+        if spent_s > budget_s:
             return NO
     return NO
 

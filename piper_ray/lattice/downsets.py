@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from piper_ray.errors import LimitError
 from piper_ray.kernels.enumeration import enumerate_downsets
 from piper_ray.kernels.sums import crossing_edges
-from piper_ray.kernels.types import IndexArray, LatticeArrays
+from piper_ray.kernels.types import BitArray, IndexArray, LatticeArrays
 from piper_ray.lattice.bits import bit_rows, offsets
 from piper_ray.lattice.graph import LayerGraph
 
@@ -18,7 +19,7 @@ from piper_ray.lattice.graph import LayerGraph
 class Lattice:
     """All downsets, ids in (level, lexicographic) order: 0 is the empty set, the last one is V.
 
-    parent, added: int64[m]; downset i is parent[i] with vertex added[i], its largest (-1 for the empty set).
+    parent, added: int64[m]; downset i is parent[i] with vertex added[i] (-1 for the empty set).
     """
 
     graph: LayerGraph
@@ -46,13 +47,35 @@ def build_lattice(graph: LayerGraph, limit: int) -> Lattice:
     )
     if parent.size > limit:
         raise LimitError(f"the lattice has more than {limit:,} downsets")
-    edge_tail = np.array([tail for tail, _, _ in graph.edges], np.int64)
-    edge_head = np.array([head for _, head, _ in graph.edges], np.int64)
+    return _with_crossings(graph, parent, added, bits, level_start)
+
+
+def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> Lattice:
+    """The n + 1 downsets along one order of the vertices, each after its successors: a lattice for upper bounds."""
+    bits = np.zeros((graph.size + 1, max(1, (graph.size + 63) // 64)), np.uint64)
+    for i, v in enumerate(order):
+        bits[i + 1] = bits[i]
+        bits[i + 1, v >> 6] |= np.uint64(1 << (v & 63))
+    count = graph.size + 1
+    return _with_crossings(
+        graph,
+        np.arange(-1, count - 1, dtype=np.int64),
+        np.array([-1, *order], np.int64),
+        bits,
+        np.arange(count + 1, dtype=np.int64),
+    )
+
+
+def _with_crossings(
+    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, level_start: IndexArray
+) -> Lattice:
     in_edges: list[list[int]] = [[] for _ in range(graph.size)]
     out_count = np.zeros(graph.size, np.int64)
     for e, (tail, head, _) in enumerate(graph.edges):
         in_edges[head].append(e)
         out_count[tail] += 1
+    edge_tail = np.array([tail for tail, _, _ in graph.edges], np.int64)
+    edge_head = np.array([head for _, head, _ in graph.edges], np.int64)
     crossing_start, crossing = crossing_edges(
         parent,
         added,

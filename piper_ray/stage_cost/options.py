@@ -40,7 +40,7 @@ class VertexCosts:
 class Options:
     """All that the solver knows of TMPCs. ``tmpcs[r][v]`` are the options in the order of ``arrays``.
 
-    ``arrays`` holds w in option_resync_s and c + extra in charge_s, both in bytes: see ``for_cluster``.
+    ``arrays`` holds w in option_resync_s and c + extra in charge_s, both in bytes: see ``in_seconds``.
     """
 
     variants: tuple[Variant, ...]
@@ -48,11 +48,11 @@ class Options:
     least: VertexCosts
     arrays: OptionArrays
 
-    def for_cluster(self, microbatches: int, bandwidth_bytes_per_s: float) -> OptionArrays:
-        """The same with weights as 4 w / (N B) and charges as 2 (c + extra) / B, in s."""
+    def in_seconds(self, resync_s_per_byte: float, transfer_s_per_byte: float) -> OptionArrays:
+        """The same with weights as 4 w / (N B) and charges as 2 (c + extra) / B."""
         return self.arrays._replace(
-            option_resync_s=self.arrays.option_resync_s * (4.0 / (microbatches * bandwidth_bytes_per_s)),
-            charge_s=self.arrays.charge_s * (2.0 / bandwidth_bytes_per_s),
+            option_resync_s=self.arrays.option_resync_s * resync_s_per_byte,
+            charge_s=self.arrays.charge_s * transfer_s_per_byte,
         )
 
 
@@ -92,6 +92,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         out_edge=np.array([edge for edges in out_edges for edge in edges], np.int64),
         class_start=np.array(classes.start, np.int64),
         class_bits=classes.bits(),
+        class_vertex=classes.only_vertex(),
         choice_start=offsets(len(key) for key in classes.keys),
         choice_p_s=_floats(choice[0] for key in classes.keys for choice in key),
         choice_a=_floats(choice[1] for key in classes.keys for choice in key),
@@ -158,6 +159,9 @@ class _Classes:
 
     def bits(self) -> BitArray:
         return bit_rows(self._members, self._size)
+
+    def only_vertex(self) -> IndexArray:
+        return np.array([group[0] if len(group) == 1 else -1 for group in self._members], np.int64)
 
 
 def fastest(options: Sequence[Tmpc]) -> Tmpc:

@@ -64,18 +64,19 @@ def build_sums(lattice: Lattice, options: Options) -> StageSums:
 
 
 def cost_arrays(
-    sums: StageSums, options: Options, microbatches: int, bandwidth_bytes_per_s: float
+    sums: StageSums, options: Options, resync_s_per_byte: float, transfer_s_per_byte: float
 ) -> CostArrays:
-    """The sums in seconds for N microbatches and bandwidth B."""
-    per_byte = 2.0 / bandwidth_bytes_per_s
+    """The sums in seconds: a byte of weights as 4 / (N B), a byte that crosses as 2 / B."""
     return CostArrays(
-        need_s=sums.work_s + per_byte * sums.in_bytes,
-        cap_s=sums.work_s - per_byte * sums.out_bytes,
-        resync_s=sums.weights_bytes * (4.0 / (microbatches * bandwidth_bytes_per_s)),
+        need_s=sums.work_s + transfer_s_per_byte * sums.in_bytes,
+        cap_s=sums.work_s - transfer_s_per_byte * sums.out_bytes,
+        resync_s=sums.weights_bytes * resync_s_per_byte,
         least_a=sums.least_a,
         least_b=sums.least_b,
         fast_a=sums.fast_a,
         fast_b=sums.fast_b,
         missing=sums.missing,
-        edge_both_s=np.ascontiguousarray(per_byte * (options.least.in_bytes + options.least.out_bytes).T),
+        edge_both_s=np.ascontiguousarray(
+            transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes).T
+        ),
     )

@@ -1,0 +1,75 @@
+"""Which threshold to try next. No clock, no tables: the bracket alone decides, so every run takes the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROOF = 1e-9
+"""Relative. A plan is optimal when nothing faster than (1 - PROOF) of its value exists."""
+
+_FIRST_STEP = 0.0025
+_LAST_STEP = 5.0
+_NARROW = 0.01
+
+
+@dataclass
+class Bracket:
+    """lower: the largest value proved infeasible, or a bound. upper: the best plan's value; None before there is one.
+
+    ceiling: no plan is slower than this.
+
+    Near the lower bound an evaluation is cheap, because little may be wasted: so it steps up from below, by 0.25 %,
+    0.5 %, 1 %, ..., until one is feasible; far above the bound the ceiling tells whether there is a plan at all. Then it
+    halves the bracket, and from 1 % on it challenges the best plan by turns: an infeasible evaluation just below that
+    plan ends the search.
+    """
+
+    lower: float
+    ceiling: float
+    upper: float | None = None
+    _step: float = _FIRST_STEP
+    _stepping: bool = True
+    _challenge: bool = False
+
+    @property
+    def closed(self) -> bool:
+        return self.upper is not None and self.lower >= self.upper * (1.0 - PROOF)
+
+    @property
+    def exhausted(self) -> bool:
+        """The ceiling itself is infeasible: there is no plan."""
+        return self.upper is None and self.lower >= self.ceiling
+
+    def gap(self) -> float:
+        if self.upper is None:
+            return float("inf")
+        return max(0.0, (self.upper - self.lower) / self.upper) if self.upper > 0.0 else 0.0
+
+    def propose(self) -> float:
+        """The next threshold, above ``lower`` and below ``upper``."""
+        if self.upper is None:
+            usual = self.lower > 0.0 and self._step <= _LAST_STEP
+            return min(self.lower * (1.0 + self._step), self.ceiling) if usual else self.ceiling
+        proof = self.upper * (1.0 - PROOF)
+        if self._challenge:
+            return proof
+        if self._stepping:
+            return min(self.lower * (1.0 + self._step), proof) if self.lower > 0.0 else proof
+        return min((self.lower * self.upper) ** 0.5 if self.lower > 0.0 else 0.5 * self.upper, proof)
+
+    def record_infeasible(self, threshold: float) -> None:
+        self.lower = max(self.lower, threshold)
+        self._step *= 2.0
+        self._challenge = not self._stepping and self.gap() < _NARROW
+
+    def record_feasible(self, threshold: float, value: float) -> None:
+        """A plan of ``value`` came out of an evaluation at ``threshold``."""
+        self.record_plan(value)
+        if threshold < self.ceiling:
+            self._stepping = False
+            self._challenge = not self._challenge and self.gap() < _NARROW
+
+    def record_plan(self, value: float) -> None:
+        """A plan from elsewhere."""
+        if self.upper is None or value < self.upper:
+            self.upper = value

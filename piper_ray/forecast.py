@@ -1,0 +1,69 @@
+"""What a solve will need, before it starts; and the refusal of what does not fit."""
+
+from __future__ import annotations
+
+import os
+
+from piper_ray.errors import LimitError
+from piper_ray.lattice.counting import count_downsets, count_pairs
+from piper_ray.lattice.graph import LayerGraph
+from piper_ray.solution import Forecast
+
+_PROCESS_BYTES = 170e6
+_SHARE_OF_MACHINE = 0.8
+_BOUNDS_PER_S = 5e7
+_EVALUATIONS = 10
+_OPEN_SHARE = 0.1
+
+
+def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
+    """Peak bytes for each downset: bit sets (while they grow, twice), crossing edges, sums, states and blocks.
+
+    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays and, at worst, one block a downset.
+    """
+    words = max(1, (graph.size + 63) // 64)
+    crossing = 2.0 * len(graph.edges) / max(1, graph.size)
+    enumeration = 2 * (2 * words + 2)
+    return 8.0 * (enumeration + crossing + 18 * variants + 2 + 6 + 2 * words)
+
+
+def forecast(graph: LayerGraph, variants: int) -> Forecast:
+    """Exact counts where they come quickly; memory from them; time as a rough guess for one core and little slack."""
+    downsets = count_downsets(graph)
+    if downsets is None:
+        return Forecast(None, None, None, None)
+    memory_bytes = _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
+    block_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants
+    return Forecast(downsets, count_pairs(graph), memory_bytes, 0.01 + downsets * 1e-6 + block_bounds / _BOUNDS_PER_S)
+
+
+def downset_limit(graph: LayerGraph, variants: int, known: Forecast, memory_limit_bytes: float | None) -> int:
+    """How many downsets fit into the limit. Raises LimitError if more are known to come."""
+    limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
+    limit = int(max(0.0, limit_bytes - _PROCESS_BYTES) / bytes_per_downset(graph, variants))
+    if known.downsets is not None and known.downsets > limit:
+        assert known.memory_bytes is not None
+        raise LimitError(
+            f"the graph has {known.downsets:,} downsets, which take about {_gib(known.memory_bytes)}; the limit is "
+            f"{_gib(limit_bytes)}. Raise it with --memory-limit on a machine that has the memory, or merge layers that "
+            "always belong together."
+        )
+    return limit
+
+
+def over_limit(limit: int, limit_bytes: float | None) -> LimitError:
+    """The refusal of a graph whose downsets could not be counted beforehand."""
+    return LimitError(
+        f"the graph has more than {limit:,} downsets, all that fit into "
+        f"{_gib(limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE)}. Raise the limit with --memory-limit on a "
+        "machine that has the memory, or merge layers that always belong together."
+    )
+
+
+def machine_memory_bytes() -> float:
+    """Physical memory of this machine."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:,.1f} GiB"

@@ -1,0 +1,115 @@
+"""Why an instance has no plan, and how much memory or how many devices would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from piper_ray.backends import Backend
+from piper_ray.bracket import Bracket
+from piper_ray.kernels.bounds import in_flight
+from piper_ray.kernels.selection import stage_items
+from piper_ray.model import Instance
+from piper_ray.problem import MEMORY_TOLERANCE, Problem
+from piper_ray.search import ceiling_s
+from piper_ray.solution import Infeasibility
+from piper_ray.stage_cost.variants import Variant
+from piper_ray.threshold import TracedStage, evaluate_threshold
+
+
+def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:
+    """A layer that no allowed stage can hold, whatever the memory."""
+    for layer in instance.layers:
+        if not any(variant.tmpcs[layer.id] for variant in variants):
+            degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
+            return Infeasibility(
+                f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, which '
+                f"{instance.devices} device{'s' if instance.devices != 1 else ''} and the restrictions do not allow",
+                None,
+            )
+    return None
+
+
+def explain(instance: Instance, problem: Problem, backend: Backend) -> Infeasibility:
+    """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan."""
+    least_bytes = least_memory_bytes(instance, problem, backend)
+    if least_bytes is None:
+        return Infeasibility(
+            f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, whatever the memory",
+            None,
+        )
+    layer = _largest_layer(problem)
+    need_bytes, layer_id = layer
+    if need_bytes > problem.cluster.memory_bytes:
+        named = instance.layer_by_id[layer_id]
+        reason = (
+            f'layer {named.id} ("{named.name}") alone needs {need_bytes:,.0f} bytes on each device at best; '
+            f"a device has {instance.memory_bytes:,.0f}"
+        )
+    else:
+        reason = (
+            f"every layer fits alone, but no {instance.devices} devices of {instance.memory_bytes:,.0f} bytes hold all "
+            "stages with the microbatches they keep in flight"
+        )
+    return Infeasibility(reason, least_bytes)
+
+
+def _largest_layer(problem: Problem) -> tuple[float, int]:
+    """The layer whose least memory at y = 1 is largest, with that figure."""
+    options = problem.workload.options
+    return max(
+        (
+            min(
+                tmpc.activation_bytes + tmpc.fixed_bytes
+                for of_variant in options.tmpcs
+                for tmpc in of_variant[v]
+            ),
+            layer_id,
+        )
+        for v, layer_id in enumerate(problem.workload.lattice.graph.layer_ids)
+    )
+
+
+def least_memory_bytes(instance: Instance, problem: Problem, backend: Backend) -> float | None:
+    """The least M with a plan, by the same search as for time: the bottleneck is now the memory of a stage."""
+    unbounded_s = ceiling_s(instance)
+    limit = problem.cluster.data_parallel_limit
+    ceiling = sum(
+        max(
+            (
+                tmpc.activation_bytes * limit + tmpc.fixed_bytes
+                for of_degree in layer.tmpcs.values()
+                for tmpc in of_degree
+            ),
+            default=0.0,
+        )
+        for layer in instance.layers
+    )
+    bracket = Bracket(lower=instance.memory_bytes, ceiling=max(ceiling, instance.memory_bytes) * (1.0 + 1e-9))
+    while not bracket.closed:
+        if bracket.exhausted:
+            return None
+        memory_bytes = bracket.propose()
+        cluster = problem.cluster._replace(memory_bytes=memory_bytes * (1.0 + MEMORY_TOLERANCE))
+        with_memory = problem.with_cluster(cluster)
+        outcome = evaluate_threshold(with_memory, backend, unbounded_s)
+        if outcome.feasible:
+            used = max(_least_stage_bytes(with_memory, stage) for stage in outcome.stages)
+            bracket.record_feasible(memory_bytes, min(used, memory_bytes))
+        else:
+            bracket.record_infeasible(memory_bytes)
+    return bracket.upper
+
+
+def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
+    vertices, start, _, memory = stage_items(
+        problem.lattice.bits[traced.inner],
+        problem.lattice.bits[traced.outer],
+        problem.lattice,
+        problem.options,
+        traced.variant,
+        traced.data_parallel_degree,
+        in_flight(traced.later_sum, traced.data_parallel_degree),
+    )
+    return float(sum(np.min(memory[start[k] : start[k + 1]]) for k in range(vertices.size)))

@@ -1,0 +1,63 @@
+"""From the tables' stages to a plan: the layers of each stage and their TMPCs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from piper_ray.kernels.bounds import in_flight
+from piper_ray.kernels.knapsack import least_cost
+from piper_ray.kernels.selection import stage_items
+from piper_ray.lattice.bits import members
+from piper_ray.lattice.contraction import Contraction, free_tmpc
+from piper_ray.model import Instance
+from piper_ray.plan import Plan, Stage
+from piper_ray.problem import Problem
+from piper_ray.threshold import TracedStage
+
+
+def build_plan(instance: Instance, problem: Problem, contraction: Contraction, stages: Sequence[TracedStage]) -> Plan:
+    """Runs each stage as fast as its memory allows; layers in file order."""
+    position = {layer.id: index for index, layer in enumerate(instance.layers)}
+    groups = contraction.members(instance)
+    return Plan(tuple(_build_stage(problem, groups, position, stage) for stage in stages))
+
+
+def _build_stage(
+    problem: Problem, groups: dict[int, tuple[int, ...]], position: dict[int, int], traced: TracedStage
+) -> Stage:
+    graph, options = problem.workload.lattice.graph, problem.workload.options
+    variant = options.variants[traced.variant]
+    vertices, start, cost, memory = stage_items(
+        problem.lattice.bits[traced.inner],
+        problem.lattice.bits[traced.outer],
+        problem.lattice,
+        problem.options,
+        traced.variant,
+        traced.data_parallel_degree,
+        in_flight(traced.later_sum, traced.data_parallel_degree),
+    )
+    choice = np.empty(vertices.size, np.int64)
+    best = least_cost(start, cost, memory, problem.cluster.memory_bytes, np.inf, choice)
+    if not np.isfinite(best):
+        raise AssertionError("a stage of the plan does not fit")
+
+    tmpc_ids: dict[int, str] = {}
+    for k, v in enumerate(vertices.tolist()):
+        kept = graph.layer_ids[v]
+        for layer_id in groups[kept]:
+            if layer_id == kept:
+                tmpc_ids[layer_id] = options.tmpcs[traced.variant][v][int(choice[k] - start[k])].id
+            else:
+                free = free_tmpc(variant.tmpcs[layer_id])
+                assert free is not None, "contraction merges only layers that are free in this variant"
+                tmpc_ids[layer_id] = free.id
+    layers = tuple(sorted(tmpc_ids, key=position.__getitem__))
+    return Stage(layers, traced.data_parallel_degree, variant.degree, {layer: tmpc_ids[layer] for layer in layers})
+
+
+def chain_through(problem: Problem, stages: Sequence[TracedStage]) -> list[int]:
+    """The vertices in an order that passes every downset between two stages of a plan, from the back."""
+    bits = problem.lattice.bits
+    return [v for stage in reversed(stages) for v in members(bits[stage.outer] & ~bits[stage.inner])]

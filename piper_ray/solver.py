@@ -1,0 +1,144 @@
+"""``solve``: the whole way from an instance to a proved plan. Only puts the parts together."""
+
+from __future__ import annotations
+
+import time
+
+from piper_ray.backends import Backend
+from piper_ray.backends.local import LocalBackend
+from piper_ray.errors import LimitError
+from piper_ray.forecast import downset_limit, forecast, over_limit
+from piper_ray.infeasibility import explain, layer_without_choice
+from piper_ray.lattice.contraction import Contraction, contract
+from piper_ray.lattice.downsets import build_lattice
+from piper_ray.lattice.graph import LayerGraph, build_graph
+from piper_ray.model import Instance
+from piper_ray.options import SolveOptions
+from piper_ray.problem import Workload, build_problem
+from piper_ray.progress import Listener, StepFinished
+from piper_ray.restrictions import Restrictions
+from piper_ray.search import Search
+from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
+from piper_ray.stage_cost.options import build_options
+from piper_ray.stage_cost.variants import Variant, stage_variants
+
+
+def _silent(event: object) -> None:
+    pass
+
+
+def _graph(instance: Instance, restrictions: Restrictions) -> tuple[tuple[Variant, ...], Contraction, LayerGraph]:
+    variants = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
+    contraction = contract(instance, variants)
+    return variants, contraction, build_graph(instance, contraction)
+
+
+def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions()) -> Forecast:
+    """Size of the lattice, and what a solve will take in memory and time."""
+    variants, _, graph = _graph(instance, restrictions)
+    return forecast(graph, len(variants))
+
+
+def solve(
+    instance: Instance,
+    *,
+    restrictions: Restrictions = Restrictions(),
+    options: SolveOptions = SolveOptions(),
+    backend: Backend | None = None,
+    listener: Listener = _silent,
+) -> Solution:
+    """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
+
+    Without ``backend`` the work is done by threads of this process. Raises LimitError if the lattice does not fit.
+    """
+    started = time.perf_counter()
+    variants, contraction, graph = _graph(instance, restrictions)
+    known = forecast(graph, len(variants))
+    impossible = layer_without_choice(instance, variants)
+    if impossible is not None:
+        return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, graph, known))
+    limit = downset_limit(graph, len(variants), known, options.memory_limit_bytes)
+    try:
+        lattice = build_lattice(graph, limit)
+    except LimitError:
+        raise over_limit(limit, options.memory_limit_bytes) from None
+    lattice_s = time.perf_counter() - started
+    listener(StepFinished("lattice", lattice_s, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
+
+    began = time.perf_counter()
+    workload = Workload.build(lattice, build_options(instance, graph, variants))
+    problem = build_problem(workload, instance, restrictions.data_parallelism)
+    stage_costs_s = time.perf_counter() - began
+    tmpcs = sum(len(of_vertex) for of_variant in workload.options.tmpcs for of_vertex in of_variant)
+    listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))
+
+    began = time.perf_counter()
+    own = LocalBackend(options.threads) if backend is None else None
+    executor: Backend = backend if backend is not None else own  # type: ignore[assignment]
+    try:
+        search = Search(
+            instance,
+            contraction,
+            problem,
+            executor,
+            gap=options.gap,
+            deadline=None if options.time_limit_s is None else started + options.time_limit_s,
+            listener=listener,
+            started=started,
+        )
+        search.run()
+        infeasibility = _explain(search) if search.bracket.exhausted else None
+    finally:
+        if own is not None:
+            own.close()
+    stats = SolveStats(
+        layers=len(instance.layers),
+        contracted_layers=graph.size,
+        downsets=lattice.size,
+        levels=lattice.levels,
+        pairs=known.pairs,
+        threads=executor.threads,
+        lattice_s=lattice_s,
+        stage_costs_s=stage_costs_s,
+        search_s=time.perf_counter() - began,
+        evaluations=tuple(search.evaluations),
+    )
+    if infeasibility is not None:
+        return _without_plan(Status.INFEASIBLE, infeasibility, stats)
+    if search.plan is None:
+        return Solution(Status.UNKNOWN, None, search.bracket.lower, None, stats, stopped_by=search.stopped_by)
+    return Solution(
+        status=Status.OPTIMAL if search.bracket.closed else Status.FEASIBLE,
+        time_per_sample=search.bracket.upper,
+        lower_bound=min(search.bracket.lower, search.bracket.upper or search.bracket.lower),
+        plan=search.plan,
+        stats=stats,
+        stopped_by=search.stopped_by,
+    )
+
+
+def _explain(search: Search) -> Infeasibility:
+    """An interrupt here costs the figure, not the answer."""
+    try:
+        return explain(search.instance, search.problem, search.backend)
+    except KeyboardInterrupt:
+        return Infeasibility("proved; the search for the least memory was interrupted", None)
+
+
+def _without_plan(status: Status, infeasibility: Infeasibility, stats: SolveStats) -> Solution:
+    return Solution(status, None, float("inf"), None, stats, infeasibility)
+
+
+def _no_stats(instance: Instance, graph: LayerGraph, known: Forecast) -> SolveStats:
+    return SolveStats(
+        layers=len(instance.layers),
+        contracted_layers=graph.size,
+        downsets=known.downsets or 0,
+        levels=0,
+        pairs=known.pairs,
+        threads=0,
+        lattice_s=0.0,
+        stage_costs_s=0.0,
+        search_s=0.0,
+        evaluations=(),
+    )
