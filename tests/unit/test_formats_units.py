@@ -1,0 +1,73 @@
+"""Sizes and rates with units."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from piper_ray.errors import UsageError
+from piper_ray.formats import parse_bytes, parse_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 8 * 2**30),
+        ("80GB", 80e9),
+        ("80 gb", 80e9),
+        (" 1.5KiB ", 1536),
+        (".5kB", 500),
+        ("2.4GiB", int(2.4 * 2**30)),
+        ("8192", 8192),
+        ("2.5e9", 2.5e9),
+        ("0", 0),
+        ("8Gbit", 1e9),
+        (8192, 8192),
+        (0.5, 0.5),
+    ],
+)
+def test_sizes(text: str | float, size: float) -> None:
+    assert parse_bytes(text) == size
+    assert isinstance(parse_bytes(text), float)
+
+
+@pytest.mark.parametrize(
+    "text", ["25GB/s", "25 GB / s", "25GB", "25GB/sec", "25GBps", "200Gbit/s", "25e9", "25000000000/s"]
+)
+def test_rates(text: str) -> None:
+    assert parse_bytes_per_s(text) == 25e9
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("-5", "negative"),
+        ("-5GB", "not understood"),
+        (-1.0, "negative"),
+        ("nan", "unknown unit|not understood"),
+        (math.nan, "not finite"),
+        (math.inf, "not finite"),
+        ("1e400", "not finite"),
+        ("1e4GB", "not understood"),
+        ("1,5GB", "not understood"),
+        ("8GiB/h", "not understood"),
+        ("8 parsecs", "unknown unit"),
+        ("GiB", "not understood"),
+        ("", "not understood"),
+        ("25Gb", "ambiguous; write GB for bytes or Gbit for bits"),
+        ("9" * 400 + "EiB", "too large"),
+        (10**400, "a huge number is not finite"),
+        (True, "not a size"),
+        (None, "not a size"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_an_example(value: str | float, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_bytes(value)
+    assert "8GiB" in str(caught.value) or "ambiguous" in str(caught.value)
+
+
+def test_a_rate_shows_what_was_given() -> None:
+    with pytest.raises(UsageError, match="'25Gb/s' is ambiguous"):
+        parse_bytes_per_s("25Gb/s")
