@@ -1,0 +1,87 @@
+"""The commands put together, and how errors leave them: a message on stderr and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+import piper_ray
+from piper_ray.cli.convert import convert
+from piper_ray.cli.info import info
+from piper_ray.cli.solve import solve
+from piper_ray.cli.verify import verify
+from piper_ray.errors import EXIT_INTERRUPTED, PiperRayError
+
+# Typer's complaints about arguments; it words them itself and gives them exit code 2.
+_UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
+
+TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
+
+
+class _Commands(TyperGroup):
+    """Turns what a command raises into words and an exit code, in one place for all of them."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except PiperRayError as error:
+            _complain(str(error), ctx)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("piper-ray: interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except (typer.Exit, typer.Abort, _UsageError, BrokenPipeError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a message and not a traceback
+            _complain(f"unexpected {type(error).__name__}: {error}", ctx)
+            if not ctx.params.get("show_traceback"):
+                typer.echo(
+                    f"This is a fault of piper-ray. To see where: piper-ray --traceback ..., or {TRACEBACK_VARIABLE}=1",
+                    err=True,
+                )
+            raise typer.Exit(PiperRayError.exit_code) from None
+
+
+def _complain(message: str, ctx: typer.Context) -> None:
+    if ctx.params.get("show_traceback"):
+        traceback.print_exc(file=sys.stderr)
+    typer.echo(f"piper-ray: {message}", err=True)
+
+
+app = typer.Typer(
+    name="piper-ray",
+    cls=_Commands,
+    no_args_is_help=True,
+    epilog=(
+        "Exit codes: 0 solved, 1 a fault of piper-ray, 2 usage, 3 bad input, 4 infeasible, 5 over a limit, "
+        "6 a plan that is not valid, 7 cluster, 130 interrupted."
+    ),
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (solve, verify, info, convert):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"piper-ray {piper_ray.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    show_traceback: Annotated[
+        bool,
+        typer.Option("--traceback", envvar=TRACEBACK_VARIABLE, help="Show where in the code an error came from."),
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Plan DNN training: the fastest split over pipeline stages, data and tensor parallelism, with proof."""

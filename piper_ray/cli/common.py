@@ -1,0 +1,94 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.errors import UsageError
+from piper_ray.formats import InFlight, parse_bytes, parse_bytes_per_s
+from piper_ray.model import Instance
+
+
+def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:
+    """``parse`` as an option's parser: its UsageError becomes a complaint that names the option."""
+
+    def parsed(value: object) -> float:
+        try:
+            return parse(str(value))  # defaults come as numbers
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parsed
+
+
+Input = Annotated[
+    Path,
+    typer.Argument(
+        metavar="INPUT",
+        show_default=False,
+        help="The workload: Piper's JSON, a compact TOML workload, or a PipeDream profile (graph.txt).",
+    ),
+]
+Devices = Annotated[
+    int | None,
+    typer.Option("--devices", metavar="K", help="Number of devices, in place of the input's."),
+]
+Microbatches = Annotated[
+    int | None,
+    typer.Option("--microbatches", metavar="N", help="Microbatches in a batch, in place of the input's."),
+]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        parser=option_value(parse_bytes),
+        help="Memory of each device, as 80GB or 8GiB, in place of the input's.",
+    ),
+]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        "--bandwidth",
+        metavar="RATE",
+        parser=option_value(parse_bytes_per_s),
+        help="Bandwidth from a device to the others, as 25GB/s, in place of the input's.",
+    ),
+]
+KeptInFlight = Annotated[
+    InFlight | None,
+    typer.Option(
+        "--in-flight",
+        metavar="RULE",
+        help="What a device keeps of the microbatches in flight (PipeDream profiles only): two-versions of the "
+        "weights, which is the default, or stashing, a version for each.",
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on stdout and nothing else there."),
+]
+
+
+def load_instance(
+    source: Path,
+    devices: int | None,
+    microbatches: int | None,
+    memory_bytes: float | None,
+    bandwidth_bytes_per_s: float | None,
+    in_flight: InFlight | None,
+) -> Instance:
+    """The instance of the shared options."""
+    return piper_ray.load(
+        source,
+        devices=devices,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        in_flight=in_flight,
+    )

@@ -1,0 +1,104 @@
+"""``piper-ray info``: what is in an input, and what a solve of it will take."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import typer
+
+from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
+from piper_ray.model import Instance
+from piper_ray.solution import Forecast
+
+
+def info(
+    source: Input,
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    json: Json = False,
+) -> None:
+    """Show what INPUT holds, and what solving it will take in memory and time."""
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+
+    from piper_ray.report.document import info_document, to_text
+    from piper_ray.report.layout import Column, console, table_lines
+    from piper_ray.report.stages import print_table
+    from piper_ray.report.summary import instance_lines
+    from piper_ray.solver import forecast_solve
+
+    forecast = forecast_solve(instance)
+    if json:
+        typer.echo(to_text(info_document(instance, figures(instance, forecast))), nl=False)
+        return
+    screen = console()
+    for line in [*instance_lines(instance), f"Digest    {instance.digest}"]:
+        screen.print(line, soft_wrap=True)
+    screen.print()
+    columns = [Column("t", right=True), Column("layers", right=True), Column("TMPCs", right=True)]
+    rows = [
+        [str(row["tensor_parallel_degree"]), str(row["layers"]), str(row["tmpcs"]), _ids_text(instance, degree)]
+        for degree, row in zip(instance.degrees, degree_rows(instance), strict=True)
+    ]
+    print_table(screen, table_lines([*columns, Column("by id", wrap=max(40, screen.width - 24))], rows))
+    screen.print()
+    for line in forecast_lines(forecast):
+        screen.print(line, soft_wrap=True)
+
+
+def figures(instance: Instance, forecast: Forecast) -> dict[str, object]:
+    """The figures of ``info --json``."""
+    return {
+        "tensor_parallel_degrees": list(instance.degrees),
+        "tmpcs": degree_rows(instance),
+        "forecast": {
+            "downsets": forecast.downsets,
+            "pairs": forecast.pairs,
+            "memory_bytes": forecast.memory_bytes,
+            "seconds": forecast.seconds,
+        },
+    }
+
+
+def degree_rows(instance: Instance) -> list[dict[str, object]]:
+    """For each tensor-parallel degree: how many layers and TMPCs have it, and how many of these recompute."""
+    rows: list[dict[str, object]] = []
+    for degree in instance.degrees:
+        lists = [layer.tmpcs.get(degree, ()) for layer in instance.layers]
+        tmpcs = [tmpc for tmpcs in lists for tmpc in tmpcs]
+        rows.append(
+            {
+                "tensor_parallel_degree": degree,
+                "layers": sum(1 for tmpcs_of_layer in lists if tmpcs_of_layer),
+                "tmpcs": len(tmpcs),
+                "recompute": sum(tmpc.recompute for tmpc in tmpcs),
+            }
+        )
+    return rows
+
+
+def forecast_lines(forecast: Forecast) -> list[str]:
+    """What a solve will take, in words."""
+    from piper_ray.report.figures import size_text
+
+    if forecast.downsets is None:
+        return ["Solve     more downsets than can be counted quickly; solve counts them and stops at --memory-limit"]
+    pairs = "more pairs than can be counted quickly" if forecast.pairs is None else f"{forecast.pairs:,} pairs"
+    lines = [f"Solve     {forecast.downsets:,} downsets, {pairs}"]
+    if forecast.memory_bytes is not None and forecast.seconds is not None:
+        seconds = f"{forecast.seconds:,.0f} s" if forecast.seconds >= 10 else f"{forecast.seconds:.1g} s"
+        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {seconds}")
+    return lines
+
+
+def _ids_text(instance: Instance, degree: int) -> str:
+    from piper_ray.report.figures import printable
+
+    counts = Counter(
+        f"{printable(tmpc.id)}{' (recomputes)' if tmpc.recompute else ''}"
+        for layer in instance.layers
+        for tmpc in layer.tmpcs.get(degree, ())
+    )
+    return ", ".join(f"{name} x{count}" for name, count in counts.items())

@@ -1,0 +1,170 @@
+"""``piper-ray solve``: the fastest plan for a workload on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import (
+    Bandwidth,
+    Devices,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    load_instance,
+    option_value,
+)
+from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
+from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.formats import parse_bytes
+from piper_ray.model import Instance
+from piper_ray.options import SolveOptions
+from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.solution import Solution, Status
+
+TIME_TOLERANCE = 1e-9
+"""Relative difference allowed between the solver's figure for its plan and the independent one."""
+
+
+def parse_gap(text: str) -> float:
+    """``0.01`` or ``1%`` as 0.01. Raises UsageError."""
+    number = text.strip()
+    try:
+        return float(number[:-1]) / 100.0 if number.endswith("%") else float(number)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a gap; expected a share such as 0.01 or 1%") from None
+
+
+def solve(
+    source: Input,
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the plan to FILE, in upstream's JSON with our figures."),
+    ] = None,
+    json: Json = False,
+    no_tensor_parallel: Annotated[
+        bool, typer.Option("--no-tensor-parallel", help="Allow no tensor parallelism: t = 1 in every stage.")
+    ] = False,
+    no_data_parallel: Annotated[
+        bool, typer.Option("--no-data-parallel", help="Allow no data parallelism: d = 1 in every stage.")
+    ] = False,
+    recompute: Annotated[
+        Recompute,
+        typer.Option(
+            "--recompute",
+            metavar="RULE",
+            help="Activation recomputation: auto (as is best for each layer), always, never, or all-or-none (each "
+            "stage as a whole).",
+        ),
+    ] = Recompute.AUTO,
+    gap: Annotated[
+        float,
+        typer.Option(
+            "--gap",
+            metavar="G",
+            parser=option_value(parse_gap),
+            help="Stop when the plan is proved to be within this share of the best, as 0.01 or 1%.",
+        ),
+    ] = 0.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="S", help="Stop after S seconds with the best plan found so far."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="T", help="Worker threads; one for each core if not given."),
+    ] = None,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            parser=option_value(parse_bytes),
+            help="Refuse a solve that would itself need more memory than this, as 16GB.",
+        ),
+    ] = None,
+) -> None:
+    """Find the fastest plan for INPUT, and prove it.
+
+    Ctrl-C stops the search and prints the best plan so far with its gap.
+    """
+    options = SolveOptions(gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit)
+    restrictions = Restrictions(
+        tensor_parallelism=not no_tensor_parallel, data_parallelism=not no_data_parallel, recompute=recompute
+    )
+    if out is not None:
+        _refuse_unwritable(out)
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+
+    from piper_ray.report.document import solution_document, to_text
+    from piper_ray.report.layout import console
+    from piper_ray.report.log import SolverLog
+    from piper_ray.report.stages import print_plan
+    from piper_ray.report.summary import print_outcome
+
+    screen = console(stderr=json)
+    with SolverLog(screen) as log:
+        log.begin(instance)
+        solution = piper_ray.solve(instance, restrictions=restrictions, options=options, listener=log)
+    evaluation = check_own_plan(instance, solution)
+    if json:
+        typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)
+    elif solution.plan is not None and evaluation is not None:
+        screen.print()
+        print_plan(screen, instance, solution.plan, evaluation)
+    screen.print()
+    print_outcome(screen, instance, solution, evaluation)
+    if out is not None:
+        _write_plan(out, instance, solution, evaluation)
+    code = exit_code(solution)
+    if code != EXIT_SOLVED:
+        raise typer.Exit(code)
+
+
+def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
+    """The plan's cost, re-derived by ``evaluate``. Raises InvalidPlan if it breaks a rule or costs something else."""
+    if solution.plan is None:
+        return None
+    evaluation = evaluate(instance, solution.plan)
+    claimed = solution.time_per_sample
+    found = evaluation.time_per_sample_s
+    if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
+        raise InvalidPlan([f"the solver says {claimed} s per sample, its plan takes {found} s: a fault of piper-ray"])
+    return evaluation
+
+
+def exit_code(solution: Solution) -> int:
+    """What a solve's outcome means to a script: a plan within the limits asked for is a success."""
+    if solution.stopped_by == "interrupt":
+        return EXIT_INTERRUPTED
+    if solution.status is Status.INFEASIBLE:
+        return InfeasibleError.exit_code
+    return EXIT_SOLVED if solution.plan is not None else LimitError.exit_code
+
+
+def _refuse_unwritable(out: Path) -> None:
+    """Said before the solve, not after hours of it."""
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a folder; expected the path of a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+
+
+def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
+    if solution.plan is None or evaluation is None:
+        typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
+        return
+
+    from piper_ray.report.document import plan_document, to_text, write_atomically
+
+    write_atomically(out, to_text(plan_document(instance, solution, solution.plan, evaluation)))

@@ -1,0 +1,155 @@
+"""The JSON documents: of a solve, of a check, and the plan file in upstream's form with our figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from enum import Enum
+from pathlib import Path
+
+import piper_ray
+from piper_ray.errors import UsageError
+from piper_ray.evaluate import Evaluation
+from piper_ray.model import Instance
+from piper_ray.options import SolveOptions
+from piper_ray.plan import Plan
+from piper_ray.report.stages import binding
+from piper_ray.restrictions import Restrictions
+from piper_ray.solution import Solution
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; new fields do not raise it."""
+
+Document = dict[str, object]
+
+
+def solution_document(
+    instance: Instance,
+    restrictions: Restrictions,
+    options: SolveOptions,
+    solution: Solution,
+    evaluation: Evaluation | None,
+) -> Document:
+    """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
+    plan = solution.plan
+    return {
+        **_header("solution", instance),
+        "restrictions": _plain(restrictions),
+        "options": _plain(options),
+        "status": solution.status.value,
+        "stopped_by": solution.stopped_by,
+        "time_per_sample_s": solution.time_per_sample,
+        "lower_bound_s": _plain(solution.lower_bound),
+        "gap": solution.gap,
+        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "infeasibility": _plain(solution.infeasibility),
+        "stats": _plain(solution.stats),
+    }
+
+
+def plan_document(instance: Instance, solution: Solution, plan: Plan, evaluation: Evaluation) -> Document:
+    """The plan file: upstream's ``stages`` first, with our figures in each, then what they hold for."""
+    return {
+        **_plan_with_figures(instance, plan, evaluation),
+        **_header("plan", instance),
+        "status": solution.status.value,
+        "time_per_sample_s": evaluation.time_per_sample_s,
+        "lower_bound_s": _plain(solution.lower_bound),
+        "gap": solution.gap,
+    }
+
+
+def verification_document(
+    instance: Instance, plan: Plan, evaluation: Evaluation | None, violations: tuple[str, ...]
+) -> Document:
+    """What ``verify`` found: the plan's cost, or every rule it breaks."""
+    return {
+        **_header("verification", instance),
+        "valid": evaluation is not None,
+        "violations": list(violations),
+        "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
+        "plan": plan.to_dict() if evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+    }
+
+
+def info_document(instance: Instance, figures: Document) -> Document:
+    """What ``info`` found."""
+    return {**_header("info", instance), **figures}
+
+
+def to_text(document: Document) -> str:
+    """The document as strict JSON: no NaN and no infinity."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or, when writing fails, what was there before. Raises UsageError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _header(kind: str, instance: Instance) -> Document:
+    return {
+        "schema": f"piper-ray/{kind}",
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": piper_ray.__version__,
+        "instance": {
+            "name": instance.name,
+            "digest": instance.digest,
+            "layers": len(instance.layers),
+            "edges": len(instance.edges),
+            "devices": instance.devices,
+            "microbatches": instance.microbatches,
+            "memory_bytes": instance.memory_bytes,
+            "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
+        },
+    }
+
+
+def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -> Document:
+    document = plan.to_dict()
+    stages = document["stages"]
+    assert isinstance(stages, list)
+    for written, stage in zip(stages, evaluation.stages, strict=True):
+        written["figures"] = {
+            "devices": stage.devices,
+            "time_s": stage.time_s,
+            "compute_s": stage.compute_s,
+            "communication_s": stage.communication_s,
+            "resync_s": stage.resync_s,
+            "memory_bytes": stage.memory_bytes,
+            "in_flight_microbatches": stage.in_flight_microbatches,
+            "binds": list(binding(instance, evaluation, stage)),
+        }
+    return document
+
+
+def _evaluation_document(evaluation: Evaluation) -> Document:
+    return {
+        "time_per_sample_s": evaluation.time_per_sample_s,
+        "devices": evaluation.devices,
+        "data_parallel_sum": evaluation.data_parallel_sum,
+        "stages": len(evaluation.stages),
+        "bottleneck": evaluation.bottleneck,
+    }
+
+
+def _plain(value: object) -> object:
+    """Dataclasses as objects, enums as their values; JSON has no infinity, which becomes null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,100 @@
+"""Numbers as a reader wants them: few digits, a unit, and one unit for all numbers of a column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+PROOF_TOLERANCE = 2e-9
+"""Relative: a proof says that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A unit and the decimals with which every figure of a column is written in it."""
+
+    unit: str
+    size: float
+    decimals: int
+
+    def text(self, value: float) -> str:
+        """The figure alone, without its unit."""
+        return f"{value / self.size:.{self.decimals}f}"
+
+
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
+_DECIMAL_SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def time_scale(largest_s: float, digits: int = 5) -> Scale:
+    """The unit of time in which the largest figure of a column has ``digits`` significant digits."""
+    return _scale(_TIMES, largest_s, digits)
+
+
+def size_scale(largest_bytes: float, digits: int = 4) -> Scale:
+    """The same for bytes, in powers of 1024."""
+    return _scale(_SIZES, largest_bytes, digits)
+
+
+def time_text(seconds: float, digits: int = 6) -> str:
+    """``703.591 us``, ``8.66677 s``."""
+    scale = time_scale(seconds, digits)
+    return f"{scale.text(seconds)} {scale.unit}" if math.isfinite(seconds) else "inf"
+
+
+def size_text(size_bytes: float, digits: int = 4) -> str:
+    """``8 GiB``, ``7.451 GiB``: in powers of 1024 and without the zeros at the end."""
+    return _size_text(_SIZES, size_bytes, digits)
+
+
+def _size_text(units: tuple[tuple[str, float], ...], size_bytes: float, digits: int) -> str:
+    scale = _scale(units, size_bytes, digits)
+    number = scale.text(size_bytes)
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {scale.unit}"
+
+
+def given_size_text(size_bytes: float) -> str:
+    """In powers of 1000 or 1024, as is shorter: as it was probably given (``80 GB``, ``8 GiB``)."""
+    return min((_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES)), key=len)
+
+
+def percent_text(ratio: float) -> str:
+    """``0.8746 %``; ``0 %`` is a gap that the proof leaves anyway, what rounds to zero but is more has an exponent."""
+    percent = 100.0 * ratio
+    if ratio <= PROOF_TOLERANCE:
+        return "0 %"
+    return f"{percent:.4f} %" if percent >= 5e-5 else f"{percent:.0e} %"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 stage``, ``12 stages``, with thousands set apart."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """Names come from files: what could move the cursor or change colours is shown as ``?``."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def range_text(ids: Iterable[int]) -> str:
+    """``3-12,14``, from ids in any order."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(str(end) for end in run) for run in runs)
+
+
+def _scale(units: tuple[tuple[str, float], ...], largest: float, digits: int) -> Scale:
+    if not math.isfinite(largest) or largest <= 0:
+        return Scale(*(units[0] if units is _TIMES else units[-1]), 0)
+    # Rounding must not carry a figure into one digit more: 999.9996 is 1.00000 of the next unit.
+    rounded = float(f"{largest:.{digits - 1}e}")
+    unit, size = next(((unit, size) for unit, size in units if rounded >= size), units[-1])
+    whole = math.floor(math.log10(rounded / size) + 1e-12) + 1
+    return Scale(unit, size, 0 if size == 1.0 and unit == "B" else max(0, digits - max(whole, 1)))

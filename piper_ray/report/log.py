@@ -1,0 +1,95 @@
+"""The solver's log: a row for each answer, and on a terminal a live line for the evaluation under way."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+import piper_ray
+from piper_ray.model import Instance
+from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
+from piper_ray.report.figures import percent_text, time_text
+from piper_ray.report.summary import instance_lines
+
+_HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
+
+
+class SolverLog:
+    """A progress.Listener that prints to ``console``; a context manager, so that the live line is always taken down.
+
+    Each row is a line of its own as soon as it is known, so that the log can be followed through a pipe.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._has_head = False
+
+    def __enter__(self) -> SolverLog:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=8)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def begin(self, instance: Instance) -> None:
+        """The header: which version plans what on what."""
+        self._line(f"piper-ray {piper_ray.__version__}", "bold")
+        for line in instance_lines(instance):
+            self._line(line)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepFinished):
+            self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
+        elif isinstance(event, EvaluationAdvanced):
+            self._show_advance(event)
+        elif isinstance(event, EvaluationFinished):
+            self._show_advance(None)
+            answer = "feasible" if event.feasible else "infeasible"
+            self._row(str(event.index), event.threshold_s, answer, event.bounds)
+        elif isinstance(event, IncumbentFound):
+            self._row(
+                "*",
+                event.time_per_sample_s,
+                "plan" if event.origin == "evaluation" else f"plan ({event.origin})",
+                event.bounds,
+            )
+
+    def _row(self, mark: str, threshold_s: float, answer: str, bounds: Bounds) -> None:
+        if not self._has_head:
+            self._has_head = True
+            self._console.print()
+            self._line(_HEAD, "bold")
+        upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
+        gap = "-" if bounds.gap is None else percent_text(bounds.gap)
+        self._line(
+            f"{mark:>4}  {time_text(threshold_s):>11}  {answer:<12} {time_text(bounds.lower_s):>11}  {upper:>11}  "
+            f"{gap:>9}  {bounds.elapsed_s:6.2f} s"
+        )
+
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _show_advance(self, event: EvaluationAdvanced | None) -> None:
+        if self._live is None:
+            return
+        if event is None:
+            self._live.update(Text())
+            return
+        share = event.done / event.total if event.total else 1.0
+        self._live.update(
+            Text(
+                f"evaluation {event.index} at {time_text(event.threshold_s)}: {share:.0%} of "
+                f"{event.total:,} downsets, {event.bounds.elapsed_s:.1f} s",
+                style="dim",
+            )
+        )

@@ -1,0 +1,180 @@
+"""A plan as two tables: which layers run where, and where each stage's time and memory go."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.console import Console
+from rich.text import Text
+
+from piper_ray.evaluate import Evaluation, StageEvaluation
+from piper_ray.model import Instance
+from piper_ray.plan import Plan, Stage
+from piper_ray.report.figures import plural, printable, range_text, size_scale, size_text, time_scale
+from piper_ray.report.layout import Column, draws_blocks, table_lines
+
+TIME_BINDS = 1e-3
+"""A stage is named as what limits the speed when it is slower than all but this share of the bottleneck's time."""
+
+MEMORY_BINDS = 0.95
+"""A stage is named as short of memory from this share of the limit on."""
+
+_LONGEST_BAR = 48
+_SHORTEST_BAR = 8
+_TRAILING_NUMBER = re.compile(r"[-_. ]?\d+$")
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """One part of a stage's time: its name, and how its share of the bar is drawn."""
+
+    name: str
+    block: str
+    ascii: str
+    style: str
+
+
+BAR_PARTS = (
+    BarPart("compute", "█", "#", "cyan"),
+    BarPart("communication", "▒", "+", "yellow"),
+    BarPart("resync", "░", ".", "magenta"),
+)
+
+
+def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
+    """Both tables, at the console's width."""
+    print_table(console, table_lines(*_layers_table(instance, plan, console.width)))
+    console.print()
+    _print_costs(console, instance, evaluation)
+
+
+def print_table(console: Console, lines: list[str]) -> None:
+    """Lines whose first is the head. A line too long for the terminal is left for it to wrap."""
+    for index, line in enumerate(lines):
+        console.print(Text(line, style="bold" if index == 0 else ""), soft_wrap=True)
+
+
+def binding(instance: Instance, evaluation: Evaluation, stage: StageEvaluation) -> tuple[str, ...]:
+    """What limits this stage: "time", "memory", both or neither."""
+    reasons = {
+        "time": stage.time_s >= evaluation.time_per_sample_s * (1.0 - TIME_BINDS),
+        "memory": stage.memory_bytes >= instance.memory_bytes * MEMORY_BINDS,
+    }
+    return tuple(name for name, binds in reasons.items() if binds)
+
+
+def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
+    """``1 Embedding, 3-12 ParallelTransformerLayer x10``; where that fills more than two lines, ids and kinds apart."""
+    names = {layer.id: printable(layer.name) for layer in instance.layers}
+    runs = list(_runs(layers, names))
+    text = ", ".join(
+        f"{range_text(run)} {names[run[0]] if len(run) == 1 else f'{_kind(names[run[0]])} x{len(run)}'}".rstrip()
+        for run in runs
+    )
+    if len(text) <= 2 * width:
+        return text
+    kinds = Counter(_kind(names[layer]) for layer in layers)
+    listed = ", ".join(f"{kind} x{count}" if count > 1 else kind for kind, count in kinds.most_common())
+    return _shortened(f"{_shortened(range_text(layers), width)}: {plural(len(layers), 'layer')}, {listed}", 2 * width)
+
+
+def _kind(name: str) -> str:
+    return _TRAILING_NUMBER.sub("", name) or name
+
+
+def _runs(layers: tuple[int, ...], names: dict[int, str]) -> Iterator[tuple[int, ...]]:
+    """Stretches of consecutive ids with names of one kind."""
+    start = 0
+    for index, (before, after) in enumerate(pairwise(layers), start=1):
+        if after != before + 1 or _kind(names[before]) != _kind(names[after]):
+            yield layers[start:index]
+            start = index
+    if layers:
+        yield layers[start:]
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _tmpcs_text(stage: Stage) -> str:
+    counts = Counter(printable(stage.tmpc_ids[layer]) for layer in stage.layers)
+    return ", ".join(f"{name} x{count}" for name, count in counts.items())
+
+
+def _layers_table(instance: Instance, plan: Plan, width: int) -> tuple[list[Column], list[list[str]]]:
+    free = max(40, width - 4 - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
+    tmpcs_width = min(36, free * 2 // 5)
+    layers_width = free - tmpcs_width
+    columns = [
+        Column("#", right=True),
+        Column("layers", wrap=layers_width),
+        Column("d", right=True),
+        Column("t", right=True),
+        Column("devices", right=True),
+        Column("TMPCs", wrap=tmpcs_width),
+    ]
+    rows = [
+        [
+            str(number),
+            layers_text(instance, stage.layers, layers_width),
+            str(stage.data_parallel_degree),
+            str(stage.tensor_parallel_degree),
+            str(stage.devices),
+            _tmpcs_text(stage),
+        ]
+        for number, stage in enumerate(plan.stages, start=1)
+    ]
+    return columns, rows
+
+
+def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -> None:
+    times = time_scale(evaluation.time_per_sample_s)
+    sizes = size_scale(max([instance.memory_bytes, *(stage.memory_bytes for stage in evaluation.stages)]))
+    columns = [
+        Column(head, right=True)
+        for head in ("#", f"time {times.unit}", "compute", "comm", "resync", f"mem {sizes.unit}", "%")
+    ]
+    rows = [
+        [
+            str(number),
+            *(times.text(part) for part in (stage.time_s, stage.compute_s, stage.communication_s, stage.resync_s)),
+            sizes.text(stage.memory_bytes),
+            f"{100 * stage.memory_bytes / instance.memory_bytes:.1f}",
+            "both" if len(binds) == 2 else "".join(binds),
+        ]
+        for number, stage in enumerate(evaluation.stages, start=1)
+        for binds in [binding(instance, evaluation, stage)]
+    ]
+    lines = table_lines([*columns, Column("binds")], rows)
+    offset = max(len(line) for line in lines) + 2
+    bar_width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - offset))
+    blocks = draws_blocks(console)
+    console.print(Text(lines[0], style="bold"), soft_wrap=True)
+    for line, stage in zip(lines[1:], evaluation.stages, strict=True):
+        bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
+        console.print(Text(line.ljust(offset)) + bar if bar.plain else Text(line), soft_wrap=True)
+    legend = Text("bar: time per sample, ")
+    for index, part in enumerate(BAR_PARTS):
+        legend.append(", " if index else "")
+        legend.append(part.block if blocks else part.ascii, part.style)
+        legend.append(f" {part.name}")
+    legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
+    console.print(legend, soft_wrap=True)
+
+
+def _bar(stage: StageEvaluation, longest_s: float, width: int, blocks: bool) -> Text:
+    """The three parts on the scale of the slowest stage. Rounding their ends, not their lengths, keeps the whole."""
+    bar = Text()
+    end_s, drawn = 0.0, 0
+    parts_s = (stage.compute_s, stage.communication_s, stage.resync_s)
+    for part, seconds in zip(BAR_PARTS, parts_s, strict=True):
+        end_s += seconds
+        end = round(width * end_s / longest_s) if longest_s > 0 else 0
+        bar.append((part.block if blocks else part.ascii) * (end - drawn), part.style)
+        drawn = max(drawn, end)
+    return bar

@@ -1,0 +1,87 @@
+"""The lines around the tables: the instance before a solve, the outcome after it."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.text import Text
+
+from piper_ray.evaluate import Evaluation
+from piper_ray.model import Instance
+from piper_ray.report.figures import (
+    PROOF_TOLERANCE,
+    given_size_text,
+    percent_text,
+    plural,
+    printable,
+    size_text,
+    time_text,
+)
+from piper_ray.solution import Infeasibility, Solution, Status
+
+_STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
+
+
+def instance_lines(instance: Instance) -> list[str]:
+    """What is to be planned and on what: two lines."""
+    name = f"{printable(instance.name)}: " if instance.name else ""
+    degrees = ", ".join(str(degree) for degree in instance.degrees)
+    workload = (
+        f"Workload  {name}{plural(len(instance.layers), 'layer')}, {plural(len(instance.edges), 'edge')}, "
+        f"tensor-parallel degrees {degrees or 'none'}"
+    )
+    cluster = (
+        f"Cluster   K = {instance.devices:,} devices, N = {instance.microbatches:,} microbatches, "
+        f"M = {given_size_text(instance.memory_bytes)}, B = {given_size_text(instance.bandwidth_bytes_per_s)}/s"
+    )
+    return [workload, cluster]
+
+
+def cost_text(instance: Instance, evaluation: Evaluation) -> str:
+    """``703.591 us/sample, 1421.28 samples/s, 2048 of 2048 devices``."""
+    seconds = evaluation.time_per_sample_s
+    rate = f"{1 / seconds:.6g} samples/s" if seconds > 0 else "no time at all"
+    return f"{time_text(seconds)}/sample, {rate}, {evaluation.devices} of {instance.devices} devices"
+
+
+def print_outcome(console: Console, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
+    """The status with what is proved: the last lines of a solve."""
+    status = solution.status
+    stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
+    if evaluation is not None and solution.gap is not None:
+        line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
+        line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
+        console.print(line, soft_wrap=True)
+        if solution.gap > PROOF_TOLERANCE:
+            console.print(f"no plan is faster than {time_text(solution.lower_bound)}/sample", soft_wrap=True)
+    elif solution.infeasibility is not None:
+        print_infeasibility(console, solution.infeasibility)
+    else:
+        console.print(
+            f"{status.value}{stopped}: no plan found so far; none is faster than "
+            f"{time_text(solution.lower_bound)}/sample",
+            soft_wrap=True,
+        )
+    console.print(_work_text(solution), soft_wrap=True)
+
+
+def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
+    """Why there is no plan, and the least memory that would change that; without a figure the reason says it all."""
+    line = Text("infeasible", style="bold red")
+    line.append(f": {printable(infeasibility.reason)}", style="default")
+    console.print(line, soft_wrap=True)
+    least = infeasibility.least_memory_bytes
+    if least is not None:
+        console.print(
+            f"least memory per device with a plan: {size_text(least, 6)} (--memory {math.ceil(least)})", soft_wrap=True
+        )
+
+
+def _work_text(solution: Solution) -> str:
+    stats = solution.stats
+    total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
+    return (
+        f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
+        f"search {stats.search_s:.2f} s in {plural(len(stats.evaluations), 'evaluation')}"
+    )
