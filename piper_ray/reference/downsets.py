@@ -1,0 +1,36 @@
+"""Sets of layers closed under successors, by plain enumeration."""
+
+from __future__ import annotations
+
+from piper_ray.errors import LimitError
+from piper_ray.model import Instance
+
+
+def enumerate_downsets(instance: Instance, most: int) -> list[int]:
+    """All downsets as bit masks (bit i is ``instance.layers[i]``), by size, then by value; the empty set comes first.
+
+    A downset grows by a layer all of whose successors are in it; going level by level finds each, as every downset
+    loses its front-most layer to one of the level before. Raises LimitError when there are more than ``most``.
+    """
+    position = {layer.id: i for i, layer in enumerate(instance.layers)}
+    successors = [0] * len(instance.layers)
+    for edge in instance.edges:
+        successors[position[edge.source]] |= 1 << position[edge.target]
+    downsets = [0]
+    level = [0]
+    while level:
+        level = sorted(
+            {
+                downset | 1 << i
+                for downset in level
+                for i, needed in enumerate(successors)
+                if not downset >> i & 1 and downset & needed == needed
+            }
+        )
+        downsets += level
+        if len(downsets) > most:
+            raise LimitError(
+                f"the paper's table has more than {most:,} rows, one for each downset of the layers: "
+                "raise table_limit_bytes, or use the threshold solver"
+            )
+    return downsets
