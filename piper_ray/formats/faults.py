@@ -16,7 +16,7 @@ T = TypeVar("T")
 # The branches of a value that may be one figure or a list of them; pydantic puts the branch's tag into the path.
 ONE, MANY = "<one>", "<many>"
 
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{,59}")
 _PROBLEM = {
     "missing": "missing",
     "finite_number": "not finite",

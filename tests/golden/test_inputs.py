@@ -1,0 +1,185 @@
+"""The published inputs load, and the inputs that we ship say the same as those that they restate."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper_ray.formats import InFlight, dump, load, load_plan, to_toml, to_upstream
+from piper_ray.model import Instance
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT / ".." / "shared"
+INPUTS = ROOT / "inputs"
+
+PIPER = {"bert32a100": (37, 67, (1, 2, 4, 8)), "gnmt": (78, 104, (1,)), "resnet": (177, 193, (1,))}
+# layers and edges once Input sources and __getitem__ sinks are gone
+PIPEDREAM = {
+    "gnmt": (37, 46),
+    "inception_v3": (325, 361),
+    "resnet50": (176, 192),
+    "squeezenet1_0": (67, 75),
+    "vgg16": (40, 40),
+}
+
+
+def profile(name: str, in_flight: InFlight = InFlight.TWO_VERSIONS) -> Instance:
+    path = SHARED / "pipedream" / f"{name}.graph.txt"
+    return load(
+        path, devices=8, microbatches=64, memory_bytes=2**34, bandwidth_bytes_per_s=25 * 2**30, in_flight=in_flight
+    )
+
+
+def published() -> list[Instance]:
+    return [load(SHARED / "piper" / f"{name}.json") for name in PIPER] + [profile(name) for name in PIPEDREAM]
+
+
+@pytest.mark.parametrize("name", PIPER)
+def test_pipers_workloads_load_figure_for_figure(name: str) -> None:
+    path = SHARED / "piper" / f"{name}.json"
+    instance = load(path)
+    layers, edges, degrees = PIPER[name]
+    assert (len(instance.layers), len(instance.edges), instance.degrees) == (layers, edges, degrees)
+    assert instance.name == name
+    # Upstream's document, with no reader of ours between: what is written must equal it key by key.
+    document = json.loads(path.read_text(encoding="utf-8"))
+    written = to_upstream(instance)
+    assert written.pop("name") == name
+    assert written == document
+    assert [edge["sourceId"] for edge in document["edges"]] == [edge.source for edge in instance.edges]
+    recompute = {(x.id, x.recompute) for layer in instance.layers for xs in layer.tmpcs.values() for x in xs}
+    assert recompute == {("vanilla", False), ("activation recomp", True)}
+
+
+@pytest.mark.parametrize("name", PIPEDREAM)
+def test_pipedreams_profiles_load(name: str) -> None:
+    instance = profile(name)
+    assert (len(instance.layers), len(instance.edges)) == PIPEDREAM[name]
+    stashing = profile(name, InFlight.STASHING)
+    for layer, stashed in zip(instance.layers, stashing.layers, strict=True):
+        (plain,), (kept,) = layer.tmpcs[1], stashed.tmpcs[1]
+        assert plain.fixed_bytes == 2 * plain.weights_bytes
+        assert kept.fixed_bytes == 0.0
+        assert kept.activation_bytes == plain.activation_bytes + plain.weights_bytes
+    activation = {layer.id: layer.tmpcs[1][0].activation_bytes for layer in instance.layers}
+    assert all(edge.communication_bytes == activation[edge.source] for edge in instance.edges)
+
+
+def test_the_profile_of_vgg16_sums_to_what_its_lines_say() -> None:
+    lines = (SHARED / "pipedream" / "vgg16.graph.txt").read_text(encoding="utf-8").splitlines()
+    nodes = [line.split(" -- ")[-1] for line in lines if line.startswith("node") and "Input" not in line]
+    figures = [dict(part.split("=") for part in node.split(", ")) for node in nodes]
+    tmpcs = [layer.tmpcs[1][0] for layer in profile("vgg16").layers]
+    assert sum(tmpc.time_per_sample_s for tmpc in tmpcs) == pytest.approx(
+        sum(float(node["forward_compute_time"]) + float(node["backward_compute_time"]) for node in figures) / 1000
+    )
+    assert [tmpc.weights_bytes for tmpc in tmpcs] == [float(node["parameter_size"]) for node in figures]
+
+
+@pytest.mark.parametrize("extension", ["json", "toml"])
+def test_published_inputs_survive_being_written(tmp_path: Path, extension: str) -> None:
+    for instance in published():
+        path = tmp_path / f"written.{extension}"
+        dump(instance, path)
+        again = load(path)
+        assert again == instance
+        assert again.digest == instance.digest
+
+
+def test_the_compact_form_is_compact() -> None:
+    published_bytes = (SHARED / "piper" / "bert32a100.json").stat().st_size
+    text = to_toml(load(SHARED / "piper" / "bert32a100.json"))
+    assert len(text) * 10 < published_bytes
+    assert text.count("[types.") == 5
+    assert text.count("continues = ") == 1
+
+
+def test_bert32_equals_the_published_workload() -> None:
+    ours, theirs = load(INPUTS / "bert32-a100.toml"), load(SHARED / "piper" / "bert32a100.json")
+    assert dataclasses.replace(ours, name=theirs.name) == theirs  # ids, orders and every figure
+    assert ours.digest == theirs.digest
+
+
+@pytest.mark.parametrize("depth", [48, 64, 96])
+def test_deeper_berts_are_bert32_with_more_transformer_layers(depth: int) -> None:
+    bert32, bert = load(INPUTS / "bert32-a100.toml"), load(INPUTS / f"bert{depth}-a100.toml")
+    assert bert.name == f"bert{depth}-a100"
+    assert (bert.devices, bert.microbatches) == (10, 1920)
+    assert (bert.memory_bytes, bert.bandwidth_bytes_per_s) == (80e9, 25e9)
+    transformers = [layer for layer in bert.layers if layer.name == "ParallelTransformerLayer"]
+    assert len(transformers) == depth
+    assert len(bert.layers) == depth + 5
+    assert len(bert.edges) == 67 + 2 * (depth - 32)
+
+    # The mask feeds every transformer layer, each of which feeds the next; the sizes are those of the 32-layer one.
+    mask = 4
+    cost = {(edge.source, edge.target): edge.communication_bytes for edge in bert.edges}
+    published_cost = {(edge.source, edge.target): edge.communication_bytes for edge in bert32.edges}
+    assert {target for source, target in cost if source == mask} == {layer.id for layer in transformers}
+    for before, after in itertools.pairwise(transformers):
+        assert cost[mask, after.id] == published_cost[mask, 5]
+        assert cost[before.id, after.id] == published_cost[5, 6]
+    assert cost[transformers[-1].id, bert.layers[-1].id] == published_cost[35, 36]
+
+    # Every figure of layer i is that of layer i mod 32 of the published one, towards its own neighbours.
+    originals = [layer for layer in bert32.layers if layer.name == "ParallelTransformerLayer"]
+    for index, layer in enumerate(transformers):
+        original = originals[index % 32]
+        assert layer.tmpcs.keys() == original.tmpcs.keys()
+        for t, tmpcs in layer.tmpcs.items():
+            for tmpc, published_tmpc in zip(tmpcs, original.tmpcs[t], strict=True):
+                sync_as_published = {"forward_sync_bytes": {}, "backward_sync_bytes": {}}
+                assert dataclasses.replace(tmpc, **sync_as_published) == dataclasses.replace(
+                    published_tmpc, **sync_as_published
+                )
+                assert sorted(tmpc.forward_sync_bytes.values()) == sorted(published_tmpc.forward_sync_bytes.values())
+                assert list(tmpc.backward_sync_bytes.values()) == list(published_tmpc.backward_sync_bytes.values())
+    assert [layer.tmpcs for layer in bert.layers[:3]] == [layer.tmpcs for layer in bert32.layers[:3]]
+
+
+@pytest.mark.parametrize("depth", [48, 64, 96])
+def test_a_deeper_bert_changes_one_number(depth: int) -> None:
+    lines = (INPUTS / f"bert{depth}-a100.toml").read_text(encoding="utf-8").splitlines()
+    said = [line for line in lines if line and not line.startswith("#")]
+    assert said == ['base = "bert32-a100.toml"', f'name = "bert{depth}-a100"', f"layers.stack.length = {depth}"]
+
+
+@pytest.mark.parametrize("path", sorted(INPUTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_input_says_where_its_figures_come_from_and_converts(path: Path, tmp_path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    instance = load(path)
+    dump(instance, tmp_path / "converted.json")
+    assert load(tmp_path / "converted.json") == instance
+
+
+def test_random_goldens_load_and_survive_being_written(tmp_path: Path) -> None:
+    with (SHARED / "goldens" / "random.jsonl").open(encoding="utf-8") as records:
+        documents: list[dict[str, Any]] = [json.loads(line)["instance"] for line in records]
+    assert len(documents) == 400
+    for document in documents:
+        instance = load(document)
+        written = to_upstream(instance)
+        assert {key: written[key] for key in ("nodes", "edges")} == {key: document[key] for key in ("nodes", "edges")}
+        assert load(written) == instance
+        (tmp_path / "written.toml").write_text(to_toml(instance), encoding="utf-8")
+        assert load(tmp_path / "written.toml") == dataclasses.replace(instance, name="")
+
+
+def test_a_plan_of_a_published_workload_reads_back() -> None:
+    instance = load(SHARED / "piper" / "gnmt.json")
+    plan = {
+        "stages": [
+            {
+                "nodes": [layer.id for layer in instance.layers],
+                "dataParallelDegree": 2,
+                "tensorParallelDegree": 1,
+                "TMPCids": {str(layer.id): "vanilla" for layer in instance.layers},
+            }
+        ]
+    }
+    assert load_plan(plan, instance).to_dict() == plan
