@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
 PROOF_TOLERANCE = 2e-9
 """Relative: a proof says that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
 

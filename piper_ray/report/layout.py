@@ -11,6 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 PIPE_WIDTH = 120
+NO_BREAK = "\N{NO-BREAK SPACE}"
+"""In a cell: a space at which it is not wrapped; printed as a space."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -46,7 +48,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, gap
     for row in wrapped:
         for index in range(max(len(cell) for cell in row)):
             parts = [
-                _padded(cell[index] if index < len(cell) else "", width, column.right)
+                _padded(cell[index].replace(NO_BREAK, " ") if index < len(cell) else "", width, column.right)
                 for cell, width, column in zip(row, widths, columns, strict=True)
             ]
             lines.append((" " * gap).join(parts).rstrip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -26,11 +27,16 @@ class SolverLog:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self._advance: EvaluationAdvanced | None = None
+        self._started_s = time.perf_counter()
         self._has_head = False
 
     def __enter__(self) -> SolverLog:  # noqa: PYI034 - typing has Self from Python 3.11 on
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=8)
+            self._started_s = time.perf_counter()
+            self._live = Live(
+                console=self._console, transient=True, refresh_per_second=8, get_renderable=self._live_line
+            )
             self._live.start()
         return self
 
@@ -51,9 +57,9 @@ class SolverLog:
         if isinstance(event, StepFinished):
             self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
         elif isinstance(event, EvaluationAdvanced):
-            self._show_advance(event)
+            self._advance = event
         elif isinstance(event, EvaluationFinished):
-            self._show_advance(None)
+            self._advance = None
             answer = "feasible" if event.feasible else "infeasible"
             self._row(str(event.index), event.threshold_s, answer, event.bounds)
         elif isinstance(event, IncumbentFound):
@@ -79,17 +85,14 @@ class SolverLog:
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
-    def _show_advance(self, event: EvaluationAdvanced | None) -> None:
-        if self._live is None:
-            return
-        if event is None:
-            self._live.update(Text())
-            return
-        share = event.done / event.total if event.total else 1.0
-        self._live.update(
-            Text(
-                f"evaluation {event.index} at {time_text(event.threshold_s)}: {share:.0%} of "
-                f"{event.total:,} downsets, {event.bounds.elapsed_s:.1f} s",
-                style="dim",
-            )
+    def _live_line(self) -> Text:
+        """Asked for several times a second, so that the clock runs while no event comes."""
+        advance, elapsed_s = self._advance, time.perf_counter() - self._started_s
+        if advance is None:
+            return Text(f"working, {elapsed_s:.1f} s", style="dim")
+        share = advance.done / advance.total if advance.total else 1.0
+        return Text(
+            f"evaluation {advance.index} at {time_text(advance.threshold_s)}: {share:.0%} of "
+            f"{advance.total:,} downsets, {elapsed_s:.1f} s",
+            style="dim",
         )

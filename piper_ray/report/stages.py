@@ -15,7 +15,7 @@ from piper_ray.evaluate import Evaluation, StageEvaluation
 from piper_ray.model import Instance
 from piper_ray.plan import Plan, Stage
 from piper_ray.report.figures import plural, printable, range_text, size_scale, size_text, time_scale
-from piper_ray.report.layout import Column, draws_blocks, table_lines
+from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, table_lines
 
 TIME_BINDS = 1e-3
 """A stage is named as what limits the speed when it is slower than all but this share of the bottleneck's time."""
@@ -70,16 +70,17 @@ def binding(instance: Instance, evaluation: Evaluation, stage: StageEvaluation) 
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
     """``1 Embedding, 3-12 ParallelTransformerLayer x10``; where that fills more than two lines, ids and kinds apart."""
     names = {layer.id: printable(layer.name) for layer in instance.layers}
-    runs = list(_runs(layers, names))
-    text = ", ".join(
-        f"{range_text(run)} {names[run[0]] if len(run) == 1 else f'{_kind(names[run[0]])} x{len(run)}'}".rstrip()
-        for run in runs
-    )
+    text = ", ".join(f"{range_text(run)} {_named(run, names)}".rstrip() for run in _runs(layers, names))
     if len(text) <= 2 * width:
         return text
     kinds = Counter(_kind(names[layer]) for layer in layers)
-    listed = ", ".join(f"{kind} x{count}" if count > 1 else kind for kind, count in kinds.most_common())
+    listed = ", ".join(_unbroken(f"{kind} x{count}") if count > 1 else kind for kind, count in kinds.most_common())
     return _shortened(f"{_shortened(range_text(layers), width)}: {plural(len(layers), 'layer')}, {listed}", 2 * width)
+
+
+def _named(run: tuple[int, ...], names: dict[int, str]) -> str:
+    first = names[run[0]]
+    return first if len(run) == 1 else _unbroken(f"{_kind(first)} x{len(run)}")
 
 
 def _kind(name: str) -> str:
@@ -101,14 +102,19 @@ def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def _unbroken(text: str) -> str:
+    """Kept on one line where it fits on one: wrapping takes place at plain spaces only."""
+    return text.replace(" ", NO_BREAK)
+
+
 def _tmpcs_text(stage: Stage) -> str:
     counts = Counter(printable(stage.tmpc_ids[layer]) for layer in stage.layers)
-    return ", ".join(f"{name} x{count}" for name, count in counts.items())
+    return ", ".join(_unbroken(f"{name} x{count}") for name, count in counts.items())
 
 
 def _layers_table(instance: Instance, plan: Plan, width: int) -> tuple[list[Column], list[list[str]]]:
     free = max(40, width - 4 - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
-    tmpcs_width = min(36, free * 2 // 5)
+    tmpcs_width = min(36, max(22, free * 2 // 5))
     layers_width = free - tmpcs_width
     columns = [
         Column("#", right=True),
