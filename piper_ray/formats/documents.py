@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from piper_ray.errors import Fault, InputError
 from piper_ray.formats import limits
@@ -75,18 +75,18 @@ def as_document(source: str, document: object) -> Mapping[str, object]:
     if not isinstance(document, Mapping):
         refuse(source, "", f"holds {shown(document)}; expected an object")
     faults = []
-    for path, container, depth in _containers(document):
-        if depth > _DEEPEST:
+    for place, container in _containers(document):
+        if place.depth > _DEEPEST:
             refuse(source, "", "nested too deeply; expected a workload or plan")
         if isinstance(container, Mapping):
             faults += [
-                Fault(path, f"key {shown(key)} is no printable text; expected a text")
+                Fault(place.path(), f"key {shown(key)} is no printable text; expected a text")
                 for key in container
                 if not _is_printable(key)
             ]
         values = container.values() if isinstance(container, Mapping) else container
         faults += [
-            Fault(path, f"{quoted(value)} holds half a surrogate pair; expected Unicode text")
+            Fault(place.path(), f"{quoted(value)} holds half a surrogate pair; expected Unicode text")
             for value in values
             if isinstance(value, str) and not _is_printable(value)
         ]
@@ -100,34 +100,44 @@ def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
     from piper_ray.formats.faults import path_of
 
     return [
-        Fault(path_of(path, key), "duplicate key; expected each key once")
-        for path, container, _ in _containers(document)
+        Fault(path_of(place.path(), key), "duplicate key; expected each key once")
+        for place, container in _containers(document)
         if isinstance(container, _RepeatedKeys)
         for key in container.keys_given_twice
     ]
 
 
-def _containers(document: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object] | Sequence[object], int]]:
-    """Every object and list of ``document`` with its path and depth, without recursion: documents may be deep."""
-    from piper_ray.formats.faults import path_of
+class _Place(NamedTuple):
+    """Where a container stands. Its path is put together when a fault needs it: large documents have a million."""
 
+    outer: _Place | None
+    key: object
+    depth: int
+
+    def path(self) -> str:
+        from piper_ray.formats.faults import path_of
+
+        parts: list[int | str] = []
+        place = self
+        while place.outer is not None:
+            parts.append(place.key if isinstance(place.key, int) else str(place.key))
+            place = place.outer
+        return path_of("", *reversed(parts))
+
+
+def _containers(document: Mapping[str, object]) -> Iterator[tuple[_Place, Mapping[str, object] | Sequence[object]]]:
+    """Every object and list of ``document``, without recursion: documents may be deep."""
     visited: set[int] = set()  # a parsed dict of the caller's may hold itself
-    waiting: list[tuple[str, object, int]] = [("", document, 0)]
+    waiting: list[tuple[_Place, Mapping[str, object] | Sequence[object]]] = [(_Place(None, "", 0), document)]
     while waiting:
-        path, value, depth = waiting.pop()
-        if isinstance(value, Mapping):
-            inner = [(key, item) for key, item in value.items() if isinstance(item, (Mapping, list, tuple))]
-        elif isinstance(value, (list, tuple)):
-            inner = [(index, item) for index, item in enumerate(value) if isinstance(item, (Mapping, list, tuple))]
-        else:
+        place, container = waiting.pop()
+        if id(container) in visited:
             continue
-        if id(value) in visited:
-            continue
-        visited.add(id(value))
-        yield path, value, depth
-        waiting += [
-            (path_of(path, key if isinstance(key, int) else str(key)), item, depth + 1) for key, item in reversed(inner)
-        ]
+        visited.add(id(container))
+        yield place, container
+        items = container.items() if isinstance(container, Mapping) else enumerate(container)
+        inner = [(key, item) for key, item in items if isinstance(item, (dict, list, tuple, Mapping))]
+        waiting += [(_Place(place, key, place.depth + 1), item) for key, item in reversed(inner)]
 
 
 def _is_printable(text: object) -> bool:

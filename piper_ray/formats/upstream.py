@@ -207,7 +207,7 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
             faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
             continue
         read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
-        check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        _check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
         if not faults and read:
             tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
     if not any(isinstance(listed, (list, tuple)) and listed for listed in by_degree.values()):
@@ -217,7 +217,7 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
     return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs)
 
 
-def check_tmpc_ids(ids: Sequence[object], path: str, faults: Faults) -> None:
+def _check_tmpc_ids(ids: Sequence[object], path: str, faults: Faults) -> None:
     """Note each id that comes twice: a plan names a layer's TMPC by degree and id."""
     seen: set[str] = set()
     for tmpc_id in ids:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from piper_ray.formats import InFlight, dump, load, load_plan, to_toml, to_upstream
-from piper_ray.model import Instance
+from piper_ray.model import Instance, Tmpc
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared"
@@ -105,6 +105,10 @@ def test_bert32_equals_the_published_workload() -> None:
     assert ours.digest == theirs.digest
 
 
+def without_sync(tmpc: Tmpc) -> Tmpc:
+    return dataclasses.replace(tmpc, forward_sync_bytes={}, backward_sync_bytes={})
+
+
 @pytest.mark.parametrize("depth", [48, 64, 96])
 def test_deeper_berts_are_bert32_with_more_transformer_layers(depth: int) -> None:
     bert32, bert = load(INPUTS / "bert32-a100.toml"), load(INPUTS / f"bert{depth}-a100.toml")
@@ -133,10 +137,7 @@ def test_deeper_berts_are_bert32_with_more_transformer_layers(depth: int) -> Non
         assert layer.tmpcs.keys() == original.tmpcs.keys()
         for t, tmpcs in layer.tmpcs.items():
             for tmpc, published_tmpc in zip(tmpcs, original.tmpcs[t], strict=True):
-                sync_as_published = {"forward_sync_bytes": {}, "backward_sync_bytes": {}}
-                assert dataclasses.replace(tmpc, **sync_as_published) == dataclasses.replace(
-                    published_tmpc, **sync_as_published
-                )
+                assert without_sync(tmpc) == without_sync(published_tmpc)
                 assert sorted(tmpc.forward_sync_bytes.values()) == sorted(published_tmpc.forward_sync_bytes.values())
                 assert list(tmpc.backward_sync_bytes.values()) == list(published_tmpc.backward_sync_bytes.values())
     assert [layer.tmpcs for layer in bert.layers[:3]] == [layer.tmpcs for layer in bert32.layers[:3]]

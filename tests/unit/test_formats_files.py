@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from piper_ray.errors import InputError, UsageError
-from piper_ray.formats import documents, dump, limits, load
+from piper_ray.formats import dump, limits, load
 
 DOCUMENT = {
     "maxMemoryPerDevice": 1.0,
@@ -77,7 +77,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise PermissionError(13, "Permission denied")
 
     path = write(tmp_path, TEXT)
-    monkeypatch.setattr(documents.Path, "open", denied)  # a file mode would not stop the superuser
+    monkeypatch.setattr(Path, "open", denied)  # a file mode would not stop the superuser
     refused(path, "cannot be read: Permission denied")
 
 
