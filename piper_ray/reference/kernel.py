@@ -48,43 +48,37 @@ class Choosing(NamedTuple):
 
 @njit
 def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, chosen: Integers) -> tuple[float, float]:
-    """Upstream's heuristic: all layers as fast as possible, then the cheapest swaps by cost per byte saved.
+    """Upstream's heuristic: from the fastest option of each layer, the cheapest swaps by cost per byte saved.
 
     start: int64[layers + 1], options of layer i are start[i]..start[i+1]. cost, memory: float64[options].
-    Writes one option for each layer to ``chosen``. Returns the cost (inf if nothing fits) and the last swap's ratio.
+    chosen: int64[layers], the fastest options, which do not fit; becomes the choice.
+    Returns its cost (inf if nothing fits) and the last swap's ratio.
     """
-    layers = len(start) - 1
-    used = 0.0
+    used = memory[chosen].sum()
     least = 0.0
-    for i in range(layers):
-        chosen[i] = start[i] + np.argmin(cost[start[i] : start[i + 1]])
-        used += memory[chosen[i]]
+    for i in range(len(chosen)):
         least += memory[start[i] : start[i + 1]].min()
-    ratio = 0.0
-    if used > limit:
-        if least > limit:
-            return np.inf, 0.0
-        layer_of = np.empty(len(cost), dtype=np.int64)
-        ratios = np.full(len(cost), np.inf)
-        for i in range(layers):
-            for option in range(start[i], start[i + 1]):
-                layer_of[option] = i
-                saved = memory[chosen[i]] - memory[option]
-                if saved > 0.0:
-                    ratios[option] = (cost[option] - cost[chosen[i]]) / saved
-        for option in np.argsort(ratios, kind="mergesort"):
-            i = layer_of[option]
+    if least > limit:
+        return np.inf, 0.0
+    layer_of = np.empty(len(cost), dtype=np.int64)
+    ratios = np.full(len(cost), np.inf)
+    for i in range(len(chosen)):
+        for option in range(start[i], start[i + 1]):
+            layer_of[option] = i
             saved = memory[chosen[i]] - memory[option]
             if saved > 0.0:
-                used -= saved
-                chosen[i] = option
-                ratio = ratios[option]
-                if used <= limit:
-                    break
-    total = 0.0
-    for i in range(layers):
-        total += cost[chosen[i]]
-    return total, ratio
+                ratios[option] = (cost[option] - cost[chosen[i]]) / saved
+    ratio = 0.0
+    for option in np.argsort(ratios, kind="mergesort"):
+        i = layer_of[option]
+        saved = memory[chosen[i]] - memory[option]
+        if saved > 0.0:
+            used -= saved
+            chosen[i] = option
+            ratio = ratios[option]
+            if used <= limit:
+                break
+    return cost[chosen].sum(), ratio
 
 
 @njit
@@ -153,13 +147,16 @@ def exact_choice(
 
 @njit
 def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing: Choosing, chosen: Integers) -> float:
-    """The stage's time with one option for each layer, written to ``chosen``; inf if nothing fits or matters."""
+    """The stage's time when the fastest options, ``chosen``, do not fit; writes what fits instead there.
+
+    inf if nothing fits or, for an exact choice, matters.
+    """
     time, price = greedy_choice(start, cost, memory, limit, chosen)
-    # A price of zero: every layer has its fastest option, or swaps came for nothing, and nothing is faster.
+    # A price of zero: the swaps came for nothing, and nothing is faster.
     if not choosing.exact or time <= choosing.lower_s or price <= 0.0 or time == np.inf:
         return time
     bound = -price * limit
-    for i in range(len(start) - 1):
+    for i in range(len(chosen)):
         bound += (cost[start[i] : start[i + 1]] + price * memory[start[i] : start[i + 1]]).min()
     if bound > choosing.upper_s:
         return np.inf
@@ -211,18 +208,49 @@ def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int,
 
 
 @njit
+def fastest_options(start: Integers, cost: Floats) -> Integers:
+    fastest = np.empty(len(start) - 1, dtype=np.int64)
+    for i in range(len(fastest)):
+        fastest[i] = start[i] + np.argmin(cost[start[i] : start[i + 1]])
+    return fastest
+
+
+@njit
+def stage_time(
+    arrays: Arrays,
+    start: Integers,
+    options: Integers,
+    cost: Floats,
+    fastest: Integers,
+    y: int,
+    limit: float,
+    choosing: Choosing,
+    chosen: Integers,
+) -> float:
+    """The stage's time with up to y microbatches in flight, and in ``chosen`` the option of each layer."""
+    time = 0.0
+    used = 0.0
+    for i in range(len(fastest)):
+        chosen[i] = fastest[i]
+        time += cost[fastest[i]]
+        used += arrays.activation_bytes[options[fastest[i]]] * y + arrays.fixed_bytes[options[fastest[i]]]
+    if used <= limit:
+        return time
+    memory = arrays.activation_bytes[options] * y + arrays.fixed_bytes[options]
+    return choose(start, cost, memory, limit, choosing, chosen)
+
+
+@njit
 def stage_times(
     arrays: Arrays, start: Integers, options: Integers, cost: Floats, cluster: Cluster, choosing: Choosing, most_y: int
 ) -> Floats:
     """float64[y + 1]: the stage's time with up to y microbatches in flight, for y = 1.. as long as anything fits."""
     times = np.empty(most_y + 1)
     times[0] = np.inf
-    chosen = np.empty(len(start) - 1, dtype=np.int64)
-    a = arrays.activation_bytes[options]
-    b = arrays.fixed_bytes[options]
+    fastest = fastest_options(start, cost)
+    chosen = np.empty_like(fastest)
     for y in range(1, most_y + 1):
-        memory = a * y + b
-        times[y] = choose(start, cost, memory, cluster.memory_bytes, choosing, chosen)
+        times[y] = stage_time(arrays, start, options, cost, fastest, y, cluster.memory_bytes, choosing, chosen)
         # What does not fit, or is too slow to matter, is so for every larger y.
         if times[y] == np.inf:
             return times[:y]
@@ -240,13 +268,14 @@ def is_subset(arrays: Arrays, small: int, big: int) -> bool:
 @njit
 def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: int, d: int, by_sum: Floats) -> None:
     """One stage before the rest: dp[I][k][s] = min(dp[I][k][s], max(dp[I'][k - devices][s - d], T(s)))."""
+    stage = by_sum[d:]
     for k in range(devices, rows.shape[0]):
         rest = rest_rows[k - devices]
-        row = rows[k]
         if rest[-1] == np.inf:
             continue
-        for s in range(d, len(by_sum)):
-            row[s] = min(row[s], max(rest[s - d], by_sum[s]))
+        row = rows[k, d : d + len(stage)]
+        for i in range(len(stage)):
+            row[i] = min(row[i], max(stage[i], rest[i]))
 
 
 @njit
@@ -316,7 +345,9 @@ def find_stage(
                     if table[small, k - t * d, s - d] > target:
                         continue
                     cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
-                    memory = arrays.activation_bytes[options] * (-(-s // d)) + arrays.fixed_bytes[options]
-                    if choose(start, cost, memory, cluster.memory_bytes, choosing, chosen) <= target:
+                    fastest = fastest_options(start, cost)
+                    y = -(-s // d)
+                    time = stage_time(arrays, start, options, cost, fastest, y, cluster.memory_bytes, choosing, chosen)
+                    if time <= target:
                         return small, degree, d, options[chosen]
     raise AssertionError("a finite cell of the table has no first stage")
