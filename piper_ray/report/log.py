@@ -35,7 +35,7 @@ class SolverLog:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._started_s = time.perf_counter()
             self._live = Live(
-                console=self._console, transient=True, refresh_per_second=8, get_renderable=self._live_line
+                console=self._console, transient=True, refresh_per_second=8, get_renderable=self.live_line
             )
             self._live.start()
         return self
@@ -85,8 +85,8 @@ class SolverLog:
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
-    def _live_line(self) -> Text:
-        """Asked for several times a second, so that the clock runs while no event comes."""
+    def live_line(self) -> Text:
+        """What a terminal shows below the log: asked for several times a second, so that the clock runs while no event comes."""
         advance, elapsed_s = self._advance, time.perf_counter() - self._started_s
         if advance is None:
             return Text(f"working, {elapsed_s:.1f} s", style="dim")

@@ -25,7 +25,7 @@ MEMORY_BINDS = 0.95
 
 _LONGEST_BAR = 48
 _SHORTEST_BAR = 8
-_TRAILING_NUMBER = re.compile(r"[-_. ]?\d+$")
+_ARGUMENTS_OR_NUMBER = re.compile(r"\(.*|[-_. ]?\d+$")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def _named(run: tuple[int, ...], names: dict[int, str]) -> str:
 
 
 def _kind(name: str) -> str:
-    return _TRAILING_NUMBER.sub("", name) or name
+    """``Conv2d`` of ``Conv2d(3, 64)``, ``node`` of ``node17``."""
+    return _ARGUMENTS_OR_NUMBER.sub("", name) or name
 
 
 def _runs(layers: tuple[int, ...], names: dict[int, str]) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,89 @@
+"""Numbers in reports: units, digits, ranges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piper_ray.report.figures import (
+    given_size_text,
+    percent_text,
+    plural,
+    printable,
+    range_text,
+    size_scale,
+    size_text,
+    time_scale,
+    time_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0007035911844432354, "703.591 us"),
+        (8.666772848487811, "8.66677 s"),
+        (65.83886745345592, "65.8389 s"),
+        (0.001, "1.00000 ms"),
+        (0.0009999999, "1.00000 ms"),
+        (2.5e-8, "25.0000 ns"),
+        (2.5e-11, "0.02500 ns"),
+        (123456.0, "123456 s"),
+        (0.0, "0 s"),
+        (math.inf, "inf"),
+    ],
+)
+def test_a_time_has_six_digits_and_a_unit(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+@given(st.floats(min_value=1e-8, max_value=1e4))
+def test_a_time_reads_back_to_six_digits(seconds: float) -> None:
+    number, unit = time_text(seconds).split()
+    assert float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit] == pytest.approx(seconds, rel=1e-5)
+
+
+def test_a_column_of_times_has_one_unit() -> None:
+    scale = time_scale(0.0205)
+    assert (scale.unit, scale.text(0.0205), scale.text(0.00002)) == ("ms", "20.500", "0.020")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(8 * 2**30, "8 GiB"), (80e9, "74.51 GiB"), (1536, "1.5 KiB"), (100, "100 B"), (0, "0 B"), (2**50, "1024 TiB")],
+)
+def test_a_size_is_in_powers_of_1024(size_bytes: float, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+@pytest.mark.parametrize(("size_bytes", "text"), [(8 * 2**30, "8 GiB"), (80e9, "80 GB"), (25e9, "25 GB")])
+def test_a_given_size_is_shown_as_it_was_probably_given(size_bytes: float, text: str) -> None:
+    assert given_size_text(size_bytes) == text
+
+
+def test_bytes_have_no_decimals() -> None:
+    assert size_scale(100.0).text(64.0) == "64"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0.0, "0 %"), (1e-9, "0 %"), (5e-9, "5e-07 %"), (0.008746, "0.8746 %"), (1.0, "100.0000 %")],
+)
+def test_a_gap_is_zero_only_when_it_is_proved(ratio: float, text: str) -> None:
+    assert percent_text(ratio) == text
+
+
+def test_ids_become_ranges() -> None:
+    assert range_text([5, 3, 4, 9, 11, 12]) == "3-5,9,11-12"
+    assert range_text([]) == ""
+
+
+def test_words_have_plurals() -> None:
+    assert (plural(1, "stage"), plural(12345, "pair")) == ("1 stage", "12,345 pairs")
+
+
+def test_a_name_cannot_send_control_codes() -> None:
+    assert printable("a\x1b[31mb\nc\u202e") == "a?[31mb?c?"

@@ -1,0 +1,71 @@
+"""The solver's log: a line for each event in a pipe, a live line on a terminal."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+
+from piper_ray import __version__
+from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
+from piper_ray.report.log import SolverLog
+from tests.report_cases import small_instance, string_console
+
+EVENTS: list[Event] = [
+    StepFinished("lattice", 0.25, "7 downsets in 7 levels"),
+    IncumbentFound("chain", 0.0118, 2, 3, Bounds(0.006, 0.0118, 0.5)),
+    EvaluationAdvanced(1, 0.007, 3, 7, Bounds(0.006, 0.0118, 0.6)),
+    EvaluationFinished(1, 0.007, False, 0.2, 5, Bounds(0.007, 0.0118, 0.75)),
+    EvaluationFinished(2, 0.009, True, 0.2, 5, Bounds(0.007, 0.0118, 0.9)),
+    IncumbentFound("evaluation", 0.00725, 2, 4, Bounds(0.007, 0.00725, 0.9)),
+    EvaluationFinished(3, 0.00725, False, 0.2, 5, Bounds(0.00725 * (1 - 1e-9), 0.00725, 1.25)),
+]
+
+EXPECTED = f"""\
+piper-ray {__version__}
+Workload  small: 6 layers, 5 edges, tensor-parallel degrees 1
+Cluster   K = 4 devices, N = 8 microbatches, M = 8 GiB, B = 25 GiB/s
+lattice           0.25 s  7 downsets in 7 levels
+
+   #    threshold  answer       lower bound  upper bound        gap      time
+   *   11.8000 ms  plan (chain)  6.00000 ms   11.8000 ms  49.1525 %    0.50 s
+   1   7.00000 ms  infeasible    7.00000 ms   11.8000 ms  40.6780 %    0.75 s
+   2   9.00000 ms  feasible      7.00000 ms   11.8000 ms  40.6780 %    0.90 s
+   *   7.25000 ms  plan          7.00000 ms   7.25000 ms   3.4483 %    0.90 s
+   3   7.25000 ms  infeasible    7.25000 ms   7.25000 ms        0 %    1.25 s
+"""
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    console, output = string_console(80)
+    with SolverLog(console) as log:
+        log.begin(small_instance())
+        for event in EVENTS:
+            log(event)
+    assert output.getvalue() == EXPECTED
+    assert max(cell_len(line) for line in output.getvalue().splitlines()) <= 80
+
+
+def test_each_row_can_be_read_as_soon_as_it_is_known() -> None:
+    console, output = string_console(80)
+    with SolverLog(console) as log:
+        log(EVENTS[1])
+        assert "plan (chain)" in output.getvalue()
+
+
+def test_no_plan_yet_is_a_dash() -> None:
+    console, output = string_console(80)
+    with SolverLog(console) as log:
+        log(EvaluationFinished(1, 0.007, False, 0.2, 5, Bounds(0.007, None, 0.75)))
+    assert output.getvalue().splitlines()[-1].endswith("infeasible    7.00000 ms            -          -    0.75 s")
+
+
+def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
+    console, output = string_console(80, terminal=True)
+    erase_line = "\x1b[2K"
+    with SolverLog(console) as log:
+        log(EVENTS[2])
+        assert log.live_line().plain.startswith("evaluation 1 at 7.00000 ms: 43% of 7 downsets, ")
+        log(EVENTS[3])
+        assert log.live_line().plain.startswith("working, ")
+    above, below = output.getvalue().rsplit("working, ", 1)
+    assert "infeasible" in above
+    assert erase_line in below
