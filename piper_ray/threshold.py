@@ -205,12 +205,12 @@ class _Tables:
         if used + more <= have:
             return
         grown = self._blocks(max(used + more, 2 * have))
-        for old, new in zip(self.blocks, grown):
-            new[: old.shape[0]] = old
+        for old, new in zip(self.blocks, grown, strict=True):
+            new[tuple(slice(length) for length in old.shape)] = old
         self.blocks = grown
 
     def _blocks(self, capacity: int) -> BlockArrays:
         problem = self._problem
         return empty_blocks(
-            capacity, self._downsets, problem.lattice.bits.shape[1], int(problem.options.degree.size)
+            capacity, problem.lattice.level_start.size - 1, self._downsets, problem.lattice.bits.shape[1], int(problem.options.degree.size)
         )

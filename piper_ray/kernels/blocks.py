@@ -29,6 +29,8 @@ def add_level(
             live[count] = i
             key[count] = fronts.cost[fronts.start[i] + fronts.count[i] - 1]
             count += 1
+    level = np.searchsorted(lattice.level_start, first)
+    blocks.level_first[level] = blocks.count[0]
     order = np.argsort(key[:count], kind="mergesort")
     block = blocks.count[0] - 1
     at = blocks.member_start[blocks.count[0]]
@@ -52,7 +54,7 @@ def _open(block: int, cost: int, device_cost: int, lattice: LatticeArrays, block
     blocks.least_sum[block] = np.int64(2**62)
     blocks.meet[block] = ~np.zeros(lattice.bits.shape[1], np.uint64)
     blocks.join[block] = 0
-    blocks.cap_s[block] = -np.inf
+    blocks.cap_s[:, block] = -np.inf
     blocks.resync_s[block] = -np.inf
     blocks.least_a[block] = -np.inf
     blocks.least_b[block] = -np.inf
@@ -68,7 +70,7 @@ def _widen(
         blocks.meet[block, word] &= lattice.bits[i, word]
         blocks.join[block, word] |= lattice.bits[i, word]
     for r in range(costs.need_s.shape[1]):
-        blocks.cap_s[block, r] = max(blocks.cap_s[block, r], costs.cap_s[i, r])
+        blocks.cap_s[r, block] = max(blocks.cap_s[r, block], costs.cap_s[i, r])
         blocks.resync_s[block, r] = max(blocks.resync_s[block, r], costs.resync_s[i, r])
         blocks.least_a[block, r] = max(blocks.least_a[block, r], costs.least_a[i, r])
         blocks.least_b[block, r] = max(blocks.least_b[block, r], costs.least_b[i, r])
@@ -76,10 +78,11 @@ def _widen(
 
 
 @kernel
-def empty_blocks(capacity: int, downsets: int, words: int, variants: int) -> BlockArrays:
+def empty_blocks(capacity: int, levels: int, downsets: int, words: int, variants: int) -> BlockArrays:
     """Room for ``capacity`` blocks."""
     return BlockArrays(
         np.zeros(1, np.int64),
+        np.full(levels, 2**62, np.int64),
         np.zeros(capacity + 1, np.int64),
         np.empty(downsets, np.int64),
         np.empty(capacity, np.int64),
@@ -87,7 +90,7 @@ def empty_blocks(capacity: int, downsets: int, words: int, variants: int) -> Blo
         np.empty(capacity, np.int64),
         np.empty((capacity, words), np.uint64),
         np.empty((capacity, words), np.uint64),
-        np.empty((capacity, variants)),
+        np.empty((variants, capacity)),
         np.empty((capacity, variants)),
         np.empty((capacity, variants)),
         np.empty((capacity, variants)),

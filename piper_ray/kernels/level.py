@@ -52,23 +52,90 @@ def _open_blocks(
     lattice: LatticeArrays,
     costs: CostArrays,
     degree: IndexArray,
-    cluster: ClusterArrays,
     target: Target,
     blocks: BlockArrays,
+    stage_devices: FloatArray,
     block_list: IndexArray,
     cost_list: IndexArray,
     sum_list: IndexArray,
 ) -> int:
     """Lists the blocks with a J that may head a state of I within its limits, and the least cost and sum of such a state.
 
-    Returns their number.
+    Returns their number. By work alone: a stage has at least need - cap, less the edges into I that may jump over it.
     """
-    outer = lattice.bits
-    words = outer.shape[1]
-    meet, join = blocks.meet, blocks.join
-    least_cost, least_devices, least_sum = blocks.least_cost, blocks.least_devices, blocks.least_sum
-    cap_s, block_resync_s = blocks.cap_s, blocks.resync_s
-    block_a, block_b, block_missing = blocks.least_a, blocks.least_b, blocks.missing
+    least_cost, least_devices, least_sum, cap_s = (
+        blocks.least_cost,
+        blocks.least_devices,
+        blocks.least_sum,
+        blocks.cap_s,
+    )
+    device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
+    device_cost, stage_cost = target.device_cost, target.stage_cost
+    count = blocks.count[0]
+    per_threshold = 1.0 / target.threshold_s
+    largest_degree = 1.0
+    # A J that holds the head of an edge holds all behind it, so it is of that level at least; blocks come by level.
+    crossing, first_crossing = lattice.crossing, lattice.crossing_start[i]
+    crossings = lattice.crossing_start[i + 1] - first_crossing
+    jump_from = np.empty(crossings + 1, np.int64)
+    for k in range(crossings):
+        jump_from[k] = blocks.level_first[lattice.vertex_level[lattice.edge_head[crossing[first_crossing + k]]]]
+    order = np.argsort(jump_from[:crossings])
+    for r in range(degree.size):
+        t = np.float64(degree[r])
+        largest_degree = max(largest_degree, t)
+        work_s = costs.need_s[i, r]
+        begin = 0
+        for k in range(crossings + 1):
+            end = min(count, jump_from[order[k]]) if k < crossings else count
+            # Plain loops over whole arrays: these run as vector instructions.
+            if r == 0:
+                for block in range(begin, end):
+                    stage_devices[block] = t * max(np.ceil((work_s - cap_s[r, block]) * per_threshold - _GUARD), 1.0)
+            else:
+                for block in range(begin, end):
+                    devices = t * max(np.ceil((work_s - cap_s[r, block]) * per_threshold - _GUARD), 1.0)
+                    stage_devices[block] = min(stage_devices[block], devices)
+            begin = end
+            if k < crossings:
+                work_s -= costs.edge_both_s[r, crossing[first_crossing + order[k]]]
+    opened = 0
+    for block in range(count):
+        if least_devices[block] + stage_devices[block] > device_limit:
+            continue
+        devices = np.int64(stage_devices[block])
+        replicas = np.int64(np.ceil(stage_devices[block] / largest_degree))
+        if least_sum[block] + replicas <= sum_limit:
+            block_list[opened] = block
+            cost_list[opened] = least_cost[block] + devices * device_cost + stage_cost
+            sum_list[opened] = least_sum[block] + replicas
+            opened += 1
+    return opened
+
+
+@kernel
+def _refine(
+    i: int,
+    chosen: int,
+    lattice: LatticeArrays,
+    costs: CostArrays,
+    degree: IndexArray,
+    cluster: ClusterArrays,
+    target: Target,
+    blocks: BlockArrays,
+    block_list: IndexArray,
+    cost_list: IndexArray,
+    sum_list: IndexArray,
+    touch_list: IndexArray,
+) -> int:
+    """Keeps those of the first ``chosen`` listed blocks that sharper bounds leave within I's limits; returns how many.
+
+    By nesting, work with the edges that can jump over the stage, resynchronisation, memory and divisors. Updates the
+    bounds in the lists; touch_list says whether any edge can jump.
+    """
+    bits, meet, join = lattice.bits, blocks.meet, blocks.join
+    crossing, edge_head, edge_both_s = lattice.crossing, lattice.edge_head, costs.edge_both_s
+    first_crossing, last_crossing = lattice.crossing_start[i], lattice.crossing_start[i + 1]
     need_s, resync_s, least_a, least_b, missing = (
         costs.need_s,
         costs.resync_s,
@@ -76,79 +143,67 @@ def _open_blocks(
         costs.least_b,
         costs.missing,
     )
+    cap_s, block_resync_s, block_a, block_b, block_missing = (
+        blocks.cap_s,
+        blocks.resync_s,
+        blocks.least_a,
+        blocks.least_b,
+        blocks.missing,
+    )
+    least_cost, least_devices, least_sum = blocks.least_cost, blocks.least_devices, blocks.least_sum
     divisors, divisor_at_least, memory_bytes = cluster.divisors, cluster.divisor_at_least, cluster.memory_bytes
-    threshold_s = target.threshold_s
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
-    variants = degree.size
-
-    # No stage has less work than need - cap - everything that comes into I; the sum is over r of the best case.
-    per_device = np.empty(variants)
-    offset = np.empty(variants)
-    for r in range(variants):
-        jump_s = 0.0
-        for k in range(lattice.crossing_start[i], lattice.crossing_start[i + 1]):
-            jump_s += costs.edge_both_s[r, lattice.crossing[k]]
-        per_device[r] = degree[r] / threshold_s
-        offset[r] = need_s[i, r] - jump_s
+    threshold_s, device_cost, stage_cost = target.threshold_s, target.device_cost, target.stage_cost
+    words = bits.shape[1]
+    # An edge that comes into I jumps over I \\ J only if its head is in J.
     heads = np.zeros(words, np.uint64)
-    for k in range(lattice.crossing_start[i], lattice.crossing_start[i + 1]):
-        v = lattice.edge_head[lattice.crossing[k]]
+    for k in range(first_crossing, last_crossing):
+        v = edge_head[crossing[k]]
         heads[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
-
-    opened = 0
-    for block in range(blocks.count[0]):
-        fewest = np.inf
-        for r in range(variants):
-            fewest = min(fewest, (offset[r] - cap_s[block, r]) * per_device[r])
-        if least_devices[block] + fewest > device_limit + _GUARD:
-            continue
+    kept = 0
+    for at in range(chosen):
+        block = block_list[at]
         inside = True
         touches = False
         for word in range(words):
-            if meet[block, word] & ~outer[i, word] != 0:
+            if meet[block, word] & ~bits[i, word] != 0:
                 inside = False
                 break
             if heads[word] & join[block, word] != 0:
                 touches = True
         if not inside:
             continue
-        best_cost, best_sum = _UNREACHABLE, _UNREACHABLE
-        for r in range(variants):
+        devices, replicas = _UNREACHABLE, _UNREACHABLE
+        for r in range(degree.size):
             if missing[i, r] > block_missing[block, r]:
                 continue
-            work_s = need_s[i, r] - cap_s[block, r]
+            work_s = need_s[i, r] - cap_s[r, block]
             if touches:
-                work_s -= jumping_s(i, r, join, block, lattice, costs.edge_both_s)
+                for k in range(first_crossing, last_crossing):
+                    v = edge_head[crossing[k]]
+                    if (join[block, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0:
+                        work_s -= edge_both_s[r, crossing[k]]
             stage_resync_s = max(0.0, resync_s[i, r] - block_resync_s[block, r])
-            index = first_divisor_by_time(work_s, stage_resync_s, threshold_s, divisor_at_least, divisors.size)
-            if index == divisors.size:
-                continue
-            index = max(
-                index,
-                first_divisor_by_memory(
-                    least_a[i, r] - block_a[block, r],
-                    least_b[i, r] - block_b[block, r],
-                    memory_bytes,
-                    least_sum[block],
-                    divisor_at_least,
-                    divisors.size,
-                ),
+            by_time = first_divisor_by_time(work_s, stage_resync_s, threshold_s, divisor_at_least, divisors.size)
+            by_memory = first_divisor_by_memory(
+                least_a[i, r] - block_a[block, r],
+                least_b[i, r] - block_b[block, r],
+                memory_bytes,
+                least_sum[block],
+                divisor_at_least,
+                divisors.size,
             )
-            if index == divisors.size:
-                continue
-            d = divisors[index]
-            devices = least_devices[block] + degree[r] * d
-            total = least_sum[block] + d
-            if devices > device_limit or total > sum_limit:
-                continue
-            best_cost = min(best_cost, least_cost[block] + degree[r] * d * target.device_cost + target.stage_cost)
-            best_sum = min(best_sum, total)
-        if best_cost < _UNREACHABLE:
-            block_list[opened] = block
-            cost_list[opened] = best_cost
-            sum_list[opened] = best_sum
-            opened += 1
-    return opened
+            index = max(by_time, by_memory)
+            if index < divisors.size:
+                devices = min(devices, degree[r] * divisors[index])
+                replicas = min(replicas, divisors[index])
+        if least_devices[block] + devices <= device_limit and least_sum[block] + replicas <= sum_limit:
+            block_list[kept] = block
+            cost_list[kept] = least_cost[block] + devices * device_cost + stage_cost
+            sum_list[kept] = least_sum[block] + replicas
+            touch_list[kept] = touches
+            kept += 1
+    return kept
 
 
 @kernel
@@ -233,6 +288,11 @@ def evaluate_downsets(
     block_list = np.empty(max(1, blocks.count[0]), np.int64)
     cost_list = np.empty(block_list.size, np.int64)
     sum_list = np.empty(block_list.size, np.int64)
+    stage_devices = np.empty(block_list.size)
+    near_block = np.empty(block_list.size, np.int64)
+    near_cost = np.empty(block_list.size, np.int64)
+    near_sum = np.empty(block_list.size, np.int64)
+    near_touch = np.empty(block_list.size, np.int64)
     fits_upto = np.empty(divisors.size, np.int64)
     fails_from = np.empty(divisors.size, np.int64)
     slot_y, class_bits = cache.y, options.class_bits
@@ -242,9 +302,7 @@ def evaluate_downsets(
         if device_limit < 1 or sum_limit < 1:
             continue
         tested[BLOCKS_TESTED] += blocks.count[0]
-        opened = _open_blocks(
-            i, lattice, costs, degree, cluster, target, blocks, block_list, cost_list, sum_list
-        )
+        opened = _open_blocks(i, lattice, costs, degree, target, blocks, stage_devices, block_list, cost_list, sum_list)
         if opened == 0:
             continue
         size = 0
@@ -252,12 +310,22 @@ def evaluate_downsets(
         lowest, highest = cost_list[:opened].min(), cost_list[:opened].max()
         width = (highest - lowest) // _PASSES + 1
         for step in range((highest - lowest) // width + 1):
+            chosen = 0
             for at in range(opened):
-                if (cost_list[at] - lowest) // width != step:
+                if (cost_list[at] - lowest) // width == step and not is_dominated(
+                    front_cost, front_sum, size, cost_list[at], sum_list[at]
+                ):
+                    near_block[chosen] = block_list[at]
+                    chosen += 1
+            kept = _refine(
+                i, chosen, lattice, costs, degree, cluster, target, blocks, near_block, near_cost, near_sum, near_touch
+            )
+            for at in range(kept):
+                if is_dominated(front_cost, front_sum, size, near_cost[at], near_sum[at]):
                     continue
-                if is_dominated(front_cost, front_sum, size, cost_list[at], sum_list[at]):
-                    continue
-                for k in range(member_start[block_list[at]], member_start[block_list[at] + 1]):
+                block = near_block[at]
+                touches = near_touch[at] != 0
+                for k in range(member_start[block], member_start[block + 1]):
                     j = member[k]
                     inside = True
                     for word in range(bits.shape[1]):
@@ -270,7 +338,9 @@ def evaluate_downsets(
                     for r in range(degree.size):
                         if missing[i, r] > missing[j, r]:
                             continue
-                        work_s = need_s[i, r] - cap_s[j, r] - jumping_s(i, r, bits, j, lattice, edge_both_s)
+                        work_s = need_s[i, r] - cap_s[j, r]
+                        if touches:
+                            work_s -= jumping_s(i, r, bits, j, lattice, edge_both_s)
                         resync_s = max(0.0, all_resync_s[i, r] - all_resync_s[j, r])
                         by_time = first_divisor_by_time(
                             work_s, resync_s, threshold_s, divisor_at_least, divisors.size

@@ -25,6 +25,7 @@ class LatticeArrays(NamedTuple):
     crossing: IndexArray  # int64[..], edges (u, v) with u outside and v inside, by downset
     edge_tail: IndexArray  # int64[e]
     edge_head: IndexArray  # int64[e]
+    vertex_level: IndexArray  # int64[n]: size of the least downset with the vertex
 
 
 class CostArrays(NamedTuple):
@@ -102,6 +103,7 @@ class BlockArrays(NamedTuple):
     """Blocks of live downsets of one level, and bounds that hold for each member."""
 
     count: IndexArray  # int64[1]: blocks in use
+    level_first: IndexArray  # int64[levels]: first block of a finished level; past all blocks for the others
     member_start: IndexArray  # int64[blocks + 1], into member
     member: IndexArray  # int64[m]: live downsets
     least_cost: IndexArray  # int64[blocks]
@@ -109,8 +111,8 @@ class BlockArrays(NamedTuple):
     least_sum: IndexArray  # int64[blocks]
     meet: BitArray  # uint64[blocks, words]: in every member
     join: BitArray  # uint64[blocks, words]: in some member
-    cap_s: FloatArray  # float64[blocks, r]: the largest of each
-    resync_s: FloatArray
+    cap_s: FloatArray  # float64[r, blocks]: the largest of the members'
+    resync_s: FloatArray  # float64[blocks, r], and so the rest
     least_a: FloatArray
     least_b: FloatArray
     missing: IndexArray

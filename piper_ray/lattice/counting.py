@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from piper_ray.lattice.graph import LayerGraph
+from piper_ray.lattice.graph import LayerGraph, descendants
 
 _WORK_LIMIT = 50_000
 """Distinct sub-posets looked at before giving up."""
@@ -16,7 +14,7 @@ class _TooMuchWork(Exception):
 
 def count_downsets(graph: LayerGraph) -> int | None:
     """The number of downsets, or None if the graph is too entangled to count quickly."""
-    return _count(_descendants(graph.successors))
+    return _count(descendants(graph.successors))
 
 
 def count_pairs(graph: LayerGraph) -> int | None:
@@ -27,19 +25,8 @@ def count_pairs(graph: LayerGraph) -> int | None:
     n = graph.size
     twice = [tuple(heads) for heads in graph.successors]
     twice += [(*(head + n for head in heads), v) for v, heads in enumerate(graph.successors)]
-    nested, downsets = _count(_descendants(twice)), count_downsets(graph)
+    nested, downsets = _count(descendants(twice)), count_downsets(graph)
     return nested - downsets if nested is not None and downsets is not None else None
-
-
-def _descendants(successors: Sequence[Sequence[int]]) -> list[int]:
-    """For each vertex the bit mask of all it reaches. Vertices come after their successors."""
-    reached: list[int] = []
-    for heads in successors:
-        mask = 0
-        for head in heads:
-            mask |= reached[head] | 1 << head
-        reached.append(mask)
-    return reached
 
 
 def _count(descendants: list[int]) -> int | None:

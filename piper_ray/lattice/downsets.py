@@ -12,7 +12,7 @@ from piper_ray.kernels.enumeration import enumerate_downsets
 from piper_ray.kernels.sums import crossing_edges
 from piper_ray.kernels.types import BitArray, IndexArray, LatticeArrays
 from piper_ray.lattice.bits import bit_rows, offsets
-from piper_ray.lattice.graph import LayerGraph
+from piper_ray.lattice.graph import LayerGraph, descendants
 
 
 @dataclass(frozen=True)
@@ -84,5 +84,6 @@ def _with_crossings(
         np.array([e for edges in in_edges for e in edges], np.int64),
         out_count,
     )
-    arrays = LatticeArrays(bits, level_start, crossing_start, crossing, edge_tail, edge_head)
+    vertex_level = np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
+    arrays = LatticeArrays(bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level)
     return Lattice(graph, parent, added, arrays)

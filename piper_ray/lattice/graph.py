@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper_ray.lattice.contraction import Contraction
@@ -64,3 +65,14 @@ def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
         predecessors=tuple(tuple(sorted(number[tail] for tail in predecessors[vertex])) for vertex in order),
         edges=tuple(sorted(((number[u], number[v], index) for u, v, index in kept_edges), key=lambda e: (e[1], e[0]))),
     )
+
+
+def descendants(successors: Sequence[Sequence[int]]) -> list[int]:
+    """For each vertex the bit mask of all it reaches. Vertices come after their successors."""
+    reached: list[int] = []
+    for heads in successors:
+        mask = 0
+        for head in heads:
+            mask |= reached[head] | 1 << head
+        reached.append(mask)
+    return reached
