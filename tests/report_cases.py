@@ -14,17 +14,19 @@ from piper_ray.solution import EvaluationStats, Infeasibility, Solution, SolveSt
 GIB = 2.0**30
 
 
-def _tmpcs(seconds: float, gib: float) -> tuple[Tmpc, ...]:
-    vanilla = Tmpc("vanilla", seconds, weights_bytes=GIB / 16, activation_bytes=gib * GIB, fixed_bytes=GIB)
-    slower = Tmpc("activation recomp", 1.25 * seconds, GIB / 16, gib * GIB / 4, GIB, recompute=True)
-    return (vanilla, slower)
+def _tmpcs(index: int, seconds: float) -> tuple[Tmpc, ...]:
+    """The two configurations of a layer of the chain: a fast one and one that keeps a quarter of the activations."""
+    before = {index - 1: 0.0} if index > 0 else {}
+    after = {index + 1: 0.0} if index < 5 else {}
+    vanilla = Tmpc("vanilla", seconds, GIB / 16, 0.5 * GIB, GIB, before, after)
+    return (vanilla, Tmpc("activation recomp", 1.25 * seconds, GIB / 16, GIB / 8, GIB, before, after, recompute=True))
 
 
 def small_instance() -> Instance:
     """An embedding, four equal blocks and a head in a row, on 4 devices of 8 GiB with 8 microbatches."""
     names = ["Embedding", *(f"Block_{number}" for number in range(4)), "Head"]
     layers = tuple(
-        Layer(index, name, {1: _tmpcs(0.004 if name.startswith("Block") else 0.001, 0.5)})
+        Layer(index, name, {1: _tmpcs(index, 0.004 if name.startswith("Block") else 0.001)})
         for index, name in enumerate(names)
     )
     edges = tuple(Edge(index, index + 1, 0.001 * GIB) for index in range(5))

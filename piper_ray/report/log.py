@@ -86,7 +86,7 @@ class SolverLog:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def live_line(self) -> Text:
-        """What a terminal shows below the log: asked for several times a second, so that the clock runs while no event comes."""
+        """What a terminal shows below the log; asked for often, so that the clock runs while no event comes."""
         advance, elapsed_s = self._advance, time.perf_counter() - self._started_s
         if advance is None:
             return Text(f"working, {elapsed_s:.1f} s", style="dim")

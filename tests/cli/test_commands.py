@@ -1,0 +1,146 @@
+"""verify, info and convert; and that every command and option says what it is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import piper_ray
+from piper_ray.cli.app import app
+from piper_ray.report.document import to_text
+from tests.cli_cases import run, write_small
+from tests.report_cases import small_instance, small_plan
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_small(tmp_path)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(small_plan().to_dict()))
+    return path
+
+
+def test_a_valid_plan(small: Path, plan: Path) -> None:
+    result = run("verify", small, plan)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith("valid: 10.0400 ms/sample, 99.6016 samples/s, 3 of 4 devices\n")
+    assert "Workload  small: 6 layers" in result.stdout
+
+
+def test_a_valid_plan_as_a_document(small: Path, plan: Path) -> None:
+    document = json.loads(run("verify", small, plan, "--json").stdout)
+    assert (document["schema"], document["valid"], document["violations"]) == ("piper-ray/verification", True, [])
+    assert document["time_per_sample_s"] == 0.01004
+
+
+def test_what_solve_writes_is_verified(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    solved = run("solve", small, "--json", "--out", out)
+    document = tmp_path / "document.json"
+    document.write_text(solved.stdout)
+    for path in (out, document):
+        verified = run("verify", small, path, "--json")
+        assert verified.returncode == 0, verified.stderr
+        assert json.loads(verified.stdout)["time_per_sample_s"] == json.loads(solved.stdout)["time_per_sample_s"]
+
+
+def test_an_invalid_plan_names_each_violation(small: Path, plan: Path) -> None:
+    result = run("verify", small, plan, "--devices", 2, "--memory", "6GiB", "--json")
+    assert result.returncode == 6
+    assert "the plan uses 3 devices, 2 are there" in result.stderr
+    assert "stage 1: needs" in result.stderr
+    document = json.loads(result.stdout)
+    assert document["valid"] is False
+    assert len(document["violations"]) >= 2
+    assert document["time_per_sample_s"] is None
+
+
+def test_a_broken_plan_file_is_bad_input(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"stages": [{"nodes": [99]}]}')
+    result = run("verify", small, path)
+    assert result.returncode == 3
+    assert "stages[0]" in result.stderr
+
+
+def test_info_for_a_person(small: Path) -> None:
+    result = run("info", small)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Workload  small: 6 layers, 5 edges" in result.stdout
+    assert "1       6     12  vanilla x6, activation recomp (recomputes) x6" in result.stdout
+    assert "downsets" in result.stdout
+    assert "Forecast  about " in result.stdout
+
+
+def test_info_as_a_document(small: Path) -> None:
+    document = json.loads(run("info", small, "--json", "--devices", 9).stdout)
+    assert document["instance"]["devices"] == 9
+    assert document["tensor_parallel_degrees"] == [1]
+    assert document["tmpcs"] == [{"tensor_parallel_degree": 1, "layers": 6, "tmpcs": 12, "recompute": 6}]
+    assert document["forecast"]["downsets"] == 7
+    assert document["forecast"]["memory_bytes"] > 0
+
+
+def test_convert_there_and_back(small: Path, tmp_path: Path) -> None:
+    workload, again = tmp_path / "small.toml", tmp_path / "again.json"
+    assert run("convert", small, workload, "--devices", 12).returncode == 0
+    assert run("convert", workload, again).returncode == 0
+    expected = small_instance().replace(devices=12)
+    assert piper_ray.load(workload).digest == piper_ray.load(again).digest == expected.digest
+
+
+def test_convert_to_what_it_does_not_know(small: Path, tmp_path: Path) -> None:
+    result = run("convert", small, tmp_path / "small.xml")
+    assert result.returncode == 2
+    assert ".json or .toml" in result.stderr
+
+
+def _commands() -> dict[str, object]:
+    group = typer.main.get_command(app)
+    commands: dict[str, object] = {"piper-ray": group, **group.commands}  # type: ignore[attr-defined]
+    return commands
+
+
+def test_the_commands_are_those_documented() -> None:
+    assert list(_commands()) == ["piper-ray", "solve", "verify", "info", "convert"]
+
+
+@pytest.mark.parametrize("name", ["piper-ray", "solve", "verify", "info", "convert"])
+def test_every_command_and_option_has_help(name: str) -> None:
+    command = _commands()[name]
+    assert command.help  # type: ignore[attr-defined]
+    for parameter in command.params:  # type: ignore[attr-defined]
+        assert parameter.help, f"{name} {parameter.name}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["solve", "--help"], ["verify", "-h"]])
+def test_help_is_shown(arguments: list[str]) -> None:
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_version_and_exit_codes_are_shown() -> None:
+    assert RUNNER.invoke(app, ["--version"]).output == f"piper-ray {piper_ray.__version__}\n"
+    assert "6 a plan that is not valid" in " ".join(RUNNER.invoke(app, ["--help"]).output.split())
+
+
+def test_no_command_is_a_question_for_help() -> None:
+    result = run()
+    assert result.returncode == 2
+    assert "Usage" in result.stdout + result.stderr
+
+
+def test_documents_are_strict_json() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_text({"value": float("inf")})
