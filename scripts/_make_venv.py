@@ -15,8 +15,14 @@ from pathlib import Path
 
 LOCKS = ("requirements.lock", "requirements-dev.lock")  # the second holds all of the first
 
-# What pip would write for the entry point of pyproject.toml.
-COMMAND = """#!{python}
+# In an environment made here, from the start: another one is not ours to delete.
+MARK = "made-by-piper-ray"
+
+# What pip would write for the entry point of pyproject.toml. Through sh, because a #! line cannot hold spaces: to sh
+# the second line is exec, to Python it opens a string that the third closes.
+COMMAND = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import sys
 
 from piper_ray.cli import main
@@ -31,11 +37,16 @@ def main(root: Path, lock: str) -> int:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if is_ready(root, lock):
             return 0
-        print(f"piper-ray: making {environment} from {lock} with Python {sys.version.split()[0]}", flush=True)
+        print(f"piper-ray: making {environment} from {lock} with Python {sys.version.split()[0]} ...", flush=True)
         (environment / f"{lock}.stamp").unlink(missing_ok=True)
         # Onto a complete runtime environment of the same versions the rest is added; anything else is made anew.
         if not is_ready(root, LOCKS[0]):
+            if environment.exists() and not (environment / MARK).exists():
+                print(f"piper-ray: {environment} is there but was not made by this script; please move it away.")
+                return 1
             shutil.rmtree(environment, ignore_errors=True)
+            environment.mkdir()
+            (environment / MARK).touch()
             venv.create(environment, with_pip=True)
         if not install(environment / "bin" / "python", root / lock):
             print(f"piper-ray: the installation failed; see pip's words above. {environment} is not complete.")
@@ -74,4 +85,8 @@ def add_checkout(environment: Path, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    try:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    except KeyboardInterrupt:
+        print("piper-ray: interrupted; the next run starts the installation again")
+        sys.exit(130)

@@ -1,0 +1,110 @@
+"""scripts/piper-ray from a checkout: when .venv is made, when it is taken for ready, and what is said meanwhile.
+
+No package is installed: the locks here are empty, and the checkout's piper_ray is a few lines.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli_cases import ROOT
+
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+STAMP = ".venv/requirements.lock.stamp"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose command prints its arguments."""
+    root = tmp_path / "a checkout"
+    shutil.copytree(ROOT / "scripts", root / "scripts")
+    for lock in LOCKS:
+        (root / lock).write_text("# nothing to install\n")
+    package = root / "piper_ray" / "cli"
+    package.mkdir(parents=True)
+    (root / "piper_ray" / "__init__.py").touch()
+    (package / "__init__.py").write_text("import sys\n\n\ndef main():\n    print(sys.argv[1:])\n    return 3\n")
+    return root
+
+
+def _start(root: Path, *arguments: str, path: str | None = None) -> subprocess.Popen[str]:
+    env = {"PATH": path if path is not None else "/usr/local/bin:/usr/bin:/bin", "PIP_NO_INDEX": "1"}
+    return subprocess.Popen(
+        ["/bin/bash", str(root / "scripts" / "piper-ray"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=root.parent,
+    )
+
+
+def _run(root: Path, *arguments: str, path: str | None = None) -> tuple[int, str, str]:
+    process = _start(root, *arguments, path=path)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def test_the_first_runs_make_it_once_and_later_ones_are_silent(checkout: Path) -> None:
+    together = [_start(checkout, "a b", str(number)) for number in range(2)]
+    results = [process.communicate() for process in together]
+    assert [process.returncode for process in together] == [3, 3]
+    assert [out for out, _ in results] == ["['a b', '0']\n", "['a b', '1']\n"]
+    assert "".join(err for _, err in results).count("piper-ray: ready") == 1
+
+    assert _run(checkout, "again") == (3, "['again']\n", "")
+
+    (checkout / "requirements.lock").write_text("# changed\n")
+    code, out, err = _run(checkout)
+    assert (code, out) == (3, "[]\n")
+    assert "making" in err
+
+
+def test_a_failed_install_is_not_taken_for_ready(checkout: Path) -> None:
+    (checkout / "requirements.lock").write_text("no-such-package-here==1 --hash=sha256:" + "0" * 64 + "\n")
+    code, out, err = _run(checkout)
+    assert (code, out) == (1, "")
+    assert "the installation failed" in err
+    assert not (checkout / STAMP).exists()
+    (checkout / "requirements.lock").write_text("# repaired\n")
+    assert _run(checkout)[0] == 3
+
+
+def test_an_environment_of_somebody_else_is_left_alone(checkout: Path) -> None:
+    kept = checkout / ".venv" / "kept"
+    kept.parent.mkdir()
+    kept.touch()
+    code, out, err = _run(checkout)
+    assert (code, out) == (1, "")
+    assert "was not made by this script" in err
+    assert kept.exists()
+
+
+def test_without_a_python_it_says_what_is_needed(checkout: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cat", "cmp", "dirname", "readlink"):
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    code, out, err = _run(checkout, path=str(tools))
+    assert (code, out) == (1, "")
+    assert err == "piper-ray needs Python 3.10 or later on the PATH. Found: none\n"
+
+    old = tools / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.8.20 && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    assert "python3 is Python 3.8.20" in _run(checkout, path=str(tools))[2]
+
+
+def test_locks_pin_every_version_with_hashes_and_name_no_index() -> None:
+    for name in LOCKS:
+        lines = (ROOT / name).read_text().splitlines()
+        pinned = [line for line in lines if line[:1].isalnum()]
+        assert pinned
+        assert all("==" in line and line.endswith("\\") for line in pinned)
+        assert not any("://" in line or line.startswith("-") for line in lines)
