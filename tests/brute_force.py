@@ -1,0 +1,163 @@
+"""The plainest solver there is, for a handful of layers: tries everything, in exact rational arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import chain, combinations, product
+
+from piper_ray.errors import InvalidPlan
+from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
+from piper_ray.model import Instance, Tmpc
+from piper_ray.plan import Plan, Stage
+from piper_ray.restrictions import Recompute, Restrictions
+
+Choice = tuple[tuple[int, Tmpc], ...]
+
+
+@dataclass(frozen=True)
+class BruteForce:
+    """The best plan: of the least time_per_sample, then the fewest devices, then the fewest stages."""
+
+    time_per_sample: Fraction
+    plan: Plan
+
+
+def brute_force(instance: Instance, restrictions: Restrictions | None = None) -> BruteForce | None:
+    """Every chain of stages with every d and t, each stage with the best of all its TMPC choices; None: infeasible."""
+    restrictions = restrictions or Restrictions()
+    order = [layer.id for layer in instance.layers]
+
+    @cache
+    def best_choice(layers: tuple[int, ...], d: int, t: int, y: int) -> tuple[Fraction, Choice] | None:
+        fitting = (
+            (_time(instance, choice, d), number, choice)
+            for number, choice in enumerate(_choices(instance, layers, t, restrictions.recompute))
+            if _memory(choice, y) <= Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
+        )
+        least = min(fitting, default=None)  # ``number`` is unique: TMPCs are never compared
+        return None if least is None else (least[0], least[2])
+
+    best: tuple[tuple[Fraction, int, int], list[Stage]] | None = None
+
+    def extend(placed: frozenset[int], k: int, s: int, slowest: Fraction, stages: list[Stage]) -> None:
+        """Puts one more stage before those placed, which run on k devices with degrees summing to s."""
+        nonlocal best
+        if len(placed) == len(order):
+            key = (slowest, k, len(stages))
+            if best is None or key < best[0]:
+                best = key, stages
+            return
+        for layers in _next_stages(instance, placed):
+            for d, t in _degrees(instance, restrictions):
+                if k + d * t > instance.devices or s + d > instance.data_parallel_limit:
+                    continue
+                found = best_choice(layers, d, t, -(-(s + d) // d))
+                if found is not None:
+                    time, choice = found
+                    stage = Stage(layers, d, t, {layer: tmpc.id for layer, tmpc in choice})
+                    extend(placed | set(layers), k + d * t, s + d, max(slowest, time), [stage, *stages])
+
+    extend(frozenset(), 0, 0, Fraction(0), [])
+    return None if best is None else BruteForce(best[0][0], Plan(tuple(best[1])))
+
+
+def least_evaluated_time_s(instance: Instance) -> float | None:
+    """The least time that ``evaluate`` gives to any plan at all; for two or three layers."""
+    times = (_evaluated_time_s(instance, plan) for plan in _all_plans(instance))
+    return min((time for time in times if time is not None), default=None)
+
+
+def _evaluated_time_s(instance: Instance, plan: Plan) -> float | None:
+    try:
+        return evaluate(instance, plan).time_per_sample_s
+    except InvalidPlan:
+        return None
+
+
+def _all_plans(instance: Instance) -> Iterator[Plan]:
+    """Every way to number the layers' stages, with every d and t up to K and every TMPC, whether valid or not."""
+    order = [layer.id for layer in instance.layers]
+    for count in range(1, len(order) + 1):
+        for stage_of in product(range(count), repeat=len(order)):
+            groups = [tuple(v for v, i in zip(order, stage_of, strict=True) if i == stage) for stage in range(count)]
+            degrees = list(product(range(1, instance.devices + 1), instance.degrees))
+            for combination in product(degrees, repeat=count):
+                if sum(d * t for d, t in combination) > instance.devices:
+                    continue
+                choices = [
+                    _choices(instance, layers, t, Recompute.AUTO)
+                    for layers, (_, t) in zip(groups, combination, strict=True)
+                ]
+                for chosen in product(*choices):
+                    yield Plan(
+                        tuple(
+                            Stage(layers, d, t, {layer: tmpc.id for layer, tmpc in choice})
+                            for layers, (d, t), choice in zip(groups, combination, chosen, strict=True)
+                        )
+                    )
+
+
+def _next_stages(instance: Instance, placed: frozenset[int]) -> Iterator[tuple[int, ...]]:
+    """Sets of layers all of whose successors are placed or among themselves."""
+    rest = [layer.id for layer in instance.layers if layer.id not in placed]
+    for layers in chain.from_iterable(combinations(rest, size) for size in range(1, len(rest) + 1)):
+        done = placed | set(layers)
+        if all(edge.target in done for edge in instance.edges if edge.source in layers):
+            yield layers
+
+
+def _degrees(instance: Instance, restrictions: Restrictions) -> list[tuple[int, int]]:
+    return [
+        (d, t)
+        for d in range(1, instance.data_parallel_limit + 1)
+        if instance.microbatches % d == 0 and (d == 1 or restrictions.data_parallelism)
+        for t in instance.degrees
+        if t == 1 or restrictions.tensor_parallelism
+    ]
+
+
+def _choices(instance: Instance, layers: tuple[int, ...], t: int, recompute: Recompute) -> list[Choice]:
+    offered = [instance.layer_by_id[layer].tmpcs.get(t, ()) for layer in layers]
+    role_of_stage: dict[Recompute, list[bool | None]] = {
+        Recompute.AUTO: [None],
+        Recompute.ALWAYS: [True],
+        Recompute.NEVER: [False],
+        Recompute.ALL_OR_NONE: [False, True],
+    }
+    return [
+        tuple(zip(layers, choice, strict=True))
+        for role in role_of_stage[recompute]
+        for choice in product(*(_allowed(tmpcs, role) for tmpcs in offered))
+    ]
+
+
+def _allowed(tmpcs: tuple[Tmpc, ...], role: bool | None) -> tuple[Tmpc, ...]:
+    """A layer that has only one kind keeps it."""
+    if role is None or all(tmpc.recompute != role for tmpc in tmpcs):
+        return tmpcs
+    return tuple(tmpc for tmpc in tmpcs if tmpc.recompute == role)
+
+
+def _memory(choice: Choice, y: int) -> Fraction:
+    return sum((Fraction(tmpc.activation_bytes) * y + Fraction(tmpc.fixed_bytes) for _, tmpc in choice), Fraction(0))
+
+
+def _time(instance: Instance, choice: Choice, d: int) -> Fraction:
+    inside = dict(choice)
+    compute, crossing, weights = Fraction(0), Fraction(0), Fraction(0)
+    for tmpc in inside.values():
+        compute += Fraction(tmpc.time_per_sample_s)
+        weights += Fraction(tmpc.weights_bytes)
+    for edge in instance.edges:
+        if edge.target in inside and edge.source not in inside:
+            extra = inside[edge.target].forward_sync_bytes[edge.source]
+            crossing += 2 * (Fraction(edge.communication_bytes) + Fraction(extra))
+        if edge.source in inside and edge.target not in inside:
+            extra = inside[edge.source].backward_sync_bytes[edge.target]
+            crossing += 2 * (Fraction(edge.communication_bytes) + Fraction(extra))
+    bandwidth = Fraction(instance.bandwidth_bytes_per_s)
+    resync = Fraction(4 * (d - 1), d) * weights / (instance.microbatches * bandwidth)
+    return compute / d + crossing / (d * bandwidth) + resync

@@ -1,0 +1,17 @@
+"""Hypothesis profiles: ``fast`` by default, ``HYPOTHESIS_PROFILE=ci`` or ``nightly`` for more examples.
+
+``fast`` and ``ci`` draw the same examples on every run; ``nightly`` looks for new ones.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A first example may compile a kernel: no deadlines.
+_COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", _COMMON, max_examples=50, derandomize=True, database=None)
+settings.register_profile("ci", _COMMON, max_examples=300, derandomize=True, database=None)
+settings.register_profile("nightly", _COMMON, max_examples=5000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))

@@ -1,0 +1,58 @@
+"""The paper's table against recorded values: of the published implementation (greedy), and exact optima."""
+
+from __future__ import annotations
+
+import pytest
+
+from piper_ray.evaluate import evaluate
+from piper_ray.reference import TmpcChoice, paper_table
+from tests.support import PublishedGolden, assert_same_time, published_goldens, random_goldens
+
+# Those whose table is filled in a second or two.
+QUICK = [
+    golden
+    for golden in published_goldens()
+    if (golden.input == "bert32a100.json" and golden.cpu_s < 1.0)
+    or (golden.input == "resnet.json" and golden.instance.devices <= 16)
+]
+
+
+def test_random_records() -> None:
+    exact_is_better = 0
+    for golden in random_goldens():
+        exact = paper_table(golden.instance)
+        assert_same_time(exact.time_per_sample, golden.time_per_sample, golden.number)
+        if exact.plan is not None:
+            evaluation = evaluate(golden.instance, exact.plan)
+            assert_same_time(evaluation.time_per_sample_s, golden.time_per_sample, golden.number)
+        if golden.reference is not None and golden.time_per_sample is not None:
+            greedy = paper_table(golden.instance, choice=TmpcChoice.GREEDY)
+            assert_same_time(greedy.time_per_sample, golden.reference, golden.number)
+            exact_is_better += golden.time_per_sample < golden.reference * (1 - 1e-9)
+    assert exact_is_better == 4
+
+
+@pytest.mark.parametrize("golden", QUICK, ids=lambda golden: golden.name)
+def test_published_records(golden: PublishedGolden) -> None:
+    greedy = paper_table(golden.instance, choice=TmpcChoice.GREEDY)
+    assert_same_time(greedy.time_per_sample, golden.time_per_sample, golden.name)
+    assert (greedy.downsets, greedy.pairs) == (golden.downsets, golden.pairs)
+
+
+def test_what_quick_records_cover() -> None:
+    assert len([golden for golden in QUICK if golden.input == "bert32a100.json"]) >= 20
+    assert len([golden for golden in QUICK if golden.input == "resnet.json"]) >= 4
+
+
+@pytest.mark.parametrize(
+    "golden",
+    [golden for golden in QUICK if golden.instance.devices <= 64 and golden.time_per_sample],
+    ids=lambda g: g.name,
+)
+def test_exact_choice_on_published_records(golden: PublishedGolden) -> None:
+    exact = paper_table(golden.instance)
+    assert exact.plan is not None
+    assert golden.time_per_sample is not None
+    assert exact.time_per_sample is not None
+    assert exact.time_per_sample <= golden.time_per_sample * (1 + 1e-9)
+    assert_same_time(evaluate(golden.instance, exact.plan).time_per_sample_s, exact.time_per_sample, golden.name)
