@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from piper_ray.errors import LimitError
 from piper_ray.model import Instance
 
 
@@ -10,7 +9,7 @@ def enumerate_downsets(instance: Instance, most: int) -> list[int]:
     """All downsets as bit masks (bit i is ``instance.layers[i]``), by size, then by value; the empty set comes first.
 
     A downset grows by a layer all of whose successors are in it; going level by level finds each, as every downset
-    loses its front-most layer to one of the level before. Raises LimitError when there are more than ``most``.
+    loses its front-most layer to one of the level before. Stops after the level that makes them more than ``most``.
     """
     position = {layer.id: i for i, layer in enumerate(instance.layers)}
     successors = [0] * len(instance.layers)
@@ -18,7 +17,7 @@ def enumerate_downsets(instance: Instance, most: int) -> list[int]:
         successors[position[edge.source]] |= 1 << position[edge.target]
     downsets = [0]
     level = [0]
-    while level:
+    while level and len(downsets) <= most:
         level = sorted(
             {
                 downset | 1 << i
@@ -28,9 +27,4 @@ def enumerate_downsets(instance: Instance, most: int) -> list[int]:
             }
         )
         downsets += level
-        if len(downsets) > most:
-            raise LimitError(
-                f"the paper's table has more than {most:,} rows, one for each downset of the layers: "
-                "raise table_limit_bytes, or use the threshold solver"
-            )
     return downsets

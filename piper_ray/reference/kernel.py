@@ -1,4 +1,4 @@
-"""The table dp[I][k][s] of the paper, compiled (DESIGN: "The recurrence"; Piper, section 4 and appendix).
+"""The table dp[I][k][s] of the paper, compiled (Piper, NeurIPS 2021, section 4: the dynamic program over downsets).
 
 All compiled functions stay in this file: numba's cache notices a change in a kernel's own file only.
 """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from piper_ray.errors import LimitError
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model import Instance, divisors
 from piper_ray.plan import Plan, Stage
@@ -54,16 +55,21 @@ def paper_table(
 ) -> PaperTableResult:
     """Piper's dynamic program as published: dp[I][k][s] over all downsets, on one thread.
 
-    Raises LimitError when the table would take more than ``table_limit_bytes``. With GREEDY the value is that of the
-    published implementation, which is at most 1e-9 s per stage above the exact minimum of its own table.
+    With GREEDY the value is what the published implementation finds, which treats times within 1e-9 s as equal.
+    Raises LimitError when the table would take more than ``table_limit_bytes``.
     """
     begin = time.perf_counter()
     restrictions = restrictions or Restrictions()
     row_bytes = 8 * (instance.devices + 1) * (instance.data_parallel_limit + 1)
-    downsets = enumerate_downsets(instance, table_limit_bytes // row_bytes)
+    most = table_limit_bytes // row_bytes
+    downsets = enumerate_downsets(instance, most)
+    if len(downsets) > most:
+        raise LimitError(
+            f"the paper's table takes {row_bytes:,} bytes for each downset, and there are more than {most:,}: "
+            f"over the limit of {table_limit_bytes:,} bytes; raise table_limit_bytes, or use the threshold solver"
+        )
     arrays = flatten(instance, downsets, restrictions)
     cluster = _cluster(instance, restrictions)
-    # The arrays above suffice to refuse; what follows compiles.
     from piper_ray.reference.kernel import Choosing, fill
 
     table = np.empty((len(downsets), instance.devices + 1, instance.data_parallel_limit + 1))

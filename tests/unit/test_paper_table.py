@@ -144,5 +144,5 @@ def test_downsets_and_pairs_are_counted(instance: Instance, downsets: int) -> No
 
 def test_a_table_over_the_limit_is_refused() -> None:
     instance = two_towers(10)
-    with pytest.raises(LimitError, match=r"more than 50 rows.*table_limit_bytes"):
+    with pytest.raises(LimitError, match=r"200 bytes for each downset.*more than 50:.*raise table_limit_bytes"):
         paper_table(instance, table_limit_bytes=50 * 5 * 5 * 8)
