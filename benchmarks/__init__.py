@@ -1,0 +1,1 @@
+"""The solver against its yardsticks: goals, published figures, the paper's own table. ``scripts/bench --help``."""
