@@ -10,6 +10,7 @@ PROOF = 1e-9
 _FIRST_STEP = 0.0025
 _LAST_STEP = 5.0
 _NARROW = 0.01
+_FEWER = 0.99
 
 
 @dataclass
@@ -19,9 +20,9 @@ class Bracket:
     ceiling: no plan is slower than this.
 
     Near the lower bound an evaluation is cheap, because little may be wasted: so it steps up from below, by 0.25 %,
-    0.5 %, 1 %, ..., until one is feasible; far above the bound the ceiling tells whether there is a plan at all. Then it
-    halves the bracket, and from 1 % on it challenges the best plan by turns: an infeasible evaluation just below that
-    plan ends the search.
+    0.5 %, 1 %, ..., until one is feasible; far above the bound the ceiling tells whether there is a plan at all. Then
+    it halves the bracket, or goes to where the devices left over point, and from 1 % on it challenges the best plan by
+    turns: an infeasible evaluation just below that plan ends the search.
     """
 
     lower: float
@@ -30,6 +31,7 @@ class Bracket:
     _step: float = _FIRST_STEP
     _stepping: bool = True
     _challenge: bool = False
+    _guess: float | None = None
 
     @property
     def closed(self) -> bool:
@@ -53,18 +55,25 @@ class Bracket:
         proof = self.upper * (1.0 - PROOF)
         if self._challenge:
             return proof
+        if self._guess is not None and self.lower < self._guess < proof:
+            return self._guess
         if self._stepping:
             return min(self.lower * (1.0 + self._step), proof) if self.lower > 0.0 else proof
         return min((self.lower * self.upper) ** 0.5 if self.lower > 0.0 else 0.5 * self.upper, proof)
 
     def record_infeasible(self, threshold: float) -> None:
         self.lower = max(self.lower, threshold)
+        self._guess = None
         self._step *= 2.0
         self._challenge = not self._stepping and self.gap() < _NARROW
 
-    def record_feasible(self, threshold: float, value: float) -> None:
-        """A plan of ``value`` came out of an evaluation at ``threshold``."""
+    def record_feasible(self, threshold: float, value: float, share: float = 1.0) -> None:
+        """A plan of ``value`` came out of an evaluation at ``threshold``, with this share of the devices.
+
+        Time is about inverse to devices: the same work on all of them would take ``share`` of the threshold.
+        """
         self.record_plan(value)
+        self._guess = threshold * share if share < _FEWER else None
         if threshold < self.ceiling:
             self._stepping = False
             self._challenge = not self._challenge and self.gap() < _NARROW

@@ -24,8 +24,8 @@ def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Inf
         if not any(variant.tmpcs[layer.id] for variant in variants):
             degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
             return Infeasibility(
-                f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, which '
-                f"{instance.devices} device{'s' if instance.devices != 1 else ''} and the restrictions do not allow",
+                f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, '
+                f"which {instance.devices} device{'s' if instance.devices != 1 else ''} and the restrictions do not allow",
                 None,
             )
     return None
@@ -36,7 +36,8 @@ def explain(instance: Instance, problem: Problem, backend: Backend) -> Infeasibi
     least_bytes = least_memory_bytes(instance, problem, backend)
     if least_bytes is None:
         return Infeasibility(
-            f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, whatever the memory",
+            f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, "
+            "whatever the memory",
             None,
         )
     layer = _largest_layer(problem)
@@ -60,11 +61,7 @@ def _largest_layer(problem: Problem) -> tuple[float, int]:
     options = problem.workload.options
     return max(
         (
-            min(
-                tmpc.activation_bytes + tmpc.fixed_bytes
-                for of_variant in options.tmpcs
-                for tmpc in of_variant[v]
-            ),
+            min(tmpc.activation_bytes + tmpc.fixed_bytes for of_variant in options.tmpcs for tmpc in of_variant[v]),
             layer_id,
         )
         for v, layer_id in enumerate(problem.workload.lattice.graph.layer_ids)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays
 from piper_ray.lattice.downsets import Lattice
 from piper_ray.model import Instance, divisors
@@ -31,7 +33,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload on a cluster. resync_s_per_byte: 4 / (N B), s of a stage on one device per byte of weights and d - 1."""
+    """A workload on a cluster. resync_s_per_byte: 4 / (N B); times weights and d - 1, s of a stage on one device."""
 
     workload: Workload
     lattice: LatticeArrays
@@ -39,6 +41,16 @@ class Problem:
     options: OptionArrays
     cluster: ClusterArrays
     resync_s_per_byte: float
+
+    @property
+    def one_degree(self) -> bool:
+        """With a single tensor-parallel degree, devices and data-parallel sum go together: a front is one state."""
+        return np.unique(self.options.degree).size <= 1
+
+    @cached_property
+    def scratch(self) -> StepCache:
+        """Scratch of the thread that drives the search; other threads make their own."""
+        return make_step_cache(self.options)
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""

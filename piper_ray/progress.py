@@ -71,3 +71,7 @@ class Listener(Protocol):
     """Called with each event, in order, on the thread that called ``solve``."""
 
     def __call__(self, event: Event) -> None: ...
+
+
+def silent(event: Event) -> None:
+    """The listener of those who do not want to know."""

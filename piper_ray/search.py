@@ -17,7 +17,7 @@ from piper_ray.model import Instance
 from piper_ray.plan import Plan
 from piper_ray.planning import build_plan, chain_through
 from piper_ray.problem import Problem, Workload, build_problem
-from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, IncumbentFound, Listener
+from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, IncumbentFound, Listener, silent
 from piper_ray.solution import EvaluationStats
 from piper_ray.threshold import Outcome, TracedStage, evaluate_threshold
 
@@ -43,7 +43,7 @@ class Search:
     backend: Backend
     gap: float = 0.0
     deadline: float | None = None
-    listener: Listener = lambda event: None
+    listener: Listener = silent
     started: float = field(default_factory=time.perf_counter)
     plan: Plan | None = None
     stopped_by: str | None = None
@@ -74,7 +74,7 @@ class Search:
             self.bracket.record_infeasible(threshold_s)
             return
         value = self._take(self.problem, outcome.stages, "evaluation")
-        self.bracket.record_feasible(threshold_s, value)
+        self.bracket.record_feasible(threshold_s, value, outcome.devices / self.instance.devices)
         self._improve_on_chain(chain_through(self.problem, outcome.stages))
 
     def _prefer_small(self) -> None:
@@ -139,9 +139,7 @@ class Search:
         bounds = self._bounds()
         if not outcome.feasible:
             bounds = Bounds(max(bounds.lower_s, threshold_s), bounds.upper_s, bounds.elapsed_s)
-        self.listener(
-            EvaluationFinished(index, threshold_s, outcome.feasible, seconds, outcome.live_downsets, bounds)
-        )
+        self.listener(EvaluationFinished(index, threshold_s, outcome.feasible, seconds, outcome.live_downsets, bounds))
         return outcome
 
     def _bounds(self) -> Bounds:
@@ -172,9 +170,7 @@ def ceiling_s(instance: Instance) -> float:
     total_s = 0.0
     for layer in instance.layers:
         tmpcs = [tmpc for of_degree in layer.tmpcs.values() for tmpc in of_degree]
-        charges = [
-            sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()) for tmpc in tmpcs
-        ]
+        charges = [sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()) for tmpc in tmpcs]
         total_s += max(tmpc.time_per_sample_s for tmpc in tmpcs)
         total_s += 2.0 * max(charges) / instance.bandwidth_bytes_per_s
         weights_bytes = max(tmpc.weights_bytes for tmpc in tmpcs)

@@ -15,16 +15,12 @@ from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.problem import Workload, build_problem
-from piper_ray.progress import Listener, StepFinished
+from piper_ray.progress import Listener, StepFinished, silent
 from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
 from piper_ray.stage_cost.options import build_options
 from piper_ray.stage_cost.variants import Variant, stage_variants
-
-
-def _silent(event: object) -> None:
-    pass
 
 
 def _graph(instance: Instance, restrictions: Restrictions) -> tuple[tuple[Variant, ...], Contraction, LayerGraph]:
@@ -45,7 +41,7 @@ def solve(
     restrictions: Restrictions = Restrictions(),
     options: SolveOptions = SolveOptions(),
     backend: Backend | None = None,
-    listener: Listener = _silent,
+    listener: Listener = silent,
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 

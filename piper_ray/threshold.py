@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.backends import Backend
-from piper_ray.kernels.blocks import add_level, empty_blocks
+from piper_ray.kernels.blocks import BLOCK_SIZE, add_level, empty_blocks
 from piper_ray.kernels.evaluation import evaluate_levels, find_first_stage, store_level
 from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, Target
 from piper_ray.problem import Problem
@@ -23,6 +23,9 @@ THRESHOLD_TOLERANCE = 1e-10
 
 _SMALL_LEVEL = 20_000
 """Block bounds of a level below which threads cost more than they save."""
+
+_LONG_RUN = 1_000_000
+"""Block bounds of small levels in one kernel call, which cannot be interrupted."""
 
 _GUARD = 1e-9
 _LEAST_THRESHOLD_S = 1e-100  # keeps divisions by it finite when nothing takes any time
@@ -51,15 +54,31 @@ class Outcome:
     tested: IndexArray
 
 
+@dataclass(frozen=True)
+class _Offset:
+    """A level's heartbeat as progress of the whole evaluation."""
+
+    on_progress: Callable[[int, int], None]
+    first: int
+    total: int
+
+    def __call__(self, done: int) -> None:
+        self.on_progress(self.first + done, self.total)
+
+
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
 def evaluate_threshold(
     problem: Problem,
     backend: Backend,
     threshold_s: float,
     *,
     fewest_stages: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = _ignore,
 ) -> Outcome:
-    """Evaluates one threshold; raises whatever ``on_progress`` raises (it is called between levels).
+    """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
 
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
     """
@@ -72,33 +91,50 @@ def evaluate_threshold(
     level = 1
     while level < levels:
         first, last = int(level_start[level]), int(level_start[level + 1])
-        if _level_cost(problem, level, tables) <= _SMALL_LEVEL:
-            end = level + 1
-            while end < levels and _level_cost(problem, end, tables) <= _SMALL_LEVEL:
-                end += 1
+        end = _end_of_small_levels(problem, level, int(tables.blocks.used[0]))
+        if end > level:
             level = tables.run_small(level, end, tested)
         else:
-            states = backend.evaluate_level(problem, target, tables.fronts, tables.blocks, first, last)
+            states = backend.evaluate_level(
+                problem,
+                target,
+                tables.fronts,
+                tables.blocks,
+                first,
+                last,
+                _Offset(on_progress, first, last_downset + 1),
+            )
             tested += states.tested
             tables.store(first, last, states.counts, states.costs, states.sums)
             level += 1
         on_progress(int(level_start[level]), last_downset + 1)
 
     fronts = tables.fronts
-    feasible = bool(fronts.count[last_downset] > 0)
-    live = int(np.count_nonzero(fronts.count))
+    feasible = bool(fronts.states[last_downset] > 0)
+    live = int(np.count_nonzero(fronts.states))
     if not feasible:
         return Outcome(False, 0, (), live, tables.used, tested)
-    best = int(fronts.start[last_downset] + fronts.count[last_downset]) - 1
+    best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
     stages = _trace(problem, target, fronts, last_downset, best)
     return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, tables.used, tested)
 
 
-def _level_cost(problem: Problem, level: int, tables: _Tables) -> int:
-    """Block bounds that the level takes, were every block so far and one for each downset in between live."""
+def _end_of_small_levels(problem: Problem, level: int, blocks: int) -> int:
+    """The level after the last that is small and of a run worth one kernel call, from ``level`` on.
+
+    Costs are in block bounds, were every downset in between live and every block of theirs full.
+    """
     starts = problem.lattice.level_start
-    size = int(starts[level + 1] - starts[level])
-    return size * (int(tables.blocks.count[0]) + 1)
+    total = 0
+    while level < starts.size - 1:
+        size = int(starts[level + 1] - starts[level])
+        cost = size * blocks
+        total += cost
+        if cost > _SMALL_LEVEL or total > _LONG_RUN:
+            break
+        blocks += 1 + size // BLOCK_SIZE
+        level += 1
+    return level
 
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
@@ -149,16 +185,16 @@ class _Tables:
         self._problem = problem
         self._target = target
         self._downsets = int(problem.lattice.level_start[-1])
-        room = self._downsets + 1024
+        room = self._downsets * (1 if problem.one_degree else 64) + 1024
         self.fronts = FrontArrays(
             start=np.zeros(self._downsets, np.int64),
-            count=np.zeros(self._downsets, np.int64),
+            states=np.zeros(self._downsets, np.int64),
             cost=np.zeros(room, np.int64),
             data_parallel_sum=np.zeros(room, np.int64),
         )
         self.blocks = self._blocks(1024)
         self.used = 1
-        self.fronts.count[0] = 1
+        self.fronts.states[0] = 1
         add_level(0, 1, target.device_cost, problem.lattice, problem.costs, self.fronts, self.blocks)
 
     def run_small(self, level: int, end: int, tested: IndexArray) -> int:
@@ -176,12 +212,13 @@ class _Tables:
                 self._target,
                 self.fronts,
                 self.blocks,
+                problem.scratch,
                 self.used,
                 tested,
             )
-            if reached == level:
-                self._reserve_states(self.fronts.cost.size)
             level = reached
+            if level < end:
+                self._reserve_states(self.fronts.cost.size)
         return level
 
     def store(self, first: int, last: int, counts: IndexArray, costs: IndexArray, sums: IndexArray) -> None:
@@ -189,7 +226,8 @@ class _Tables:
         self._reserve_states(costs.size)
         self._reserve_blocks(last - first)
         self.used = store_level(first, counts, costs, sums, self.used, self.fronts)
-        add_level(first, last, self._target.device_cost, self._problem.lattice, self._problem.costs, self.fronts, self.blocks)
+        problem = self._problem
+        add_level(first, last, self._target.device_cost, problem.lattice, problem.costs, self.fronts, self.blocks)
 
     def _reserve_states(self, more: int) -> None:
         size = self.fronts.cost.size
@@ -201,7 +239,7 @@ class _Tables:
             )
 
     def _reserve_blocks(self, more: int) -> None:
-        have, used = self.blocks.least_cost.size, int(self.blocks.count[0])
+        have, used = self.blocks.least_cost.size, int(self.blocks.used[0])
         if used + more <= have:
             return
         grown = self._blocks(max(used + more, 2 * have))
@@ -212,5 +250,9 @@ class _Tables:
     def _blocks(self, capacity: int) -> BlockArrays:
         problem = self._problem
         return empty_blocks(
-            capacity, problem.lattice.level_start.size - 1, self._downsets, problem.lattice.bits.shape[1], int(problem.options.degree.size)
+            capacity,
+            problem.lattice.level_start.size - 1,
+            self._downsets,
+            problem.lattice.bits.shape[1],
+            int(problem.options.degree.size),
         )

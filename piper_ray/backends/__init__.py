@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, Target
 from piper_ray.problem import Problem
+
+Heartbeat = Callable[[int], None]
 
 
 class LevelStates(NamedTuple):
@@ -26,7 +29,17 @@ class Backend(Protocol):
         ...
 
     def evaluate_level(
-        self, problem: Problem, target: Target, fronts: FrontArrays, blocks: BlockArrays, first: int, last: int
+        self,
+        problem: Problem,
+        target: Target,
+        fronts: FrontArrays,
+        blocks: BlockArrays,
+        first: int,
+        last: int,
+        heartbeat: Heartbeat,
     ) -> LevelStates:
-        """Fronts of downsets first .. last - 1, given those of all lower levels."""
+        """Fronts of downsets first .. last - 1, given those of all lower levels.
+
+        Calls ``heartbeat`` about ten times a second with the number of downsets done; what it raises ends the level.
+        """
         ...

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.backends import LevelStates
+from piper_ray.backends import Heartbeat, LevelStates
 from piper_ray.kernels.level import evaluate_downsets
-from piper_ray.kernels.selection import make_step_cache
+from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
 from piper_ray.problem import Problem
 
@@ -22,6 +24,7 @@ class LocalBackend:
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or len(os.sched_getaffinity(0))
+        self._scratch = threading.local()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="piper-ray")
 
     @property
@@ -29,10 +32,17 @@ class LocalBackend:
         return self._threads
 
     def evaluate_level(
-        self, problem: Problem, target: Target, fronts: FrontArrays, blocks: BlockArrays, first: int, last: int
+        self,
+        problem: Problem,
+        target: Target,
+        fronts: FrontArrays,
+        blocks: BlockArrays,
+        first: int,
+        last: int,
+        heartbeat: Heartbeat,
     ) -> LevelStates:
         # Every downset of a level looks at the same blocks, so equal counts are about equal cost.
-        cost = (last - first) * int(blocks.count[0])
+        cost = (last - first) * int(blocks.used[0])
         tasks = max(1, min(last - first, max(4 * self._threads, cost // _BLOCKS_PER_TASK)))
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
@@ -48,14 +58,17 @@ class LocalBackend:
                 target,
                 fronts,
                 blocks,
-                make_step_cache(problem.options),
+                self._scratch_of(problem),
                 tested,
             )
             return LevelStates(counts, costs, sums, tested)
 
-        futures = [self._pool.submit(run, begin, end) for begin, end in zip(edges, edges[1:])]
+        futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]
+        parts: list[LevelStates] = []
         try:
-            parts = [future.result() for future in futures]
+            for future in futures:
+                parts.append(future.result())
+                heartbeat(edges[len(parts)] - first)
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -66,6 +79,13 @@ class LocalBackend:
             np.concatenate([part.sums for part in parts]),
             np.sum([part.tested for part in parts], axis=0),
         )
+
+    def _scratch_of(self, problem: Problem) -> StepCache:
+        """The calling thread's scratch for this problem."""
+        if getattr(self._scratch, "problem", None) is not problem:
+            self._scratch.problem, self._scratch.cache = problem, make_step_cache(problem.options)
+        cache: StepCache = self._scratch.cache
+        return cache
 
     def close(self) -> None:
         """Ends the threads."""

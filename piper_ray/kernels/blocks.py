@@ -25,15 +25,15 @@ def add_level(
     key = np.empty(last - first, np.int64)
     count = 0
     for i in range(first, last):
-        if fronts.count[i] > 0:
+        if fronts.states[i] > 0:
             live[count] = i
-            key[count] = fronts.cost[fronts.start[i] + fronts.count[i] - 1]
+            key[count] = fronts.cost[fronts.start[i] + fronts.states[i] - 1]
             count += 1
     level = np.searchsorted(lattice.level_start, first)
-    blocks.level_first[level] = blocks.count[0]
+    blocks.level_first[level] = blocks.used[0]
     order = np.argsort(key[:count], kind="mergesort")
-    block = blocks.count[0] - 1
-    at = blocks.member_start[blocks.count[0]]
+    block = blocks.used[0] - 1
+    at = blocks.member_start[blocks.used[0]]
     for position in range(count):
         i = live[order[position]]
         cost = key[order[position]]
@@ -44,7 +44,7 @@ def add_level(
         at += 1
         blocks.member_start[block + 1] = at
         _widen(block, i, lattice, costs, fronts, blocks)
-    blocks.count[0] = block + 1
+    blocks.used[0] = block + 1
 
 
 @kernel
@@ -96,5 +96,3 @@ def empty_blocks(capacity: int, levels: int, downsets: int, words: int, variants
         np.empty((capacity, variants)),
         np.empty((capacity, variants), np.int64),
     )
-
-

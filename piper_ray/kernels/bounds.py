@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.jit import leaf_kernel
 from piper_ray.kernels.types import BitArray, IndexArray
 
 _GUARD = 1e-9
 
 
-@kernel
+@leaf_kernel
 def first_divisor_by_time(
     work_s: float, resync_s: float, threshold_s: float, divisor_at_least: IndexArray, divisors: int
 ) -> int:
@@ -26,10 +26,10 @@ def first_divisor_by_time(
     least = np.ceil((work_s - resync_s) / room_s - _GUARD)
     if least >= divisor_at_least.size:
         return divisors
-    return divisor_at_least[np.int64(least)]
+    return int(divisor_at_least[np.int64(least)])
 
 
-@kernel
+@leaf_kernel
 def first_divisor_by_memory(
     a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
 ) -> int:
@@ -50,17 +50,17 @@ def first_divisor_by_memory(
         least = np.ceil(later_sum / waiting - _GUARD)
         if least >= divisor_at_least.size:
             return divisors
-        return divisor_at_least[np.int64(least)]
+        return int(divisor_at_least[np.int64(least)])
     return 0
 
 
-@kernel
+@leaf_kernel
 def in_flight(later_sum: int, d: int) -> int:
     """y = ceil(s / d) with s = later_sum + d: microbatches that a stage of degree d keeps (Piper, section 3)."""
     return 1 + (later_sum + d - 1) // d
 
 
-@kernel
+@leaf_kernel
 def is_subset(small: BitArray, large: BitArray) -> bool:
     """Of two bit sets."""
     for word in range(small.size):

@@ -87,6 +87,6 @@ def _bit_position(power_of_two: np.uint64) -> int:
 
 @kernel
 def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
-    larger = np.zeros((capacity,) + array.shape[1:], array.dtype)
+    larger = np.zeros((capacity, *array.shape[1:]), array.dtype)
     larger[: array.shape[0]] = array
     return larger

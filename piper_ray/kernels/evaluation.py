@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.kernels.blocks import add_level
-from piper_ray.kernels.bounds import is_subset, in_flight
+from piper_ray.kernels.bounds import in_flight, is_subset
 from piper_ray.kernels.jit import kernel
 from piper_ray.kernels.level import evaluate_downsets, stage_fits
-from piper_ray.kernels.selection import make_step_cache
+from piper_ray.kernels.scan import jumping_s
+from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import (
     BlockArrays,
     ClusterArrays,
@@ -28,7 +29,7 @@ def store_level(
     """Appends the fronts of the downsets from ``first`` on; returns the number of states in use."""
     for k in range(counts.size):
         fronts.start[first + k] = used
-        fronts.count[first + k] = counts[k]
+        fronts.states[first + k] = counts[k]
         used += counts[k]
     start = used - costs.size
     fronts.cost[start:used] = costs
@@ -47,6 +48,7 @@ def evaluate_levels(
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
+    cache: StepCache,
     used: int,
     tested: IndexArray,
 ) -> tuple[int, int]:
@@ -54,7 +56,6 @@ def evaluate_levels(
 
     Returns the next level and the number of states in use. There must be room for a block for each downset.
     """
-    cache = make_step_cache(options)
     while level < last_level:
         first, last = lattice.level_start[level], lattice.level_start[level + 1]
         counts, out_cost, out_sum = evaluate_downsets(
@@ -86,18 +87,24 @@ def find_first_stage(
     """
     cache = make_step_cache(options)
     for j in range(i):
-        if fronts.count[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
+        if fronts.states[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
             continue
         for r in range(options.degree.size):
             if costs.missing[i, r] > costs.missing[j, r]:
                 continue
-            for state in range(fronts.start[j], fronts.start[j] + fronts.count[j]):
+            work_s = (
+                costs.need_s[i, r] - costs.cap_s[j, r] - jumping_s(i, r, lattice.bits, j, lattice, costs.edge_both_s)
+            )
+            resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
+            for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
                 d = total - fronts.data_parallel_sum[state]
                 if d < 1 or fronts.cost[state] + target.stage_cost + options.degree[r] * d * target.device_cost != cost:
                     continue
                 if not np.any(cluster.divisors == d):
                     continue
                 y = in_flight(fronts.data_parallel_sum[state], d)
-                if stage_fits(i, j, r, d, y, lattice, costs, options, cluster, target.threshold_s, cache):
+                if stage_fits(
+                    i, j, r, d, y, work_s, resync_s, lattice, costs, options, cluster, target.threshold_s, cache
+                ):
                     return j, r, d, state
     return -1, -1, -1, -1

@@ -5,11 +5,11 @@ A front of ``size`` states lies in two arrays: sums strictly rising, costs stric
 
 from __future__ import annotations
 
-from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.jit import leaf_kernel
 from piper_ray.kernels.types import IndexArray
 
 
-@kernel
+@leaf_kernel
 def _first_above(sums: IndexArray, size: int, value: int) -> int:
     """Index of the first state whose sum exceeds ``value``."""
     low, high = 0, size
@@ -22,14 +22,14 @@ def _first_above(sums: IndexArray, size: int, value: int) -> int:
     return low
 
 
-@kernel
+@leaf_kernel
 def is_dominated(costs: IndexArray, sums: IndexArray, size: int, cost: int, total: int) -> bool:
     """Whether some state is at most (cost, total) in both."""
     at = _first_above(sums, size, total)
     return at > 0 and costs[at - 1] <= cost
 
 
-@kernel
+@leaf_kernel
 def insert(costs: IndexArray, sums: IndexArray, size: int, cost: int, total: int) -> int:
     """Inserts a state that is not dominated, drops those it dominates, and returns the new size."""
     at = _first_above(sums, size, total)

@@ -41,9 +41,26 @@ def _cache_directory() -> str:
 
 def kernel(function: _Function) -> _Function:
     """Compiles ``function`` on first call, or loads it from the cache."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _cache_directory()
+    return _compiled(function, _nrt=True)
+
+
+def leaf_kernel(function: _Function) -> _Function:
+    """The same for one that makes no arrays: without counting references, most of the time of an inner loop."""
+    return _compiled(function, _nrt=False)
+
+
+def inlined_kernel(function: _Function) -> _Function:
+    """A leaf written into its callers: passing records of arrays costs more than what it does."""
+    return _compiled(function, _nrt=False, inline="always")
+
+
+def _compiled(function: _Function, **flags: bool | str) -> _Function:
+    # Numba's stubs know neither its settings nor these flags.
+    config: Any = numba.config
+    compiler: Any = numba.njit
+    before = config.CACHE_DIR
+    config.CACHE_DIR = _cache_directory()
     try:
-        return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+        return cast(_Function, compiler(cache=True, nogil=True, error_model="numpy", **flags)(function))
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before

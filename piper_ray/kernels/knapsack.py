@@ -56,7 +56,7 @@ def hull_steps(
 @kernel
 def cheapest(start: IndexArray, cost: FloatArray, memory: FloatArray, item: int) -> int:
     """The option of least cost; of equal ones the one of least memory."""
-    best = start[item]
+    best = int(start[item])
     for o in range(start[item] + 1, start[item + 1]):
         if cost[o] < cost[best] or (cost[o] == cost[best] and memory[o] < memory[best]):
             best = o

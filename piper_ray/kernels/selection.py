@@ -6,22 +6,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.jit import kernel, leaf_kernel
 from piper_ray.kernels.knapsack import hull_steps, least_cost
 from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, OptionArrays
 
 NO, YES, UNKNOWN = 0, 1, 2
-_SLOTS = 256
+_SLOTS = 1024
 
 
 class StepCache(NamedTuple):
-    """Hull steps of all classes for recently used (variant, y): slot r * 256 + y % 256. Private to one thread.
+    """Hull steps of all classes for recently used (variant, y): slot r * 1024 + y % 1024. Private to one thread;
+    good for every evaluation of one problem, whatever the threshold.
 
     Steps say what one vertex of a class saves by moving to its next option, best ratio first.
     """
 
     y: IndexArray  # int64[slots]: the y that the slot holds; 0 if none
-    count: IndexArray  # int64[slots]
+    steps: IndexArray  # int64[slots]: how many
     step_class: IndexArray  # int64[slots, steps]
     step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
     extra_s: FloatArray  # float64[slots, steps]
@@ -47,7 +48,7 @@ def make_step_cache(options: OptionArrays) -> StepCache:
     )
 
 
-@kernel
+@leaf_kernel
 def slot_of(r: int, y: int) -> int:
     """Where the steps of (r, y) belong."""
     return r * _SLOTS + y % _SLOTS
@@ -74,7 +75,7 @@ def fill_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> None:
             memory[o] = options.choice_a[choice] * y + options.choice_b[choice]
     reached, extra, saved = hull_steps(start, cost, memory, start[:classes])
     cache.y[slot] = y
-    cache.count[slot] = reached.size
+    cache.steps[slot] = reached.size
     for k in range(reached.size):
         cache.step_class[slot, k] = owner[reached[k]]
         cache.step_vertex[slot, k] = options.class_vertex[owner[reached[k]]]
@@ -82,7 +83,7 @@ def fill_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> None:
         cache.saved_bytes[slot, k] = saved[k]
 
 
-@kernel
+@leaf_kernel
 def quick_fit(
     i: int,
     j: int,
@@ -103,7 +104,7 @@ def quick_fit(
     extra_s, saved_bytes = cache.extra_s, cache.saved_bytes
     words = bits.shape[1]
     spent_s = 0.0
-    for k in range(cache.count[slot]):
+    for k in range(cache.steps[slot]):
         v = step_vertex[slot, k]
         count = 0
         if v >= 0:
@@ -131,9 +132,9 @@ def quick_fit(
     return NO
 
 
-@kernel
+@leaf_kernel
 def _contains(row: BitArray, v: int) -> bool:
-    return (row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
+    return bool((row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
 
 
 @kernel
@@ -182,8 +183,8 @@ def stage_items(
 
 @kernel
 def exact_fit(
-    inner: BitArray,
-    outer: BitArray,
+    i: int,
+    j: int,
     lattice: LatticeArrays,
     options: OptionArrays,
     r: int,
@@ -192,7 +193,7 @@ def exact_fit(
     memory_bytes: float,
     budget_s: float,
 ) -> bool:
-    """Whether some choice takes at most ``budget_s`` (for one device) and ``memory_bytes``."""
-    vertices, start, cost, memory = stage_items(inner, outer, lattice, options, r, d, y)
+    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and ``memory_bytes``."""
+    vertices, start, cost, memory = stage_items(lattice.bits[j], lattice.bits[i], lattice, options, r, d, y)
     choice = np.empty(vertices.size, np.int64)
     return least_cost(start, cost, memory, memory_bytes, budget_s, choice) <= budget_s

@@ -94,7 +94,7 @@ class FrontArrays(NamedTuple):
     """States of finished downsets: no other state of the same downset has both cost and data-parallel sum as small."""
 
     start: IndexArray  # int64[m]
-    count: IndexArray  # int64[m]
+    states: IndexArray  # int64[m]: how many
     cost: IndexArray  # int64[..]: strictly falling within a downset
     data_parallel_sum: IndexArray  # int64[..]: strictly rising within a downset
 
@@ -102,7 +102,7 @@ class FrontArrays(NamedTuple):
 class BlockArrays(NamedTuple):
     """Blocks of live downsets of one level, and bounds that hold for each member."""
 
-    count: IndexArray  # int64[1]: blocks in use
+    used: IndexArray  # int64[1]: blocks in use
     level_first: IndexArray  # int64[levels]: first block of a finished level; past all blocks for the others
     member_start: IndexArray  # int64[blocks + 1], into member
     member: IndexArray  # int64[m]: live downsets

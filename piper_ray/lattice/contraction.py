@@ -4,8 +4,8 @@ Each rule merges a layer z that costs nothing into its only neighbour v:
 
 Source rule: z has no predecessor and one successor v. Take any plan. Moving z from its stage into v's (a later one,
 or the same) keeps every edge forwards: z has no other edge. Its old stage loses the outgoing tensor z -> v, v's stage
-the incoming one; nothing else changes, because z has no time, weights or memory in any variant that v can run in. If z was a
-stage of its own, that stage goes away and frees its devices. So no stage gets slower or larger.
+the incoming one; nothing else changes, because z has no time, weights or memory in any variant that v can run in. If
+z was a stage of its own, that stage goes away and frees its devices. So no stage gets slower or larger.
 
 Sink rule: the same with directions reversed, for a layer with one predecessor and no successor.
 

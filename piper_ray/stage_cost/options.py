@@ -58,9 +58,7 @@ class Options:
 
 def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Variant]) -> Options:
     """Flattens the variants' TMPCs, without the dominated ones, in vertex order."""
-    tmpcs = tuple(
-        tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants
-    )
+    tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
     in_edges, out_edges = _incident_edges(graph)
     charges = _Charges(instance, graph, in_edges, out_edges)
     flat = [(v, tmpc) for of_variant in tmpcs for v, of_vertex in enumerate(of_variant) for tmpc in of_vertex]

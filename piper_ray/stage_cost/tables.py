@@ -1,4 +1,4 @@
-"""Stage-cost tables: sums over each downset, of which a stage's cost is a difference. The workload's, then a cluster's."""
+"""Stage-cost tables: sums over each downset, of which a stage's cost is a difference."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def build_sums(lattice: Lattice, options: Options) -> StageSums:
     )
 
 
-def cost_arrays(
-    sums: StageSums, options: Options, resync_s_per_byte: float, transfer_s_per_byte: float
-) -> CostArrays:
+def cost_arrays(sums: StageSums, options: Options, resync_s_per_byte: float, transfer_s_per_byte: float) -> CostArrays:
     """The sums in seconds: a byte of weights as 4 / (N B), a byte that crosses as 2 / B."""
     return CostArrays(
         need_s=sums.work_s + transfer_s_per_byte * sums.in_bytes,
@@ -76,7 +74,5 @@ def cost_arrays(
         fast_a=sums.fast_a,
         fast_b=sums.fast_b,
         missing=sums.missing,
-        edge_both_s=np.ascontiguousarray(
-            transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes).T
-        ),
+        edge_both_s=np.ascontiguousarray(transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes).T),
     )

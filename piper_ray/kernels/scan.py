@@ -1,0 +1,219 @@
+"""Kernel: which blocks of live downsets may hold the J of a stage I \\ J, and what such a stage takes at least."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_time
+from piper_ray.kernels.jit import kernel, leaf_kernel
+from piper_ray.kernels.types import (
+    BitArray,
+    BlockArrays,
+    ClusterArrays,
+    CostArrays,
+    FloatArray,
+    IndexArray,
+    LatticeArrays,
+    Target,
+)
+
+UNREACHABLE = np.int64(2**62)
+_GUARD = 1e-9
+
+
+class Scratch(NamedTuple):
+    """Working arrays for one downset at a time."""
+
+    front_cost: IndexArray  # int64[data-parallel limit + 2]
+    front_sum: IndexArray
+    stage_devices: FloatArray  # float64[blocks]
+    open_block: IndexArray  # int64[blocks]: blocks that work alone leaves open, and their least cost and sum
+    open_cost: IndexArray
+    open_sum: IndexArray
+    near_block: IndexArray  # int64[blocks]: those of one pass, with sharper bounds
+    near_cost: IndexArray
+    near_sum: IndexArray
+    near_touch: IndexArray
+    heads: BitArray  # uint64[words]: of the edges that come into the downset
+    jump_from: IndexArray  # int64[most crossing edges of a downset]
+    jump_order: IndexArray
+    fits_upto: IndexArray  # int64[divisors]
+    fails_from: IndexArray
+
+
+@kernel
+def make_scratch(lattice: LatticeArrays, cluster: ClusterArrays, blocks: int) -> Scratch:
+    states = cluster.data_parallel_limit + 2
+    crossings = lattice.edge_tail.size + 1
+    return Scratch(
+        np.empty(states, np.int64),
+        np.empty(states, np.int64),
+        np.empty(blocks),
+        np.empty(blocks, np.int64),
+        np.empty(blocks, np.int64),
+        np.empty(blocks, np.int64),
+        np.empty(blocks, np.int64),
+        np.empty(blocks, np.int64),
+        np.empty(blocks, np.int64),
+        np.empty(blocks, np.int64),
+        np.empty(lattice.bits.shape[1], np.uint64),
+        np.empty(crossings, np.int64),
+        np.empty(crossings, np.int64),
+        np.empty(cluster.divisors.size, np.int64),
+        np.empty(cluster.divisors.size, np.int64),
+    )
+
+
+@leaf_kernel
+def jumping_s(i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays, edge_both_s: FloatArray) -> float:
+    """What the edges from outside downset i into inner[row] were charged in need_s and cap_s: they touch no stage."""
+    total = 0.0
+    for k in range(lattice.crossing_start[i], lattice.crossing_start[i + 1]):
+        e = lattice.crossing[k]
+        v = lattice.edge_head[e]
+        if (inner[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0:
+            total += edge_both_s[r, e]
+    return total
+
+
+@leaf_kernel
+def _list_jumps(i: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Scratch) -> int:
+    """Lists the edges that come into I by the first block with a J that can hold their head; returns their number.
+
+    A J that holds the head of an edge holds all behind it, so it is of that level at least; blocks come by level.
+    """
+    first = lattice.crossing_start[i]
+    count = int(lattice.crossing_start[i + 1] - first)
+    scratch.heads[:] = 0
+    for k in range(count):
+        e = lattice.crossing[first + k]
+        v = lattice.edge_head[e]
+        scratch.heads[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+        block = blocks.level_first[lattice.vertex_level[v]]
+        at = k
+        while at > 0 and scratch.jump_from[at - 1] > block:
+            scratch.jump_from[at] = scratch.jump_from[at - 1]
+            scratch.jump_order[at] = scratch.jump_order[at - 1]
+            at -= 1
+        scratch.jump_from[at] = block
+        scratch.jump_order[at] = e
+    return count
+
+
+@leaf_kernel
+def open_blocks(
+    i: int,
+    lattice: LatticeArrays,
+    costs: CostArrays,
+    degree: IndexArray,
+    target: Target,
+    blocks: BlockArrays,
+    scratch: Scratch,
+) -> int:
+    """Lists the blocks with a J for a state of I within its limits, and the least cost and sum of such a state.
+
+    Returns their number. By work alone: a stage has at least need - cap, less the edges into I that may jump over it.
+    """
+    stage_devices, cap_s = scratch.stage_devices, blocks.cap_s
+    count = blocks.used[0]
+    per_threshold = 1.0 / target.threshold_s
+    largest_degree = 1.0
+    jumps = _list_jumps(i, lattice, blocks, scratch)
+    for r in range(degree.size):
+        t = np.float64(degree[r])
+        largest_degree = max(largest_degree, t)
+        work_s = costs.need_s[i, r]
+        begin = 0
+        for k in range(jumps + 1):
+            end = min(count, scratch.jump_from[k]) if k < jumps else count
+            # Plain loops over whole arrays: these run as vector instructions.
+            if r == 0:
+                for block in range(begin, end):
+                    stage_devices[block] = t * max(np.ceil((work_s - cap_s[r, block]) * per_threshold - _GUARD), 1.0)
+            else:
+                for block in range(begin, end):
+                    devices = t * max(np.ceil((work_s - cap_s[r, block]) * per_threshold - _GUARD), 1.0)
+                    stage_devices[block] = min(stage_devices[block], devices)
+            begin = max(begin, end)
+            if k < jumps:
+                work_s -= costs.edge_both_s[r, scratch.jump_order[k]]
+    device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
+    opened = 0
+    for block in range(count):
+        if blocks.least_devices[block] + stage_devices[block] > device_limit:
+            continue
+        total = blocks.least_sum[block] + np.int64(np.ceil(stage_devices[block] / largest_degree))
+        if total <= sum_limit:
+            cost = np.int64(stage_devices[block]) * target.device_cost + target.stage_cost
+            scratch.open_block[opened] = block
+            scratch.open_cost[opened] = blocks.least_cost[block] + cost
+            scratch.open_sum[opened] = total
+            opened += 1
+    return opened
+
+
+@leaf_kernel
+def refine(
+    i: int,
+    chosen: int,
+    lattice: LatticeArrays,
+    costs: CostArrays,
+    degree: IndexArray,
+    cluster: ClusterArrays,
+    target: Target,
+    blocks: BlockArrays,
+    scratch: Scratch,
+) -> int:
+    """Keeps those of the first ``chosen`` near blocks that sharper bounds leave within I's limits; returns how many.
+
+    By nesting, work with the edges that can jump over the stage, resynchronisation, memory and divisors. near_touch
+    says whether any edge can jump over a stage with a J of the block.
+    """
+    bits, meet, join, heads = lattice.bits, blocks.meet, blocks.join, scratch.heads
+    divisors = cluster.divisors
+    kept = 0
+    for at in range(chosen):
+        block = scratch.near_block[at]
+        inside = True
+        touches = False
+        for word in range(bits.shape[1]):
+            if meet[block, word] & ~bits[i, word] != 0:
+                inside = False
+                break
+            if heads[word] & join[block, word] != 0:
+                touches = True
+        if not inside:
+            continue
+        devices, replicas = UNREACHABLE, UNREACHABLE
+        for r in range(degree.size):
+            if costs.missing[i, r] > blocks.missing[block, r]:
+                continue
+            work_s = costs.need_s[i, r] - blocks.cap_s[r, block]
+            if touches:
+                work_s -= jumping_s(i, r, join, block, lattice, costs.edge_both_s)
+            resync_s = max(0.0, costs.resync_s[i, r] - blocks.resync_s[block, r])
+            by_time = first_divisor_by_time(
+                work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size
+            )
+            by_memory = first_divisor_by_memory(
+                costs.least_a[i, r] - blocks.least_a[block, r],
+                costs.least_b[i, r] - blocks.least_b[block, r],
+                cluster.memory_bytes,
+                blocks.least_sum[block],
+                cluster.divisor_at_least,
+                divisors.size,
+            )
+            index = max(by_time, by_memory)
+            if index < divisors.size:
+                devices = min(devices, degree[r] * divisors[index])
+                replicas = min(replicas, divisors[index])
+        total = blocks.least_sum[block] + replicas
+        if blocks.least_devices[block] + devices <= target.device_limit[i] and total <= target.data_parallel_limit[i]:
+            scratch.near_block[kept] = block
+            scratch.near_cost[kept] = blocks.least_cost[block] + devices * target.device_cost + target.stage_cost
+            scratch.near_sum[kept] = total
+            scratch.near_touch[kept] = touches
+            kept += 1
+    return kept
