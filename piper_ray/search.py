@@ -19,7 +19,7 @@ from piper_ray.planning import build_plan, chain_through
 from piper_ray.problem import Problem, Workload, build_problem
 from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, IncumbentFound, Listener, silent
 from piper_ray.solution import EvaluationStats
-from piper_ray.threshold import Outcome, TracedStage, evaluate_threshold
+from piper_ray.threshold import LEAST_THRESHOLD_S, Outcome, TracedStage, evaluate_threshold
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -176,4 +176,5 @@ def ceiling_s(instance: Instance) -> float:
         weights_bytes = max(tmpc.weights_bytes for tmpc in tmpcs)
         total_s += 4.0 * weights_bytes / (instance.microbatches * instance.bandwidth_bytes_per_s)
     communication_bytes = sum(edge.communication_bytes for edge in instance.edges)
-    return (total_s + 4.0 * communication_bytes / instance.bandwidth_bytes_per_s) * (1.0 + 1e-9)
+    ceiling = (total_s + 4.0 * communication_bytes / instance.bandwidth_bytes_per_s) * (1.0 + 1e-9)
+    return max(ceiling, LEAST_THRESHOLD_S)  # above the lower bound of 0 where nothing takes any time

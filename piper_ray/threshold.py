@@ -28,7 +28,7 @@ _LONG_RUN = 1_000_000
 """Block bounds of small levels in one kernel call, which cannot be interrupted."""
 
 _GUARD = 1e-9
-_LEAST_THRESHOLD_S = 1e-100  # keeps divisions by it finite when nothing takes any time
+LEAST_THRESHOLD_S = 1e-100  # keeps divisions by it finite when nothing takes any time
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _end_of_small_levels(problem: Problem, level: int, blocks: int) -> int:
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
     sums, cluster = problem.workload.sums, problem.cluster
-    keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), _LEAST_THRESHOLD_S)
+    keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), LEAST_THRESHOLD_S)
 
     def limit(available: int, work_s: np.ndarray) -> IndexArray:
         rest = np.minimum((work_s[-1] - work_s) / keep, 2.0**40)
