@@ -7,6 +7,11 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
+class Compiling:
+    """The kernels have to be compiled first, once for each version and machine: about half a minute."""
+
+
+@dataclass(frozen=True)
 class StepFinished:
     """A step of the preparation is done. ``note``: its figures in words ("221,565 downsets in 318 levels")."""
 
@@ -64,7 +69,7 @@ class IncumbentFound:
     bounds: Bounds
 
 
-Event = StepFinished | EvaluationAdvanced | EvaluationFinished | IncumbentFound
+Event = Compiling | StepFinished | EvaluationAdvanced | EvaluationFinished | IncumbentFound
 
 
 class Listener(Protocol):

@@ -9,13 +9,14 @@ from piper_ray.backends.local import LocalBackend
 from piper_ray.errors import LimitError
 from piper_ray.forecast import downset_limit, forecast, over_limit
 from piper_ray.infeasibility import explain, layer_without_choice
+from piper_ray.kernels.jit import is_compiled
 from piper_ray.lattice.contraction import Contraction, contract
 from piper_ray.lattice.downsets import build_lattice
 from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.problem import Workload, build_problem
-from piper_ray.progress import Listener, StepFinished, silent
+from piper_ray.progress import Compiling, Listener, StepFinished, silent
 from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
@@ -48,6 +49,8 @@ def solve(
     Without ``backend`` the work is done by threads of this process. Raises LimitError if the lattice does not fit.
     """
     started = time.perf_counter()
+    if not is_compiled():
+        listener(Compiling())
     variants, contraction, graph = _graph(instance, restrictions)
     known = forecast(graph, len(variants))
     impossible = layer_without_choice(instance, variants)

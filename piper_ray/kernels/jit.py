@@ -39,6 +39,11 @@ def _cache_directory() -> str:
     return tempfile.mkdtemp(prefix="piper_ray-")
 
 
+def is_compiled() -> bool:
+    """Whether an earlier run left compiled kernels in the cache."""
+    return any(Path(_cache_directory()).glob("**/evaluation.evaluate_levels*.nbc"))
+
+
 def kernel(function: _Function) -> _Function:
     """Compiles ``function`` on first call, or loads it from the cache."""
     return _compiled(function, _nrt=True)

@@ -11,7 +11,15 @@ from rich.text import Text
 
 import piper_ray
 from piper_ray.model import Instance
-from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
+from piper_ray.progress import (
+    Bounds,
+    Compiling,
+    EvaluationAdvanced,
+    EvaluationFinished,
+    Event,
+    IncumbentFound,
+    StepFinished,
+)
 from piper_ray.report.figures import percent_text, time_text
 from piper_ray.report.summary import instance_lines
 
@@ -54,7 +62,9 @@ class SolverLog:
             self._line(line)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StepFinished):
+        if isinstance(event, Compiling):
+            self._line("compiling      first run of this version here: takes about half a minute, once")
+        elif isinstance(event, StepFinished):
             self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
         elif isinstance(event, EvaluationAdvanced):
             self._advance = event
