@@ -57,12 +57,15 @@ def bench_solve(benchmark: Benchmark, case_id: str, threads: str) -> None:
     options = SolveOptions(threads=1 if threads == "one" else None)
     rounds = _rounds(_warm_up_s(instance, options))
     solutions: list[Solution] = []
+    cpus_s: list[float] = []
 
     def solve() -> None:
+        began_s = time.process_time()
         solution = piper_ray.solve(instance, options=options, listener=_tell_of_long_evaluations)
         if solution.stopped_by == "interrupt":
             raise KeyboardInterrupt
         solutions.append(solution)
+        cpus_s.append(time.process_time() - began_s)
 
     benchmark.pedantic(solve, rounds=rounds)
     last = solutions[-1]
@@ -73,6 +76,7 @@ def bench_solve(benchmark: Benchmark, case_id: str, threads: str) -> None:
         time_per_sample_s=last.time_per_sample,
         threads=last.stats.threads,
         downsets=last.stats.downsets,
+        cpu_s=statistics.median(cpus_s),
         lattice_s=statistics.median(solution.stats.lattice_s for solution in solutions),
         stage_costs_s=statistics.median(solution.stats.stage_costs_s for solution in solutions),
         search_s=statistics.median(solution.stats.search_s for solution in solutions),

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from resource import struct_rusage
 from typing import IO, Any
 
 from benchmarks.cases import BANDWIDTH, ROOT, Case
@@ -63,18 +64,19 @@ def run_command(
 
     show_log: its progress goes to our stderr.
     """
-    walls_s, peaks_bytes = [], []
+    walls_s, cpus_s, peaks_bytes = [], [], []
     for _ in range(runs):
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
-            wall_s, peak_bytes, code = _timed(_command(case), environment, out, None if show_log else log)
+            wall_s, usage, code = _timed(_command(case), environment, out, None if show_log else log)
             if code != 0:
                 log.seek(0)
                 raise MeasurementError(f"piper-ray left with {code}:\n{log.read().decode(errors='replace')[-4000:]}")
             out.seek(0)
             document: dict[str, Any] = json.load(out)
         walls_s.append(wall_s)
-        peaks_bytes.append(peak_bytes)
-    return CommandRun(runs, statistics.median(walls_s), max(peaks_bytes)), document
+        cpus_s.append(usage.ru_utime + usage.ru_stime)
+        peaks_bytes.append(usage.ru_maxrss * _MAXRSS_UNIT_BYTES)
+    return CommandRun(runs, statistics.median(walls_s), statistics.median(cpus_s), max(peaks_bytes)), document
 
 
 def _command(case: Case) -> list[str]:
@@ -90,8 +92,8 @@ def _command(case: Case) -> list[str]:
 
 def _timed(
     command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], log: IO[bytes] | None
-) -> tuple[float, int, int]:
-    """Wall time in s, peak resident memory in bytes, exit code.
+) -> tuple[float, struct_rusage, int]:
+    """Wall time in s, what the process used, exit code.
 
     Linux counts the parent's memory at the start towards a child's peak, so this process must stay a small one.
     """
@@ -105,4 +107,4 @@ def _timed(
         raise
     wall_s = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
-    return wall_s, usage.ru_maxrss * _MAXRSS_UNIT_BYTES, process.returncode
+    return wall_s, usage, process.returncode

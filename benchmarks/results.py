@@ -17,12 +17,14 @@ SAME_VALUE = 1e-9
 class Timing:
     """Solves in one process, kernels loaded. Times are medians over ``runs``, in s.
 
-    total_s: of the whole call; the other times are its steps. evaluations: the last run's, each with its figures.
+    total_s: of the whole call; lattice_s, stage_costs_s and search_s are its steps. cpu_s: of all threads; on a busy
+    machine it says more than the wall time. evaluations: the last run's, each with its figures.
     """
 
     threads: int
     runs: int
     total_s: float
+    cpu_s: float
     lattice_s: float
     stage_costs_s: float
     search_s: float
@@ -39,6 +41,7 @@ class Timing:
             threads=info["threads"],
             runs=record["stats"]["rounds"],
             total_s=record["stats"]["median"],
+            cpu_s=info["cpu_s"],
             lattice_s=info["lattice_s"],
             stage_costs_s=info["stage_costs_s"],
             search_s=info["search_s"],
@@ -49,13 +52,14 @@ class Timing:
         )
 
     @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> Timing:
-        """From what ``piper-ray solve --json`` says of its one run."""
+    def of_document(cls, document: Mapping[str, Any], cpu_s: float) -> Timing:
+        """From what ``piper-ray solve --json`` says of its one run, and the CPU time of that process."""
         stats = document["stats"]
         return cls(
             threads=stats["threads"],
             runs=1,
             total_s=stats["lattice_s"] + stats["stage_costs_s"] + stats["search_s"],
+            cpu_s=cpu_s,
             lattice_s=stats["lattice_s"],
             stage_costs_s=stats["stage_costs_s"],
             search_s=stats["search_s"],
@@ -68,10 +72,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class CommandRun:
-    """The whole command, from start to exit, compiled kernels on disk. wall_s: median; peak_bytes: the largest."""
+    """The whole command, from start to exit, compiled kernels on disk.
+
+    wall_s, cpu_s: medians over ``runs``; peak_bytes: resident memory, the largest.
+    """
 
     runs: int
     wall_s: float
+    cpu_s: float
     peak_bytes: int
 
 
@@ -99,7 +107,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """The paper's table, filled on one thread. seconds: median over ``runs``."""
+    """The paper's table, filled on one thread. seconds: wall time, median over ``runs``."""
 
     runs: int
     seconds: float

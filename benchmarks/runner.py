@@ -89,7 +89,7 @@ def _kernel_cache(*, empty: bool) -> Iterator[Mapping[str, str]]:
 def _measure_row(row: Row, environment: Mapping[str, str]) -> RowResult:
     command, document = run_command(row.case, environment, show_log=row.slow)
     if command.wall_s > LONG_RUN_S:
-        return RowResult(row, Timing.of_document(document), command)
+        return RowResult(row, Timing.of_document(document, command.cpu_s), command)
     ids = [solve_id(row.case)]
     if row.compare_threads and core_count() > 1:
         ids.append(solve_id(row.case, one_thread=True))

@@ -97,6 +97,7 @@ def _times(rows: Sequence[RowResult]) -> Table:
             seconds(timing.stage_costs_s),
             seconds(timing.search_s),
             seconds(timing.total_s),
+            seconds(timing.cpu_s),
             str(timing.runs),
             seconds(row.goal_s),
             ratio(row.goal_s, timing.total_s),
@@ -106,10 +107,10 @@ def _times(rows: Sequence[RowResult]) -> Table:
             _times_faster(row.reference.seconds, timing.total_s),
         )
 
-    header = ("instance", "lattice", "stage costs", "search", "total", "runs", "goal", "goal / total")
+    header = ("instance", "lattice", "stage costs", "search", "total", "CPU", "runs", "goal", "goal / total")
     return Table(
         "Time",
-        f"Medians of the runs, all threads, kernels loaded. {ELSEWHERE}",
+        f"Medians of the runs, all threads, kernels loaded; wall times but for CPU. {ELSEWHERE}",
         (*header, "prototype", "/ total", "reference", "/ total"),
         tuple(map(line, rows)),
     )
@@ -137,14 +138,21 @@ def _commands(rows: Sequence[RowResult]) -> Table:
 
 def _threads(rows: Sequence[RowResult]) -> Table:
     def line(result: RowResult) -> tuple[str, ...]:
-        one_s = result.one_thread.total_s if result.one_thread is not None else float("nan")
-        all_s = result.timing.total_s
-        return result.row.case.title, seconds(one_s), seconds(all_s), str(result.timing.threads), ratio(one_s, all_s)
+        one, several = result.one_thread or result.timing, result.timing
+        return (
+            result.row.case.title,
+            seconds(one.total_s),
+            seconds(several.total_s),
+            str(several.threads),
+            ratio(one.total_s, several.total_s),
+            seconds(one.cpu_s),
+            seconds(several.cpu_s),
+        )
 
     return Table(
         "Threads",
-        "Total time on one thread and on all, one after the other in one process.",
-        ("instance", "one thread", "all threads", "threads", "ratio"),
+        "On one thread and on all, one after the other in one process. Little gain: short levels, or a busy machine.",
+        ("instance", "one thread", "all threads", "threads", "ratio", "CPU of one", "CPU of all"),
         tuple(map(line, rows)),
     )
 

@@ -28,6 +28,7 @@ TIMING = Timing(
     threads=2,
     runs=15,
     total_s=0.0147,
+    cpu_s=0.0212,
     lattice_s=0.001,
     stage_costs_s=0.002,
     search_s=0.0117,
@@ -36,7 +37,7 @@ TIMING = Timing(
     downsets=1234,
     evaluations=({"feasible": True},),
 )
-COMMAND = CommandRun(runs=3, wall_s=0.8, peak_bytes=187_400_000)
+COMMAND = CommandRun(runs=3, wall_s=0.8, cpu_s=0.9, peak_bytes=187_400_000)
 
 
 def _row(known_s: float | None = 0.5, *, known_is_bound: bool = False) -> Row:
@@ -127,8 +128,9 @@ def test_the_command_is_run_and_weighed(environment: Mapping[str, str]) -> None:
     run, document = run_command(SMALL, environment, runs=2)
     assert run.runs == 2
     assert run.wall_s > 0.0
+    assert run.cpu_s > 0.0
     assert 30e6 < run.peak_bytes < 2e9  # numba alone is over the one, all of this far below the other
-    timing = Timing.of_document(document)
+    timing = Timing.of_document(document, run.cpu_s)
     assert timing.status == "optimal"
     assert timing.runs == 1
     assert timing.total_s == pytest.approx(timing.lattice_s + timing.stage_costs_s + timing.search_s)
@@ -167,7 +169,7 @@ class Processes:
         self._note(f"command {case.id} x{runs}" + (" cold" if "NUMBA_CACHE_DIR" in environment else ""))
         stats = {"threads": 2, "lattice_s": 1.0, "stage_costs_s": 2.0, "search_s": 97.0, "downsets": 3}
         document = {"status": "optimal", "time_per_sample_s": 0.5, "stats": {**stats, "evaluations": [{}, {}]}}
-        return CommandRun(runs, self.wall_s, 10**8), document
+        return CommandRun(runs, self.wall_s, 123.0, 10**8), document
 
     def run_benchmarks(self, ids: Sequence[str], environment: Mapping[str, str]) -> list[dict[str, Any]]:
         del environment
@@ -218,7 +220,8 @@ def test_a_long_row_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     processes = _install(monkeypatch, Processes(wall_s=101.0))
     (result,) = _measure(["inception-k48"]).rows
     assert processes.log == ["command small x1", "command inception-k48 x1"]
-    assert (result.timing.total_s, result.timing.runs, len(result.timing.evaluations)) == (100.0, 1, 2)
+    timing = result.timing
+    assert (timing.total_s, timing.cpu_s, timing.runs, len(timing.evaluations)) == (100.0, 123.0, 1, 2)
 
 
 def test_a_twin_is_measured_in_one_process_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,12 +400,12 @@ def test_the_tables_of_a_row_and_a_twin() -> None:
     results.twins.append(_twin(0.5, 0.5, 0.5))
     lines = {table.title: table.rows for table in tables_of(results)}
     name = "BERT-32 K=2048 N=1920 M=8GiB"
-    times = (name, "1.00 ms", "2.00 ms", "11.7 ms", "14.7 ms", "15", "10.0 ms", "0.68")
+    times = (name, "1.00 ms", "2.00 ms", "11.7 ms", "14.7 ms", "21.2 ms", "15", "10.0 ms", "0.68")
     assert lines == {
         "Answers": ((name, "0.5", "optimal", "0.5", "equal", "1,234", "1"),),
         "Time": ((*times, "0.01 s", "0.68", "44.7 s", "3,041"),),
         "The whole command": ((name, "0.80 s", "-", "3", "187 MB", "-"),),
-        "Threads": ((name, "29.4 ms", "14.7 ms", "2", "2.0"),),
+        "Threads": ((name, "29.4 ms", "14.7 ms", "2", "2.0", "21.2 ms", "21.2 ms"),),
         "Beside the paper's own table": (
             ("BERT-32 K=256 N=1920 M=8GiB", "14.7 ms", "1.47 s", "100", "2.94 s", "200", "15 / 3", "22.7 MB", "equal"),
         ),
