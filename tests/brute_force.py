@@ -70,6 +70,15 @@ def least_evaluated_time_s(instance: Instance) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
+def least_stage_time(
+    instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, recompute: Recompute = Recompute.AUTO
+) -> Fraction | None:
+    """The least time of one stage over all TMPC choices that fit with y microbatches in flight; None: none fits."""
+    limit = Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
+    choices = _choices(instance, layers, t, recompute)
+    return min((_time(instance, choice, d) for choice in choices if _memory(choice, y) <= limit), default=None)
+
+
 def _evaluated_time_s(instance: Instance, plan: Plan) -> float | None:
     try:
         return evaluate(instance, plan).time_per_sample_s

@@ -1,0 +1,169 @@
+"""What must not change a solution, or change it in one direction only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piper_ray.backends.local import LocalBackend
+from piper_ray.lattice.contraction import without_contraction
+from piper_ray.model import Instance, Tmpc
+from piper_ray.search import Search
+from piper_ray.solution import Status
+from piper_ray.solver import solve
+from tests.instances import instances, parallel_branches, random_instance, two_towers
+from tests.solver_support import (
+    MANY,
+    ONE_THREAD,
+    RecordingBackend,
+    assert_plan_is_worth_its_value,
+    renumbered,
+    same_answer,
+    send_every_level_to_the_backend,
+    tables,
+)
+
+INFINITE = float("inf")
+
+
+def time_of(instance: Instance) -> float:
+    time_s = solve(instance, options=ONE_THREAD).time_per_sample
+    return INFINITE if time_s is None else time_s
+
+
+@given(instances(most_layers=5), st.integers(1, 4))
+def test_more_devices_never_hurt(instance: Instance, more: int) -> None:
+    assert time_of(instance.replace(devices=instance.devices + more)) <= time_of(instance) * (1 + 1e-9)
+
+
+@given(instances(most_layers=5), st.floats(0.0, 20.0))
+def test_more_memory_never_hurts(instance: Instance, more_bytes: float) -> None:
+    larger = instance.replace(memory_bytes=instance.memory_bytes + more_bytes)
+    assert time_of(larger) <= time_of(instance) * (1 + 1e-9)
+
+
+@given(instances(most_layers=5), st.floats(1.0, 10.0))
+def test_more_bandwidth_never_hurts(instance: Instance, factor: float) -> None:
+    faster = instance.replace(bandwidth_bytes_per_s=instance.bandwidth_bytes_per_s * factor)
+    assert time_of(faster) <= time_of(instance) * (1 + 1e-9)
+
+
+@given(instances(most_layers=5), st.randoms(use_true_random=False))
+def test_renumbering_and_shuffling_change_nothing(instance: Instance, rng: Random) -> None:
+    assert_same_value_and_size(instance, renumbered(instance, rng))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_renumbering_and_shuffling_larger_instances(seed: int) -> None:
+    instance = random_instance(seed, most_layers=9, most_devices=12)
+    assert_same_value_and_size(instance, renumbered(instance, Random(seed)))
+
+
+def assert_same_value_and_size(one: Instance, other: Instance) -> None:
+    first, second = solve(one, options=ONE_THREAD), solve(other, options=ONE_THREAD)
+    assert first.status is second.status
+    assert first.time_per_sample is None or first.time_per_sample == pytest.approx(second.time_per_sample, rel=1e-9)
+    if first.plan is not None and second.plan is not None:
+        assert first.plan.devices == second.plan.devices
+        assert len(first.plan.stages) == len(second.plan.stages)
+    if first.infeasibility is not None and second.infeasibility is not None:
+        least, other_least = first.infeasibility.least_memory_bytes, second.infeasibility.least_memory_bytes
+        assert (least is None) == (other_least is None)
+        assert least is None or least == pytest.approx(other_least, rel=2e-9)
+
+
+def with_free_layers(instance: Instance, rng: Random) -> Instance:
+    """Some layers cost nothing, each with probability one half; so some of them can be contracted."""
+    free = {layer.id for layer in instance.layers if rng.random() < 0.5}
+    tmpcs = {
+        layer.id: {
+            t: tuple(
+                Tmpc(tmpc.id, 0.0, 0.0, 0.0, 0.0, tmpc.forward_sync_bytes, tmpc.backward_sync_bytes)
+                if layer.id in free
+                else tmpc
+                for tmpc in row
+            )
+            for t, row in layer.tmpcs.items()
+        }
+        for layer in instance.layers
+    }
+    return replace(instance, layers=tuple(replace(layer, tmpcs=tmpcs[layer.id]) for layer in instance.layers))
+
+
+def solve_without_contraction(instance: Instance) -> Search:
+    whole = tables(instance, contraction=without_contraction())
+    backend = LocalBackend(1)
+    search = Search(instance, whole.contraction, whole.problem, backend)
+    search.run()
+    backend.close()
+    return search
+
+
+def test_contraction_changes_nothing() -> None:
+    contracted = 0
+    for seed in range(600):
+        instance = with_free_layers(random_instance(seed, most_layers=6), Random(seed))
+        if any(not any(t <= instance.devices for t in layer.tmpcs) for layer in instance.layers):
+            continue  # refused before the search
+        solution, search = solve(instance, options=ONE_THREAD), solve_without_contraction(instance)
+        contracted += solution.stats.contracted_layers < len(instance.layers)
+        assert (solution.status is Status.INFEASIBLE) == search.bracket.exhausted, seed
+        if solution.plan is None:
+            continue
+        assert_plan_is_worth_its_value(instance, solution)
+        assert search.plan is not None
+        assert solution.time_per_sample == pytest.approx(search.bracket.upper, rel=1e-9, abs=0.0), seed
+        assert solution.plan.devices == search.plan.devices, seed
+        assert len(solution.plan.stages) == len(search.plan.stages), seed
+    assert contracted > 80
+
+
+WIDE = {
+    "towers": two_towers(9, devices=7, microbatches=12, memory_bytes=90.0),
+    "branches": parallel_branches(3, 5, devices=9, microbatches=8, memory_bytes=120.0),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_threads_change_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_every_level_to_the_backend(monkeypatch)
+    solutions = []
+    for threads in (1, 2, 4):
+        backend = RecordingBackend(threads)
+        solutions.append(solve(WIDE[name], backend=backend))
+        backend.close()
+        assert backend.levels >= solutions[-1].stats.levels - 1
+    assert solutions[0].status is Status.OPTIMAL
+    assert same_answer(solutions[0], solutions[1])
+    assert same_answer(solutions[0], solutions[2])
+
+
+def test_threads_change_no_byte_where_levels_are_large() -> None:
+    """No setting touched: levels of this lattice go to the threads by themselves, the small ones do not."""
+    instance = parallel_branches(1, 13, devices=13, microbatches=6, memory_bytes=60.0)
+    solutions = []
+    for threads in (1, 3):
+        backend = RecordingBackend(threads)
+        solutions.append(solve(instance, backend=backend))
+        backend.close()
+        assert backend.levels > 0
+    assert same_answer(solutions[0], solutions[1])
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_who_computes_a_level_changes_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = solve(WIDE[name], options=ONE_THREAD)
+    send_every_level_to_the_backend(monkeypatch)
+    assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
+    monkeypatch.setattr("piper_ray.threshold._SMALL_LEVEL", MANY**2)
+    assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_input_gives_the_same_bytes(seed: int) -> None:
+    instance = random_instance(seed, most_layers=8, most_devices=16)
+    assert same_answer(solve(instance, options=ONE_THREAD), solve(instance, options=ONE_THREAD))
