@@ -1,0 +1,154 @@
+"""One option for each item, least cost within a memory limit: against trying all combinations."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piper_ray.kernels.knapsack import INFEASIBLE, cheapest, hull_steps, least_cost
+
+Option = tuple[float, float]  # cost, memory
+Items = list[list[Option]]
+
+
+def arrays(items: Items) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    start = np.cumsum([0, *map(len, items)]).astype(np.int64)
+    options = [option for item in items for option in item]
+    return start, np.array([c for c, _ in options], float), np.array([m for _, m in options], float)
+
+
+def by_trying_all(items: Items, limit: float) -> float:
+    costs = (
+        sum(cost for cost, _ in chosen) for chosen in product(*items) if sum(memory for _, memory in chosen) <= limit
+    )
+    return min(costs, default=INFEASIBLE)
+
+
+def assert_least_cost(items: Items, limit: float, budget: float = INFEASIBLE) -> float:
+    start, cost, memory = arrays(items)
+    choice = np.full(len(items), -7, np.int64)
+    least = float(least_cost(start, cost, memory, limit, budget, choice))
+    expected = by_trying_all(items, limit)
+    if expected > budget or expected == INFEASIBLE:
+        assert least == INFEASIBLE
+        return least
+    assert least == pytest.approx(expected, rel=1e-12)
+    assert all(start[k] <= choice[k] < start[k + 1] for k in range(len(items)))
+    assert memory[choice].sum() <= limit * (1 + 1e-12)
+    assert cost[choice].sum() == pytest.approx(expected, rel=1e-12)
+    return least
+
+
+options = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4)
+small_items = st.lists(options, min_size=1, max_size=6)
+
+
+@given(small_items, st.integers(0, 24))
+def test_small_items(items: Items, limit: int) -> None:
+    assert_least_cost(items, float(limit))
+
+
+@given(small_items, st.integers(0, 24), st.integers(0, 20))
+def test_a_budget_cuts_off(items: Items, limit: int, budget: int) -> None:
+    assert_least_cost(items, float(limit), float(budget))
+
+
+@given(options, st.integers(1, 7), st.integers(0, 30))
+def test_equal_items(item: list[Option], count: int, limit: int) -> None:
+    assert_least_cost([item] * count, float(limit))
+
+
+@given(small_items)
+def test_every_limit_that_some_choice_meets_exactly(items: Items) -> None:
+    for limit in {sum(memory for _, memory in chosen) for chosen in product(*items)}:
+        least = assert_least_cost(items, float(limit))
+        assert least < INFEASIBLE
+        assert assert_least_cost(items, float(limit), least) == least, "a budget that is met exactly"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_arbitrary_figures(seed: int) -> None:
+    rng = Random(seed)
+    items = [[(rng.random(), rng.random() * 1e9) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 7))]
+    smallest = sum(min(memory for _, memory in item) for item in items)
+    fastest = sum(min(item)[1] for item in items)
+    for share in (-0.1, 0.0, 0.2, 0.5, 0.8, 1.0):
+        assert_least_cost(items, smallest + share * (fastest - smallest) + 1e-3)
+
+
+def test_by_hand() -> None:
+    two: Items = [[(0.0, 10.0), (3.0, 4.0)], [(0.0, 10.0), (5.0, 1.0)]]
+    assert assert_least_cost(two, 20.0) == 0.0
+    assert assert_least_cost(two, 14.0) == 3.0
+    assert assert_least_cost(two, 13.9) == 5.0
+    assert assert_least_cost(two, 5.0) == 8.0
+    assert assert_least_cost(two, 4.9) == INFEASIBLE
+
+
+def test_greedy_along_the_hull_is_not_enough() -> None:
+    # By ratio the first item steps first (6 bytes for 1 s), then the second as well: 4 s. The second alone does: 3 s.
+    items: Items = [[(0.0, 6.0), (1.0, 0.0)], [(0.0, 10.0), (3.0, 0.0)]]
+    assert assert_least_cost(items, 7.0) == 3.0
+
+
+def test_options_off_the_hull_can_be_best() -> None:
+    assert assert_least_cost([[(0.0, 10.0), (4.0, 6.0), (5.0, 0.0)], [(0.0, 5.0)]], 11.0) == 4.0
+
+
+def test_steps_that_cost_nothing() -> None:
+    items: Items = [[(2.0, 9.0), (2.0, 3.0), (2.0, 3.0)], [(1.0, 8.0), (1.0, 8.0)], [(0.0, 0.0)]]
+    assert assert_least_cost(items, 11.0) == 3.0
+    assert assert_least_cost(items, 10.0) == INFEASIBLE
+
+
+def test_no_items() -> None:
+    assert least_cost(*arrays([]), 0.0, 0.0, np.empty(0, np.int64)) == 0.0
+
+
+def test_many_equal_items_of_three_options() -> None:
+    """60 layers: by counts, 61 * 62 / 2 combinations; far too many to try one by one."""
+    item: list[Option] = [(0.0, 9.0), (2.0, 6.0), (5.0, 1.0)]
+    limit, count = 300.0, 60
+    expected = min(
+        2.0 * middle + 5.0 * last
+        for middle in range(count + 1)
+        for last in range(count + 1 - middle)
+        if 9.0 * (count - middle - last) + 6.0 * middle + 1.0 * last <= limit
+    )
+    assert least_cost(*arrays([item] * count), limit, INFEASIBLE, np.empty(count, np.int64)) == expected
+
+
+@given(small_items)
+def test_cheapest(items: Items) -> None:
+    start, cost, memory = arrays(items)
+    for k, item in enumerate(items):
+        chosen = cheapest(start, cost, memory, k)
+        assert (cost[chosen], memory[chosen]) == min(item)
+
+
+@given(small_items)
+def test_hull_steps(items: Items) -> None:
+    """From the cheapest option to the smallest, each step the best ratio; so ratios fall, item by item and overall."""
+    start, cost, memory = arrays(items)
+    begin = np.array([cheapest(start, cost, memory, k) for k in range(len(items))], np.int64)
+    reached, extra, saved = hull_steps(start, cost, memory, begin)
+    at = begin.copy()
+    for option, seconds, size in zip(reached.tolist(), extra.tolist(), saved.tolist(), strict=True):
+        k = int(np.searchsorted(start, option, side="right")) - 1
+        assert size == memory[at[k]] - memory[option] > 0
+        assert seconds == cost[option] - cost[at[k]] >= 0
+        for other in range(start[k], start[k + 1]):
+            if memory[other] < memory[at[k]] and cost[other] > cost[at[k]]:
+                assert size * (cost[other] - cost[at[k]]) >= (memory[at[k]] - memory[other]) * seconds * (1 - 1e-12)
+        at[k] = option
+    assert [memory[o] for o in at] == [min(m for _, m in item) for item in items]
+    assert ratios(extra, saved) == sorted(ratios(extra, saved), reverse=True)
+
+
+def ratios(extra: np.ndarray, saved: np.ndarray) -> list[float]:
+    return [size / seconds if seconds > 0 else INFEASIBLE for seconds, size in zip(extra, saved, strict=True)]
