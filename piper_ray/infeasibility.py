@@ -15,7 +15,9 @@ from piper_ray.problem import MEMORY_TOLERANCE, Problem
 from piper_ray.search import ceiling_s
 from piper_ray.solution import Infeasibility
 from piper_ray.stage_cost.variants import Variant
-from piper_ray.threshold import TracedStage, evaluate_threshold
+from piper_ray.threshold import OnProgress, TracedStage, evaluate_threshold
+
+_BELOW = 1.0 - 1e-9
 
 
 def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:
@@ -25,15 +27,18 @@ def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Inf
             degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
             return Infeasibility(
                 f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, '
-                f"which {instance.devices} device{'s' if instance.devices != 1 else ''} and the restrictions do not allow",
+                "which the number of devices and the restrictions do not allow",
                 None,
             )
     return None
 
 
-def explain(instance: Instance, problem: Problem, backend: Backend) -> Infeasibility:
-    """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan."""
-    least_bytes = least_memory_bytes(instance, problem, backend)
+def explain(instance: Instance, problem: Problem, backend: Backend, on_progress: OnProgress) -> Infeasibility:
+    """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan.
+
+    ``on_progress`` is called as by ``evaluate_threshold``; what it raises ends the search for that figure.
+    """
+    least_bytes = least_memory_bytes(instance, problem, backend, on_progress)
     if least_bytes is None:
         return Infeasibility(
             f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, "
@@ -68,7 +73,7 @@ def _largest_layer(problem: Problem) -> tuple[float, int]:
     )
 
 
-def least_memory_bytes(instance: Instance, problem: Problem, backend: Backend) -> float | None:
+def least_memory_bytes(instance: Instance, problem: Problem, backend: Backend, on_progress: OnProgress) -> float | None:
     """The least M with a plan, by the same search as for time: the bottleneck is now the memory of a stage."""
     unbounded_s = ceiling_s(instance)
     limit = problem.cluster.data_parallel_limit
@@ -83,14 +88,25 @@ def least_memory_bytes(instance: Instance, problem: Problem, backend: Backend) -
         )
         for layer in instance.layers
     )
-    bracket = Bracket(lower=instance.memory_bytes, ceiling=max(ceiling, instance.memory_bytes) * (1.0 + 1e-9))
+    # Each layer must fit somewhere with y >= 1, and the devices together hold every layer's share at least once.
+    options = problem.workload.options
+    shares = [
+        min(
+            variant.degree * (tmpc.activation_bytes + tmpc.fixed_bytes)
+            for variant, of_variant in zip(options.variants, options.tmpcs, strict=True)
+            for tmpc in of_variant[v]
+        )
+        for v in range(problem.workload.lattice.graph.size)
+    ]
+    lower = max(instance.memory_bytes, _largest_layer(problem)[0] * _BELOW, sum(shares) / instance.devices * _BELOW)
+    bracket = Bracket(lower=lower, ceiling=max(ceiling, lower) * (1.0 + 1e-9))
     while not bracket.closed:
         if bracket.exhausted:
             return None
         memory_bytes = bracket.propose()
         cluster = problem.cluster._replace(memory_bytes=memory_bytes * (1.0 + MEMORY_TOLERANCE))
         with_memory = problem.with_cluster(cluster)
-        outcome = evaluate_threshold(with_memory, backend, unbounded_s)
+        outcome = evaluate_threshold(with_memory, backend, unbounded_s, on_progress=on_progress)
         if outcome.feasible:
             used = max(_least_stage_bytes(with_memory, stage) for stage in outcome.stages)
             bracket.record_feasible(memory_bytes, min(used, memory_bytes))

@@ -100,6 +100,7 @@ class Search:
                 bracket.record_feasible(threshold_s, self._take(chain, outcome.stages, "chain"))
             else:
                 bracket.record_infeasible(threshold_s)
+        self.bracket.doubtful = bracket.upper is None
 
     def _take(self, problem: Problem, stages: tuple[TracedStage, ...], origin: str) -> float:
         """Values the plan and keeps it if it is the best so far."""
@@ -116,8 +117,7 @@ class Search:
         began = time.perf_counter()
 
         def on_progress(done: int, total: int) -> None:
-            if self.deadline is not None and time.perf_counter() > self.deadline:
-                raise StopSearch("time limit")
+            self.check_deadline(done, total)
             self.listener(EvaluationAdvanced(index, threshold_s, done, total, self._bounds()))
 
         outcome = evaluate_threshold(
@@ -141,6 +141,11 @@ class Search:
             bounds = Bounds(max(bounds.lower_s, threshold_s), bounds.upper_s, bounds.elapsed_s)
         self.listener(EvaluationFinished(index, threshold_s, outcome.feasible, seconds, outcome.live_downsets, bounds))
         return outcome
+
+    def check_deadline(self, done: int, total: int) -> None:  # noqa: ARG002 - a progress callback
+        """Raises StopSearch after the deadline."""
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            raise StopSearch("time limit")
 
     def _bounds(self) -> Bounds:
         return Bounds(self.bracket.lower, self.bracket.upper, time.perf_counter() - self.started)

@@ -18,7 +18,7 @@ from piper_ray.options import SolveOptions
 from piper_ray.problem import Workload, build_problem
 from piper_ray.progress import Compiling, Listener, StepFinished, silent
 from piper_ray.restrictions import Restrictions
-from piper_ray.search import Search
+from piper_ray.search import Search, StopSearch
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
 from piper_ray.stage_cost.options import build_options
 from piper_ray.stage_cost.variants import Variant, stage_variants
@@ -117,11 +117,11 @@ def solve(
 
 
 def _explain(search: Search) -> Infeasibility:
-    """An interrupt here costs the figure, not the answer."""
+    """An interrupt or the time limit costs the figure here, not the answer."""
     try:
-        return explain(search.instance, search.problem, search.backend)
-    except KeyboardInterrupt:
-        return Infeasibility("proved; the search for the least memory was interrupted", None)
+        return explain(search.instance, search.problem, search.backend, search.check_deadline)
+    except (KeyboardInterrupt, StopSearch):
+        return Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 
 
 def _without_plan(status: Status, infeasibility: Infeasibility, stats: SolveStats) -> Solution:

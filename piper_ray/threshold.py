@@ -18,6 +18,8 @@ from piper_ray.kernels.evaluation import evaluate_levels, find_first_stage, stor
 from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, Target
 from piper_ray.problem import Problem
 
+OnProgress = Callable[[int, int], None]
+
 THRESHOLD_TOLERANCE = 1e-10
 """Relative. A plan of time lambda is found at lambda although its stages' sums round otherwise than ``evaluate``'s."""
 
@@ -58,7 +60,7 @@ class Outcome:
 class _Offset:
     """A level's heartbeat as progress of the whole evaluation."""
 
-    on_progress: Callable[[int, int], None]
+    on_progress: OnProgress
     first: int
     total: int
 
@@ -76,7 +78,7 @@ def evaluate_threshold(
     threshold_s: float,
     *,
     fewest_stages: bool = False,
-    on_progress: Callable[[int, int], None] = _ignore,
+    on_progress: OnProgress = _ignore,
 ) -> Outcome:
     """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
 
