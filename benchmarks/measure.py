@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from benchmarks.cases import BANDWIDTH, ROOT, Case
 from benchmarks.results import CommandRun
+from piper_ray.errors import EXIT_SOLVED, InfeasibleError
 
 _MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 _PYTEST_ARGUMENTS = [
@@ -68,7 +69,7 @@ def run_command(
     for _ in range(runs):
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
             wall_s, usage, code = _timed(_command(case), environment, out, None if show_log else log)
-            if code != 0:
+            if code not in (EXIT_SOLVED, InfeasibleError.exit_code):
                 log.seek(0)
                 raise MeasurementError(f"piper-ray left with {code}:\n{log.read().decode(errors='replace')[-4000:]}")
             out.seek(0)

@@ -33,6 +33,13 @@ class Timing:
     downsets: int
     evaluations: tuple[Mapping[str, Any], ...]
 
+    @property
+    def answer(self) -> str:
+        """In words, for the one who waits."""
+        if self.time_per_sample_s is None:
+            return self.status
+        return f"{self.time_per_sample_s} s per sample ({self.status})"
+
     @classmethod
     def of_benchmark(cls, record: Mapping[str, Any]) -> Timing:
         """From one benchmark in pytest-benchmark's JSON."""
@@ -92,8 +99,10 @@ class RowResult:
 
     @property
     def verdict(self) -> str:
-        """Our value against the known one."""
+        """Our value against the known one; in capitals when it is wrong."""
         value, known = self.timing.time_per_sample_s, self.row.known_s
+        if not self.row.has_plan:
+            return "equal" if self.timing.status == "infeasible" else "AT ODDS"
         if value is None or self.timing.status != "optimal":
             return "NOT PROVED"
         if known is None:
@@ -137,7 +146,7 @@ class TwinResult:
 
     @property
     def verdict(self) -> str:
-        """The exact table must say what we say, the greedy one no less."""
+        """The exact table must say what we say, the greedy one no less; in capitals when they do not."""
         ours, exact, greedy = (
             math.inf if found.time_per_sample_s is None else found.time_per_sample_s
             for found in (self.ours, self.exact, self.greedy)
@@ -172,8 +181,8 @@ class Results:
     def faults(self) -> Iterator[str]:
         """Answers that are wrong. A missed time is none: that is for the reader to judge."""
         for result in self.rows:
-            if result.verdict in ("WORSE", "NOT PROVED"):
-                yield f"{result.row.case.title}: {result.timing.time_per_sample_s} s per sample is {result.verdict}"
+            if result.verdict.isupper():
+                yield f"{result.row.case.title}: {result.timing.answer} is {result.verdict}"
         for twin in self.twins:
-            if twin.verdict == "AT ODDS":
+            if twin.verdict.isupper():
                 yield f"{twin.twin.case.title}: the solver and the paper's table are at odds"

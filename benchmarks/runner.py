@@ -57,7 +57,7 @@ def measure(
     cases = [*(row.case for row in rows), *(twin.case for twin in twins)]
     results.skipped = list({case.id: case for case in cases if not case.is_there}.values())
     for case in results.skipped:
-        tell(f"{case.title}: skipped, there is no {case.input}")
+        tell(f"{case.title}: skipped, there is no {case.input}; the shared folder belongs beside the checkout")
     rows = [row for row in rows if row.case.is_there]
     twins = [twin for twin in twins if twin.case.is_there]
     with _kernel_cache(empty=with_compilation) as environment:
@@ -70,7 +70,7 @@ def measure(
             tell(f"[{number}/{len(rows)}] {row.case.title}")
             result = _measure_row(row, environment)
             results.rows.append(result)
-            tell(f"  {result.timing.time_per_sample_s} s per sample in {result.timing.total_s:.4g} s")
+            tell(f"  {result.timing.answer}, in {result.timing.total_s:.4g} s")
         for number, twin in enumerate(twins, 1):
             tell(f"[{number}/{len(twins)}] {twin.case.title} beside the paper's table")
             results.twins.append(_measure_twin(twin, environment))

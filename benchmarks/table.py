@@ -70,11 +70,12 @@ def _answers(rows: Sequence[RowResult]) -> Table:
     def line(result: RowResult) -> tuple[str, ...]:
         row, timing = result.row, result.timing
         known = "-" if row.known_s is None else ("at most " if row.known_is_bound else "") + repr(row.known_s)
+        value = timing.time_per_sample_s
         return (
             row.case.title,
-            repr(timing.time_per_sample_s),
+            "-" if value is None else repr(value),
             timing.status,
-            known,
+            known if row.has_plan else "no plan",
             result.verdict,
             f"{timing.downsets:,}",
             f"{len(timing.evaluations):,}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,12 @@ from typer.testing import CliRunner
 import benchmarks.__main__ as command_line
 from benchmarks import runner
 from benchmarks.bench_solve import load_case
-from benchmarks.cases import CASES, ROWS, SMALL, TWINS, Case, Row, Twin, select
+from benchmarks.cases import CASES, ROWS, SMALL, TWINS, Case, Twin, select
 from benchmarks.measure import MeasurementError, run_benchmarks, run_command, solve_id
 from benchmarks.results import CommandRun, Compilation, PaperTable, Results, RowResult, Timing, TwinResult
 from benchmarks.table import Table, ratio, render, seconds, size, tables_of
 from piper_ray.errors import UsageError
+from piper_ray.model import divisors
 from tests.support import GIB, published_goldens
 
 MISSING = Case("missing", "Nothing", Path("/nowhere/nothing.json"), 4, 8, "1GiB")
@@ -38,10 +40,6 @@ TIMING = Timing(
     evaluations=({"feasible": True},),
 )
 COMMAND = CommandRun(runs=3, wall_s=0.8, cpu_s=0.9, peak_bytes=187_400_000)
-
-
-def _row(known_s: float | None = 0.5, *, known_is_bound: bool = False) -> Row:
-    return dataclasses.replace(ROWS[0], known_s=known_s, known_is_bound=known_is_bound)
 
 
 def _twin(ours: float | None, greedy: float | None, exact: float | None) -> TwinResult:
@@ -147,6 +145,24 @@ def test_a_bench_reports_the_solve(environment: Mapping[str, str]) -> None:
     assert timing.evaluations[-1]["feasible"] is True
 
 
+def test_no_plan_is_an_answer(environment: Mapping[str, str]) -> None:
+    run, document = run_command(dataclasses.replace(SMALL, memory="1MiB"), environment)
+    timing = Timing.of_document(document, run.cpu_s)
+    assert (timing.status, timing.time_per_sample_s, timing.answer) == ("infeasible", None, "infeasible")
+
+
+def test_the_row_without_a_plan_has_none() -> None:
+    (row,) = (row for row in ROWS if not row.has_plan)
+    instance = load_case(row.case)
+    activations_bytes = sum(min(tmpc.activation_bytes for tmpc in layer.tmpcs[1]) for layer in instance.layers)
+    # shares[s]: the greatest sum of 1/y over stages whose data-parallel degrees sum to s, y = ceil(s/d) for each.
+    shares = [0.0]
+    for s in range(1, instance.data_parallel_limit + 1):
+        degrees = [d for d in divisors(instance.microbatches) if d <= s]
+        shares.append(max(shares[s - d] + 1.0 / math.ceil(s / d) for d in degrees))
+    assert activations_bytes > 1.7 * max(shares) * instance.memory_bytes
+
+
 def test_a_process_that_fails_is_reported_with_its_words(environment: Mapping[str, str]) -> None:
     with pytest.raises(MeasurementError, match=r"piper-ray left with 3:\n.*nothing\.json"):
         run_command(MISSING, environment)
@@ -248,7 +264,7 @@ def test_what_has_no_input_is_skipped_and_said(monkeypatch: pytest.MonkeyPatch) 
     runner.measure(rows, (Twin(MISSING),), results, told.append, with_compilation=False)
     assert [result.row.case.id for result in results.rows] == ["bert32-n512"]
     assert results.twins == []
-    assert told[0] == "Nothing K=4 N=8 M=1GiB: skipped, there is no /nowhere/nothing.json"
+    assert told[0].startswith("Nothing K=4 N=8 M=1GiB: skipped, there is no /nowhere/nothing.json; the shared folder")
     assert "not beside the checkout: Nothing K=4 N=8 M=1GiB." in render(results, markdown=False)
 
 
@@ -275,7 +291,7 @@ def test_a_wrong_answer_fails_and_tables_and_figures_are_there(monkeypatch: pyte
     _install(monkeypatch, Processes())  # 0.5 s per sample, far above the known value
     code, out, err = _bench("--rows", "bert32-n512", "--quick", "--markdown", "--json", str(tmp_path / "out.json"))
     assert code == 1
-    assert "BERT-32 K=2048 N=512 M=8GiB: 0.5 s per sample is WORSE" in err
+    assert "BERT-32 K=2048 N=512 M=8GiB: 0.5 s per sample (optimal) is WORSE" in err
     assert "### Time" in out
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["rows"][0]["timing"]["total_s"] == 0.25
@@ -353,26 +369,28 @@ def test_a_table_as_markdown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "status", "known_s", "known_is_bound", "verdict"),
+    ("value", "status", "known", "verdict"),
     [
-        (0.5, "optimal", None, False, "-"),
-        (0.5, "optimal", 0.5 * (1 + 5e-10), False, "equal"),
-        (0.5, "optimal", 0.5 * (1 - 5e-10), False, "equal"),
-        (0.5, "optimal", 0.501, False, "better"),
-        (0.5, "optimal", 0.499, False, "WORSE"),
-        (0.5, "optimal", 0.501, True, "within"),
-        (0.5, "optimal", 0.499, True, "WORSE"),
-        (0.5, "feasible", 0.5, False, "NOT PROVED"),
-        (None, "infeasible", 0.5, False, "NOT PROVED"),
+        (0.5, "optimal", {"known_s": None}, "-"),
+        (0.5, "optimal", {"known_s": 0.5 * (1 + 5e-10)}, "equal"),
+        (0.5, "optimal", {"known_s": 0.5 * (1 - 5e-10)}, "equal"),
+        (0.5, "optimal", {"known_s": 0.501}, "better"),
+        (0.5, "optimal", {"known_s": 0.499}, "WORSE"),
+        (0.5, "optimal", {"known_s": 0.501, "known_is_bound": True}, "within"),
+        (0.5, "optimal", {"known_s": 0.499, "known_is_bound": True}, "WORSE"),
+        (0.5, "feasible", {"known_s": 0.5}, "NOT PROVED"),
+        (None, "infeasible", {"known_s": 0.5}, "NOT PROVED"),
+        (None, "infeasible", {"known_s": None, "has_plan": False}, "equal"),
+        (0.5, "optimal", {"known_s": None, "has_plan": False}, "AT ODDS"),
     ],
 )
 def test_our_value_is_held_to_the_known_one(
-    value: float | None, status: str, known_s: float | None, known_is_bound: bool, verdict: str
+    value: float | None, status: str, known: dict[str, Any], verdict: str
 ) -> None:
     timing = dataclasses.replace(TIMING, time_per_sample_s=value, status=status)
-    result = RowResult(_row(known_s, known_is_bound=known_is_bound), timing, COMMAND)
+    result = RowResult(dataclasses.replace(ROWS[0], **known), timing, COMMAND)
     assert result.verdict == verdict
-    assert len(list(Results({}, rows=[result]).faults())) == (verdict in ("WORSE", "NOT PROVED"))
+    assert len(list(Results({}, rows=[result]).faults())) == (verdict in ("WORSE", "NOT PROVED", "AT ODDS"))
 
 
 @pytest.mark.parametrize(
@@ -395,8 +413,8 @@ def test_the_twin_must_agree(ours: float | None, greedy: float | None, exact: fl
 
 
 def test_the_tables_of_a_row_and_a_twin() -> None:
-    one_thread = dataclasses.replace(TIMING, threads=1, total_s=0.0294)
-    results = Results({"cores": "2"}, Compilation(31.0, 0.81), [RowResult(_row(), TIMING, COMMAND, one_thread)])
+    row, one_thread = dataclasses.replace(ROWS[0], known_s=0.5), dataclasses.replace(TIMING, threads=1, total_s=0.0294)
+    results = Results({"cores": "2"}, Compilation(31.0, 0.81), [RowResult(row, TIMING, COMMAND, one_thread)])
     results.twins.append(_twin(0.5, 0.5, 0.5))
     lines = {table.title: table.rows for table in tables_of(results)}
     name = "BERT-32 K=2048 N=1920 M=8GiB"
