@@ -1,0 +1,174 @@
+"""The choice of TMPCs for a stage: its items, and the quick answer against the exact one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from random import Random
+
+import pytest
+
+from piper_ray.kernels.selection import (
+    NO,
+    UNKNOWN,
+    YES,
+    exact_fit,
+    fill_slot,
+    make_step_cache,
+    quick_fit,
+    slot_of,
+    stage_items,
+)
+from piper_ray.lattice.bits import members
+from piper_ray.lattice.contraction import without_contraction
+from piper_ray.model import Instance, Tmpc
+from tests.brute_force import least_stage_time
+from tests.instances import build, random_instance, tmpc
+from tests.solver_support import Tables, tables
+
+
+def nested_pairs(whole: Tables) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    """(I, J, variant, layer ids of I \\ J) of all stages that have a choice of TMPCs."""
+    bits, ids = whole.lattice.arrays.bits, whole.graph.layer_ids
+    sets = [frozenset(members(row)) for row in bits]
+    for i, outer in enumerate(sets):
+        for j, inner in enumerate(sets):
+            if inner < outer:
+                layers = tuple(ids[v] for v in sorted(outer - inner))
+                for r, variant in enumerate(whole.problem.workload.options.variants):
+                    if all(variant.tmpcs[layer] for layer in layers):
+                        yield i, j, r, layers
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_items_of_a_stage(seed: int) -> None:
+    instance = random_instance(seed, most_layers=5).replace(devices=4)
+    whole = tables(instance, contraction=without_contraction())
+    problem, options = whole.problem, whole.problem.workload.options
+    bits = problem.lattice.bits
+    rng = Random(seed)
+    for i, j, r, layers in nested_pairs(whole):
+        d, y = rng.randint(1, 6), rng.randint(1, 9)
+        vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.lattice, problem.options, r, d, y)
+        assert [whole.graph.layer_ids[v] for v in vertices] == list(layers)
+        assert start[0] == 0
+        assert start[-1] == cost.size == memory.size
+        for k, v in enumerate(vertices.tolist()):
+            row = options.tmpcs[r][v]
+            assert start[k + 1] - start[k] == len(row)
+            for o, chosen in enumerate(row, start=int(start[k])):
+                assert cost[o] == pytest.approx(cost_on_one_device(instance, layers, layers[k], chosen, d))
+                assert memory[o] == chosen.activation_bytes * y + chosen.fixed_bytes
+
+
+def cost_on_one_device(instance: Instance, stage: tuple[int, ...], layer: int, chosen: Tmpc, d: int) -> float:
+    """d times what the layer adds to the stage's time (Piper, section 3)."""
+    crossing = sum(
+        edge.communication_bytes + chosen.forward_sync_bytes[edge.source]
+        for edge in instance.edges
+        if edge.target == layer and edge.source not in stage
+    ) + sum(
+        edge.communication_bytes + chosen.backward_sync_bytes[edge.target]
+        for edge in instance.edges
+        if edge.source == layer and edge.target not in stage
+    )
+    bandwidth = instance.bandwidth_bytes_per_s
+    resync = 4.0 * (d - 1) * chosen.weights_bytes / (instance.microbatches * bandwidth)
+    return chosen.time_per_sample_s + 2.0 * crossing / bandwidth + resync
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exact_fit_against_brute_force(seed: int) -> None:
+    instance = random_instance(seed, most_layers=4, most_tmpcs=3).replace(devices=4)
+    whole = tables(instance, contraction=without_contraction())
+    problem = whole.problem
+    rng = Random(seed)
+    for i, j, r, layers in nested_pairs(whole):
+        d, y, t = rng.randint(1, 6), rng.randint(1, 4), problem.workload.options.variants[r].degree
+        least = least_stage_time(instance, layers, d, t, y)
+        memory_bytes = problem.cluster.memory_bytes
+        for factor in (1 + 1e-10, 1 - 1e-6, 2.0):
+            budget_s = factor * d * float(least if least is not None else 5)
+            fits = exact_fit(i, j, problem.lattice, problem.options, r, d, y, memory_bytes, budget_s)
+            assert fits == (least is not None and (factor > 1 or least == 0))
+
+
+def uniform_instance(rng: Random) -> Instance:
+    """Layers whose options differ in p, a and b alone, of two or three kinds, so that classes hold several layers.
+
+    Some layers have the same differences between their options and different figures.
+    """
+    rows = [
+        [(rng.randint(0, 4), rng.randint(0, 6), rng.randint(0, 6)) for _ in range(rng.randint(1, 4))]
+        for _ in range(rng.randint(1, 3))
+    ]
+
+    def layer() -> dict[int, list[Tmpc]]:
+        row, more, weights = rng.choice(rows), rng.randint(0, 2), rng.randint(0, 2)
+        return {
+            1: [tmpc(p + more, weights, a + more, b + more, name=str(k)) for k, (p, a, b) in enumerate(row)],
+        }
+
+    count = rng.randint(1, 6)
+    edges = {(v, v + 1): float(rng.randint(0, 2)) for v in range(count - 1)}
+    return build({v: layer() for v in range(count)}, edges)
+
+
+def test_quick_fit_never_contradicts_exact_fit() -> None:
+    answers: Counter[int] = Counter()
+    for seed in range(300):
+        rng = Random(seed)
+        whole = tables(uniform_instance(rng), contraction=without_contraction())
+        problem = whole.problem
+        assert problem.options.uniform.tolist() == [1]
+        cache = make_step_cache(problem.options)
+        for i, j, r, _ in nested_pairs(whole):
+            d, y, memory_bytes = rng.randint(1, 4), rng.randint(1, 4), rng.randint(0, 40) + 0.5
+            choices = figures_of_choices(whole, i, j, r, d, y)
+            fast_s, fast_bytes, _ = choices[0]
+            excess_bytes = fast_bytes - memory_bytes
+            if excess_bytes <= 0:
+                continue
+            more_s = rng.choice([rng.randint(0, 12), rng.random() * 12])
+            slot = slot_of(r, y)
+            fill_slot(cache, problem.options, r, y)
+            answer = quick_fit(
+                i, j, problem.lattice.bits, problem.options.class_bits, cache, slot, excess_bytes, more_s + 1e-9
+            )
+            budget_s = fast_s + more_s + 1e-9
+            exact = exact_fit(i, j, problem.lattice, problem.options, r, d, y, memory_bytes, budget_s)
+            assert exact == any(s <= budget_s and size <= memory_bytes for s, size, _ in choices)
+            assert answer in ({YES, UNKNOWN} if exact else {NO, UNKNOWN})
+            answers[answer] += 1
+    assert answers[YES] > 100
+    assert answers[NO] > 100
+    assert answers[UNKNOWN] > 10
+
+
+def figures_of_choices(whole: Tables, i: int, j: int, r: int, d: int, y: int) -> list[tuple[float, float, float]]:
+    """(cost, memory, activation) of every choice for the stage; fastest first, of equal ones the one of least a."""
+    problem = whole.problem
+    bits = problem.lattice.bits
+    vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.lattice, problem.options, r, d, y)
+    a_bytes = [x.activation_bytes for v in vertices.tolist() for x in problem.workload.options.tmpcs[r][v]]
+    ranges = [range(int(start[k]), int(start[k + 1])) for k in range(vertices.size)]
+    choices = [list(choice) for choice in product(*ranges)]
+    figures = [(float(cost[c].sum()), float(memory[c].sum()), sum(a_bytes[o] for o in c)) for c in choices]
+    return sorted(figures, key=lambda of_choice: (of_choice[0], of_choice[2]))
+
+
+def test_a_slot_is_refilled_for_another_y() -> None:
+    """Of all y that share a slot, what counts is the one it was filled for."""
+    row = [tmpc(0, 0, 3, 0, "fast"), tmpc(1, 0, 1, 10, "small")]
+    problem = tables(build({0: {1: row}, 1: {1: row}}, {(0, 1): 0})).problem
+    cache = make_step_cache(problem.options)
+    shared = next(y for y in range(7, 10**6) if slot_of(0, y) == slot_of(0, 6))
+    for y in (6, shared, 6):
+        fill_slot(cache, problem.options, 0, y)
+        slot = slot_of(0, y)
+        assert cache.y[slot] == y
+        assert cache.saved_bytes[slot, 0] == 2 * y - 10
+        assert cache.extra_s[slot, 0] == 1.0
+    fill_slot(cache, problem.options, 0, 1)  # at y = 1 the small one is the larger: no step
+    assert cache.steps[slot_of(0, 1)] == 0
