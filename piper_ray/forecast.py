@@ -32,21 +32,29 @@ def forecast(graph: LayerGraph, variants: int) -> Forecast:
     downsets = count_downsets(graph)
     if downsets is None:
         return Forecast(None, None, None, None)
-    memory_bytes = _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
     block_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants
-    return Forecast(downsets, count_pairs(graph), memory_bytes, 0.01 + downsets * 1e-6 + block_bounds / _BOUNDS_PER_S)
+    return Forecast(
+        downsets=downsets,
+        pairs=count_pairs(graph),
+        memory_bytes=_memory_bytes(graph, variants, downsets),
+        seconds=0.01 + downsets * 1e-6 + block_bounds / _BOUNDS_PER_S,
+    )
 
 
-def downset_limit(graph: LayerGraph, variants: int, known: Forecast, memory_limit_bytes: float | None) -> int:
+def _memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
+    return _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
+
+
+def downset_limit(graph: LayerGraph, variants: int, memory_limit_bytes: float | None) -> int:
     """How many downsets fit into the limit. Raises LimitError if more are known to come."""
     limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
     limit = int(max(0.0, limit_bytes - _PROCESS_BYTES) / bytes_per_downset(graph, variants))
-    if known.downsets is not None and known.downsets > limit:
-        assert known.memory_bytes is not None
+    downsets = count_downsets(graph)
+    if downsets is not None and downsets > limit:
         raise LimitError(
-            f"the graph has {known.downsets:,} downsets, which take about {_gib(known.memory_bytes)}; the limit is "
-            f"{_gib(limit_bytes)}. Raise it with --memory-limit on a machine that has the memory, or merge layers that "
-            "always belong together."
+            f"the graph has {downsets:,} downsets, which take about {_gib(_memory_bytes(graph, variants, downsets))}; "
+            f"the limit is {_gib(limit_bytes)}. Raise it with --memory-limit on a machine that has the memory, or merge "
+            "layers that always belong together."
         )
     return limit
 

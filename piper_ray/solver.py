@@ -11,7 +11,8 @@ from piper_ray.forecast import downset_limit, forecast, over_limit
 from piper_ray.infeasibility import explain, layer_without_choice
 from piper_ray.kernels.jit import is_compiled
 from piper_ray.lattice.contraction import Contraction, contract
-from piper_ray.lattice.downsets import build_lattice
+from piper_ray.lattice.counting import count_pairs
+from piper_ray.lattice.downsets import build_lattice, listed_pairs
 from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
@@ -22,6 +23,8 @@ from piper_ray.search import Search, StopSearch
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
 from piper_ray.stage_cost.options import build_options
 from piper_ray.stage_cost.variants import Variant, stage_variants
+
+_FEW_DOWNSETS = 400
 
 
 def _graph(instance: Instance, restrictions: Restrictions) -> tuple[tuple[Variant, ...], Contraction, LayerGraph]:
@@ -52,11 +55,10 @@ def solve(
     if not is_compiled():
         listener(Compiling())
     variants, contraction, graph = _graph(instance, restrictions)
-    known = forecast(graph, len(variants))
     impossible = layer_without_choice(instance, variants)
     if impossible is not None:
-        return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, graph, known))
-    limit = downset_limit(graph, len(variants), known, options.memory_limit_bytes)
+        return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, graph))
+    limit = downset_limit(graph, len(variants), options.memory_limit_bytes)
     try:
         lattice = build_lattice(graph, limit)
     except LimitError:
@@ -95,7 +97,7 @@ def solve(
         contracted_layers=graph.size,
         downsets=lattice.size,
         levels=lattice.levels,
-        pairs=known.pairs,
+        pairs=listed_pairs(lattice) if lattice.size <= _FEW_DOWNSETS else count_pairs(graph),
         threads=executor.threads,
         lattice_s=lattice_s,
         stage_costs_s=stage_costs_s,
@@ -128,13 +130,13 @@ def _without_plan(status: Status, infeasibility: Infeasibility, stats: SolveStat
     return Solution(status, None, float("inf"), None, stats, infeasibility)
 
 
-def _no_stats(instance: Instance, graph: LayerGraph, known: Forecast) -> SolveStats:
+def _no_stats(instance: Instance, graph: LayerGraph) -> SolveStats:
     return SolveStats(
         layers=len(instance.layers),
         contracted_layers=graph.size,
-        downsets=known.downsets or 0,
+        downsets=0,
         levels=0,
-        pairs=known.pairs,
+        pairs=None,
         threads=0,
         lattice_s=0.0,
         stage_costs_s=0.0,

@@ -99,14 +99,20 @@ def _extend(
     cost_limit = (target.device_limit[i] + 1) * target.device_cost - 1
     per_replica = options.degree[r] * target.device_cost
     fresh = True
+    # States come with rising sums, so the place in the front where a state with the least d belongs only moves up.
+    above = 0
+    d_by_time = divisors[by_time]
     for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
         later_sum = fronts.data_parallel_sum[state]
         base_cost = fronts.cost[state] + target.stage_cost
-        d = divisors[by_time]
-        if later_sum + d > sum_limit:
+        if later_sum + d_by_time > sum_limit:
             break
-        cost = base_cost + per_replica * d
-        if cost > cost_limit or is_dominated(scratch.front_cost, scratch.front_sum, size, cost, later_sum + d):
+        cost = base_cost + per_replica * d_by_time
+        if cost > cost_limit:
+            continue
+        while above < size and scratch.front_sum[above] <= later_sum + d_by_time:
+            above += 1
+        if above > 0 and scratch.front_cost[above - 1] <= cost:
             continue
         start = first_divisor_by_memory(
             a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, divisors.size
@@ -120,7 +126,7 @@ def _extend(
             d = divisors[index]
             cost = base_cost + per_replica * d
             total = later_sum + d
-            if (
+            if index > by_time and (
                 cost > cost_limit
                 or total > sum_limit
                 or is_dominated(scratch.front_cost, scratch.front_sum, size, cost, total)
@@ -138,6 +144,7 @@ def _extend(
                     continue
                 fits_upto[index] = y
             size = insert(scratch.front_cost, scratch.front_sum, size, cost, total)
+            above = 0
             break
     return size
 
