@@ -53,8 +53,8 @@ def downset_limit(graph: LayerGraph, variants: int, memory_limit_bytes: float | 
     if downsets is not None and downsets > limit:
         raise LimitError(
             f"the graph has {downsets:,} downsets, which take about {_gib(_memory_bytes(graph, variants, downsets))}; "
-            f"the limit is {_gib(limit_bytes)}. Raise it with --memory-limit on a machine that has the memory, or merge "
-            "layers that always belong together."
+            f"the limit is {_gib(limit_bytes)}. Raise it with --memory-limit on a machine that has the memory, or "
+            "merge layers that always belong together."
         )
     return limit
 
