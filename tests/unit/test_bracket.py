@@ -1,0 +1,115 @@
+"""The bracket closes on the optimum, whatever plans the evaluations come up with, and in a bounded number of steps."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piper_ray.bracket import PROOF, Bracket
+
+
+def drive(bracket: Bracket, plans: list[float], rng: Random) -> list[float]:
+    """Answers each threshold as an evaluation would, from the values of all plans there are; returns the thresholds.
+
+    A feasible answer comes with any plan that keeps the threshold: not always the best one.
+    """
+    asked: list[float] = []
+    while not (bracket.closed or bracket.exhausted):
+        threshold = bracket.propose()
+        assert bracket.lower <= threshold <= bracket.ceiling
+        assert bracket.upper is None or threshold < bracket.upper
+        asked.append(threshold)
+        keep = [value for value in plans if value <= threshold]
+        lower, upper = bracket.lower, bracket.upper
+        if keep:
+            bracket.record_feasible(threshold, rng.choice(keep), rng.choice([1.0, 0.995, rng.random()]))
+            assert bracket.lower == lower
+        else:
+            bracket.record_infeasible(threshold)
+            assert bracket.lower == max(lower, threshold)
+            assert bracket.upper == upper
+        if plans:
+            assert bracket.lower <= min(plans)
+            assert bracket.upper is None or bracket.upper in plans
+        assert len(asked) <= 150
+    return asked
+
+
+positive = st.floats(1e-6, 1e6)
+
+
+@given(positive, st.lists(st.floats(1.0, 1e4), min_size=1, max_size=20), st.integers(0, 2**32))
+def test_closes_on_the_optimum(lower: float, factors: list[float], seed: int) -> None:
+    plans = [lower * factor for factor in factors]
+    bracket = Bracket(lower, max(plans) * 1.5)
+    drive(bracket, plans, Random(seed))
+    assert bracket.closed
+    assert not bracket.exhausted
+    assert bracket.upper is not None
+    assert min(plans) <= bracket.upper <= min(plans) * (1 + 2 * PROOF)
+    assert bracket.gap() <= PROOF * (1 + 1e-6)
+
+
+@given(positive, st.floats(1.0, 1e12), st.booleans())
+def test_tells_when_there_is_no_plan(lower: float, factor: float, doubtful: bool) -> None:
+    bracket = Bracket(lower, lower * factor, doubtful=doubtful)
+    asked = drive(bracket, [], Random(0))
+    assert bracket.exhausted
+    assert not bracket.closed
+    assert bracket.upper is None
+    assert bracket.gap() == float("inf")
+    assert len(asked) <= (1 if doubtful else 15)
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=10), st.integers(0, 2**32))
+def test_a_bound_of_zero(plans: list[float], seed: int) -> None:
+    """Nothing is known from below, as when only communication takes time; the optimum itself may be zero."""
+    plans = [value if value > 1e-3 else 0.0 for value in plans]
+    bracket = Bracket(0.0, 200.0)
+    drive(bracket, plans, Random(seed))
+    assert bracket.closed
+    assert bracket.upper is not None
+    assert min(plans) <= bracket.upper <= min(plans) * (1 + 2 * PROOF)
+
+
+@given(positive, st.floats(1.0, 2.0), st.floats(1.0, 100.0), st.integers(0, 2**32))
+def test_a_plan_from_elsewhere(lower: float, best: float, known: float, seed: int) -> None:
+    plans = [lower * best, lower * best * known]
+    bracket = Bracket(lower, lower * 1000, upper=plans[1])
+    drive(bracket, plans, Random(seed))
+    assert bracket.closed
+    assert bracket.upper == pytest.approx(plans[0], rel=2 * PROOF)
+
+
+def test_the_same_answers_ask_the_same_thresholds() -> None:
+    plans = [1.37, 1.9, 2.5, 7.0]
+    assert drive(Bracket(1.0, 100.0), plans, Random(3)) == drive(Bracket(1.0, 100.0), plans, Random(3))
+
+
+def test_a_tight_bound_is_proved_at_once() -> None:
+    """The optimum is the lower bound: one feasible evaluation, and no proof is needed."""
+    assert len(drive(Bracket(1.0, 100.0), [1.0], Random(0))) == 1
+
+
+def test_a_worse_plan_changes_nothing() -> None:
+    bracket = Bracket(1.0, 10.0)
+    bracket.record_plan(3.0)
+    bracket.record_plan(4.0)
+    assert bracket.upper == 3.0
+    bracket.record_feasible(5.0, 3.5)
+    assert bracket.upper == 3.0
+    assert bracket.gap() == pytest.approx(2 / 3)
+    bracket.record_infeasible(0.5)
+    assert bracket.lower == 1.0
+
+
+def test_closed_within_the_proof() -> None:
+    assert Bracket(1.0, 9.0, upper=1.0).closed
+    assert Bracket(1.0, 9.0, upper=1.0 + 0.9 * PROOF).closed
+    assert not Bracket(1.0, 9.0, upper=1.0 + 1.1 * PROOF).closed
+    assert Bracket(0.0, 9.0, upper=0.0).closed
+    assert Bracket(0.0, 9.0, upper=0.0).gap() == 0.0
+    assert Bracket(2.0, 9.0, upper=1.0).gap() == 0.0
