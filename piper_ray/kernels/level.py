@@ -12,7 +12,7 @@ from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_t
 from piper_ray.kernels.front import insert, is_dominated
 from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_blocks, refine
-from piper_ray.kernels.selection import UNKNOWN, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
+from piper_ray.kernels.selection import NO, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
 from piper_ray.kernels.types import (
     BlockArrays,
     ClusterArrays,
@@ -53,17 +53,17 @@ def stage_fits(
     least_bytes = (costs.least_a[i, r] - costs.least_a[j, r]) * y + costs.least_b[i, r] - costs.least_b[j, r]
     if used_s > budget_s or least_bytes > cluster.memory_bytes:
         return False
-    if options.uniform[r] == 1:
-        fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
-        if fast_bytes <= cluster.memory_bytes:
-            return True
+    # Where weights or charges depend on the choice, what follows takes the least of them: it may only rule out.
+    fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
+    fits = YES
+    if fast_bytes > cluster.memory_bytes:
         slot = slot_of(r, y)
         if cache.y[slot] != y:
             fill_slot(cache, options, r, y)
         excess_bytes = fast_bytes - cluster.memory_bytes
         fits = quick_fit(i, j, lattice.bits, options.class_bits, cache, slot, excess_bytes, budget_s - used_s)
-        if fits != UNKNOWN:
-            return fits == YES
+    if fits == NO or (fits == YES and options.uniform[r] == 1):
+        return fits == YES
     return exact_fit(i, j, lattice, options, r, d, y, cluster.memory_bytes, budget_s)
 
 
