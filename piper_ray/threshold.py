@@ -115,10 +115,10 @@ def evaluate_threshold(
     feasible = bool(fronts.states[last_downset] > 0)
     live = int(np.count_nonzero(fronts.states))
     if not feasible:
-        return Outcome(False, 0, (), live, tables.used, tested)
+        return Outcome(False, 0, (), live, int(tables.used), tested)
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
     stages = _trace(problem, target, fronts, last_downset, best)
-    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, tables.used, tested)
+    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, int(tables.used), tested)
 
 
 def _end_of_small_levels(problem: Problem, level: int, blocks: int) -> int:
@@ -175,7 +175,7 @@ def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state:
         )
         if j < 0:
             raise AssertionError(f"state {state} of downset {i} has no origin")
-        stages.append(TracedStage(i, j, variant, d, int(fronts.data_parallel_sum[behind])))
+        stages.append(TracedStage(i, j, variant, int(d), int(fronts.data_parallel_sum[behind])))
         i, state = j, behind
     return tuple(stages)
 

@@ -1,0 +1,99 @@
+"""What a solve will take is known before it starts, and what does not fit is refused before it starts."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from piper_ray.errors import LimitError
+from piper_ray.lattice.downsets import Lattice
+from piper_ray.lattice.graph import LayerGraph
+from piper_ray.model import Instance
+from piper_ray.options import SolveOptions
+from piper_ray.restrictions import Restrictions
+from piper_ray.solution import Status
+from piper_ray.solver import forecast_solve, solve
+from tests.instances import build, equal_chain, named_instances, tmpc, two_towers
+from tests.solver_support import graph_only, random_graph
+
+
+def test_counts_are_those_of_the_solve() -> None:
+    for instance in [*named_instances().values(), two_towers(6), equal_chain(10)]:
+        known, stats = forecast_solve(instance), solve(instance).stats
+        assert known.downsets == stats.downsets, instance.name
+
+
+def test_pairs() -> None:
+    assert forecast_solve(graph_only(range(3), [])).pairs == 3**3 - 2**3
+    assert forecast_solve(graph_only(range(4), [(0, 1), (1, 2), (2, 3)])).pairs == 5 * 4 // 2
+
+
+def test_after_contraction() -> None:
+    instance = build({0: {1: [tmpc(0)]}, 1: {1: [tmpc(1)]}, 2: {1: [tmpc(0)]}}, {(0, 1): 1, (1, 2): 1})
+    assert forecast_solve(instance).downsets == 2
+
+
+def test_larger_lattices_take_more() -> None:
+    small, large = forecast_solve(two_towers(10)), forecast_solve(two_towers(100))
+    assert small.memory_bytes is not None
+    assert small.seconds is not None
+    assert large.memory_bytes is not None
+    assert large.seconds is not None
+    assert 0 < small.memory_bytes < large.memory_bytes
+    assert 0 < small.seconds < large.seconds
+    fewer_variants = forecast_solve(two_towers(100), Restrictions(tensor_parallelism=False))
+    assert fewer_variants.memory_bytes is not None
+    assert fewer_variants.memory_bytes < large.memory_bytes
+
+
+def test_what_cannot_be_counted_is_not_guessed() -> None:
+    known = forecast_solve(random_graph(Random(5), 200, 0.03))
+    assert (known.downsets, known.pairs, known.memory_bytes, known.seconds) == (None, None, None, None)
+
+
+def test_a_limit_that_the_forecast_keeps_is_kept() -> None:
+    instance = two_towers(60)
+    memory_bytes = forecast_solve(instance).memory_bytes
+    assert memory_bytes is not None
+    options = SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 1.001)
+    assert solve(instance, options=options).status is Status.OPTIMAL
+    with pytest.raises(LimitError):
+        solve(instance, options=SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 0.99))
+
+
+def no_enumeration(graph: LayerGraph, limit: int) -> Lattice:
+    raise AssertionError(f"began to enumerate {graph.size} layers up to {limit}")
+
+
+@pytest.mark.parametrize(
+    ("instance", "downsets"),
+    [
+        (graph_only(range(60), []), 2**60),
+        (graph_only(range(120), [(v, v + 1) for v in range(119) if (v + 1) % 5]), 6**24),
+    ],
+    ids=["independent layers", "independent chains"],
+)
+def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
+    instance: Instance, downsets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("piper_ray.solver.build_lattice", no_enumeration)
+    with pytest.raises(LimitError) as refusal:
+        solve(instance, options=SolveOptions(memory_limit_bytes=4 * 2**30))
+    text = str(refusal.value)
+    assert f"{downsets:,} downsets" in text
+    assert "the limit is 4.0 GiB" in text
+    assert "--memory-limit" in text
+    assert refusal.value.exit_code == 5
+
+
+def test_without_a_limit_the_machine_is_the_limit() -> None:
+    with pytest.raises(LimitError, match=r"1,152,921,504,606,846,976 downsets, which take about .* GiB"):
+        solve(graph_only(range(60), []))
+
+
+def test_a_lattice_that_cannot_be_counted_is_refused_when_it_outgrows_the_limit() -> None:
+    instance = random_graph(Random(5), 200, 0.03)
+    limit_bytes = forecast_solve(two_towers(50)).memory_bytes
+    with pytest.raises(LimitError, match=r"more than [\d,]+ downsets, all that fit into .*--memory-limit"):
+        solve(instance, options=SolveOptions(memory_limit_bytes=limit_bytes))
