@@ -45,11 +45,10 @@ def _memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
     return _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
 
 
-def downset_limit(graph: LayerGraph, variants: int, memory_limit_bytes: float | None) -> int:
+def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory_limit_bytes: float | None) -> int:
     """How many downsets fit into the limit. Raises LimitError if more are known to come."""
     limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
     limit = int(max(0.0, limit_bytes - _PROCESS_BYTES) / bytes_per_downset(graph, variants))
-    downsets = count_downsets(graph)
     if downsets is not None and downsets > limit:
         raise LimitError(
             f"the graph has {downsets:,} downsets, which take about {_gib(_memory_bytes(graph, variants, downsets))}; "

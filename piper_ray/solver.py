@@ -11,7 +11,7 @@ from piper_ray.forecast import downset_limit, forecast, over_limit
 from piper_ray.infeasibility import explain, layer_without_choice
 from piper_ray.kernels.jit import is_compiled
 from piper_ray.lattice.contraction import Contraction, contract
-from piper_ray.lattice.counting import count_pairs
+from piper_ray.lattice.counting import count_downsets, count_pairs
 from piper_ray.lattice.downsets import build_lattice, listed_pairs
 from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
@@ -58,9 +58,10 @@ def solve(
     impossible = layer_without_choice(instance, variants)
     if impossible is not None:
         return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, graph))
-    limit = downset_limit(graph, len(variants), options.memory_limit_bytes)
+    expected = count_downsets(graph)
+    limit = downset_limit(graph, len(variants), expected, options.memory_limit_bytes)
     try:
-        lattice = build_lattice(graph, limit)
+        lattice = build_lattice(graph, limit, expected)
     except LimitError:
         raise over_limit(limit, options.memory_limit_bytes) from None
     lattice_s = time.perf_counter() - started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.jit import kernel, leaf_kernel
 from piper_ray.kernels.types import BlockArrays, CostArrays, FrontArrays, LatticeArrays
 
 BLOCK_SIZE = 32
@@ -47,21 +47,23 @@ def add_level(
     blocks.used[0] = block + 1
 
 
-@kernel
+@leaf_kernel
 def _open(block: int, cost: int, device_cost: int, lattice: LatticeArrays, blocks: BlockArrays) -> None:
     blocks.least_cost[block] = cost
     blocks.least_devices[block] = cost // device_cost
     blocks.least_sum[block] = np.int64(2**62)
-    blocks.meet[block] = ~np.zeros(lattice.bits.shape[1], np.uint64)
-    blocks.join[block] = 0
-    blocks.cap_s[:, block] = -np.inf
-    blocks.resync_s[block] = -np.inf
-    blocks.least_a[block] = -np.inf
-    blocks.least_b[block] = -np.inf
-    blocks.missing[block] = 0
+    for word in range(lattice.bits.shape[1]):
+        blocks.meet[block, word] = ~np.uint64(0)
+        blocks.join[block, word] = 0
+    for r in range(blocks.cap_s.shape[0]):
+        blocks.cap_s[r, block] = -np.inf
+        blocks.resync_s[block, r] = -np.inf
+        blocks.least_a[block, r] = -np.inf
+        blocks.least_b[block, r] = -np.inf
+        blocks.missing[block, r] = 0
 
 
-@kernel
+@leaf_kernel
 def _widen(
     block: int, i: int, lattice: LatticeArrays, costs: CostArrays, fronts: FrontArrays, blocks: BlockArrays
 ) -> None:
@@ -77,7 +79,6 @@ def _widen(
         blocks.missing[block, r] = max(blocks.missing[block, r], costs.missing[i, r])
 
 
-@kernel
 def empty_blocks(capacity: int, levels: int, downsets: int, words: int, variants: int) -> BlockArrays:
     """Room for ``capacity`` blocks."""
     return BlockArrays(

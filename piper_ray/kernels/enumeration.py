@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.kernels.jit import kernel
+from piper_ray.kernels.jit import leaf_kernel
 from piper_ray.kernels.types import BitArray, IndexArray
 
 
-@kernel
+@leaf_kernel
 def enumerate_downsets(
     successor_bits: BitArray,
     predecessor_start: IndexArray,
     predecessor: IndexArray,
-    limit: int,
-) -> tuple[BitArray, IndexArray, IndexArray, IndexArray]:
-    """All successor-closed vertex sets, or the first ``limit`` + 1 of them.
+    bits: BitArray,
+    addable: BitArray,
+    parent: IndexArray,
+    added: IndexArray,
+    level_start: IndexArray,
+) -> int:
+    """All successor-closed vertex sets; returns their number, or -1 if there are more than ``bits`` has room for.
 
     Vertices are numbered successors first, so J without its largest vertex is a downset too: J is made from that
     parent alone. Parents in lexicographic order with children added in ascending order give each level in
     lexicographic order of the ascending vertex lists: ids are (level, lexicographic) without sorting or hashing.
 
-    successor_bits: uint64[n, words]. Returns bits uint64[m, words], parent int64[m], added int64[m] (the largest
-    vertex; -1 for the empty set) and level_start int64[levels + 1]. m > limit means the limit was hit.
+    successor_bits: uint64[n, words]. Fills bits uint64[room, words], parent int64[room], added int64[room] (the largest
+    vertex; -1 for the empty set) and level_start int64[n + 2]; addable uint64[room, words] is scratch: the vertices
+    larger than added[i] whose successors are all in downset i. All come in as zeros.
     """
     n, words = successor_bits.shape
-    capacity = 1024
-    bits = np.zeros((capacity, words), np.uint64)
-    parent = np.full(capacity, -1, np.int64)
-    added = np.full(capacity, -1, np.int64)
-    # addable[i]: the vertices larger than added[i] whose successors are all in downset i.
-    addable = np.zeros((capacity, words), np.uint64)
     for v in range(n):
-        if not successor_bits[v].any():
+        has_successor = False
+        for word in range(words):
+            if successor_bits[v, word] != 0:
+                has_successor = True
+        if not has_successor:
             addable[0, v >> 6] |= np.uint64(1) << np.uint64(v & 63)
-    level_start = np.zeros(n + 2, np.int64)
+    parent[0] = -1
+    added[0] = -1
     level_start[1] = 1
     count = 1
     for level in range(n):
@@ -45,19 +49,15 @@ def enumerate_downsets(
                     low = rest & (~rest + np.uint64(1))
                     rest ^= low
                     v = word * 64 + _bit_position(low)
-                    if count == capacity:
-                        capacity *= 2
-                        bits = _grown(bits, capacity)
-                        addable = _grown(addable, capacity)
-                        parent = _grown(parent, capacity)
-                        added = _grown(added, capacity)
-                    bits[count] = bits[i]
+                    if count == parent.size:
+                        return -1
+                    for w in range(words):
+                        bits[count, w] = bits[i, w]
+                        addable[count, w] = addable[i, w] if w > word else np.uint64(0)
                     bits[count, word] |= low
+                    addable[count, word] = rest
                     parent[count] = i
                     added[count] = v
-                    addable[count, word] = rest
-                    for later in range(word + 1, words):
-                        addable[count, later] = addable[i, later]
                     for e in range(predecessor_start[v], predecessor_start[v + 1]):
                         u = predecessor[e]
                         ready = True
@@ -68,13 +68,11 @@ def enumerate_downsets(
                         if ready:
                             addable[count, u >> 6] |= np.uint64(1) << np.uint64(u & 63)
                     count += 1
-                    if count > limit:
-                        return bits[:count], parent[:count], added[:count], level_start[: level + 2]
         level_start[level + 2] = count
-    return bits[:count].copy(), parent[:count].copy(), added[:count].copy(), level_start
+    return count
 
 
-@kernel
+@leaf_kernel
 def _bit_position(power_of_two: np.uint64) -> int:
     """log2 of a power of two, by binary search over the halves."""
     position = 0
@@ -83,10 +81,3 @@ def _bit_position(power_of_two: np.uint64) -> int:
             power_of_two >>= np.uint64(shift)
             position += shift
     return position
-
-
-@kernel
-def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
-    larger = np.zeros((capacity, *array.shape[1:]), array.dtype)
-    larger[: array.shape[0]] = array
-    return larger

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -35,6 +36,10 @@ def _cache_directory() -> str:
         except OSError:
             continue
         if os.access(base / folder, os.W_OK):
+            if base.parent == here:  # ours alone: drop what other versions of this checkout left
+                for old in base.glob("kernels-*"):
+                    if old.name != folder:
+                        shutil.rmtree(old, ignore_errors=True)
             return str(base / folder)
     return tempfile.mkdtemp(prefix="piper_ray-")
 

@@ -14,6 +14,8 @@ from piper_ray.kernels.types import BitArray, IndexArray, LatticeArrays
 from piper_ray.lattice.bits import bit_rows, offsets
 from piper_ray.lattice.graph import LayerGraph, descendants
 
+_FIRST_ROOM = 4096
+
 
 @dataclass(frozen=True)
 class Lattice:
@@ -36,18 +38,29 @@ class Lattice:
         return int(self.arrays.level_start.size) - 1
 
 
-def build_lattice(graph: LayerGraph, limit: int) -> Lattice:
-    """Enumerates the downsets. Raises LimitError past ``limit`` of them."""
-    predecessor_start = offsets(len(tails) for tails in graph.predecessors)
-    bits, parent, added, level_start = enumerate_downsets(
-        bit_rows(graph.successors, graph.size),
-        predecessor_start,
-        np.array([u for tails in graph.predecessors for u in tails], np.int64),
-        limit,
-    )
-    if parent.size > limit:
-        raise LimitError(f"the lattice has more than {limit:,} downsets")
-    return _with_crossings(graph, parent, added, bits, level_start)
+def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) -> Lattice:
+    """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
+    words = max(1, (graph.size + 63) // 64)
+    room = min(limit, expected or _FIRST_ROOM)
+    while True:
+        bits, addable = np.zeros((room, words), np.uint64), np.zeros((room, words), np.uint64)
+        parent, added = np.zeros(room, np.int64), np.zeros(room, np.int64)
+        level_start = np.zeros(graph.size + 2, np.int64)
+        count = enumerate_downsets(
+            bit_rows(graph.successors, graph.size),
+            offsets(len(tails) for tails in graph.predecessors),
+            np.array([u for tails in graph.predecessors for u in tails], np.int64),
+            bits,
+            addable,
+            parent,
+            added,
+            level_start,
+        )
+        if count > 0:
+            return _with_crossings(graph, parent[:count].copy(), added[:count].copy(), bits[:count].copy(), level_start)
+        if room == limit:
+            raise LimitError(f"the lattice has more than {limit:,} downsets")
+        room = min(limit, 8 * room)
 
 
 def listed_pairs(lattice: Lattice) -> int:
