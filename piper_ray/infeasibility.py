@@ -14,8 +14,8 @@ from piper_ray.model import Instance
 from piper_ray.problem import MEMORY_TOLERANCE, Problem
 from piper_ray.search import ceiling_s
 from piper_ray.solution import Infeasibility
-from piper_ray.stage_cost.variants import Variant
 from piper_ray.threshold import OnProgress, TracedStage, evaluate_threshold
+from piper_ray.variants import Variant
 
 _BELOW = 1.0 - 1e-9
 

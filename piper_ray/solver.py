@@ -22,7 +22,7 @@ from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search, StopSearch
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
 from piper_ray.stage_cost.options import build_options
-from piper_ray.stage_cost.variants import Variant, stage_variants
+from piper_ray.variants import Variant, stage_variants
 
 _FEW_DOWNSETS = 400
 

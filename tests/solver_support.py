@@ -22,7 +22,7 @@ from piper_ray.problem import Problem, Workload, build_problem
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, Status
 from piper_ray.stage_cost.options import build_options
-from piper_ray.stage_cost.variants import stage_variants
+from piper_ray.variants import stage_variants
 
 ONE_THREAD = SolveOptions(threads=1)
 PROOF = 1e-9

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model import Instance, Tmpc
-from piper_ray.stage_cost.variants import Variant
+from piper_ray.variants import Variant
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, OptionArra
 from piper_ray.lattice.bits import bit_rows, offsets
 from piper_ray.lattice.graph import LayerGraph
 from piper_ray.model import Instance, Tmpc
-from piper_ray.stage_cost.variants import Variant, undominated
+from piper_ray.variants import Variant, undominated
 
 _Figure = Callable[[Sequence[Tmpc]], float]
 

@@ -7,7 +7,7 @@ from piper_ray.lattice.graph import build_graph
 from piper_ray.model import Instance, Tmpc
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solver import solve
-from piper_ray.stage_cost.variants import stage_variants
+from piper_ray.variants import stage_variants
 from tests.instances import RECOMPUTE, build, tmpc
 from tests.solver_support import ONE_THREAD, assert_optimal
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from piper_ray.model import Instance, Tmpc
 from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.stage_cost.variants import stage_variants, undominated
+from piper_ray.variants import stage_variants, undominated
 from tests.instances import RECOMPUTE, build, instances, tmpc
 
 PLAIN, AGAIN = tmpc(6, 4, 5, 6), tmpc(8, 4, 1, 8, RECOMPUTE)
