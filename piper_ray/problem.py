@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from piper_ray.kernels.selection import StepCache, make_step_cache
-from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays
+from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables
 from piper_ray.lattice.downsets import Lattice
 from piper_ray.model import Instance, divisors
 from piper_ray.stage_cost.options import Options
@@ -36,11 +36,24 @@ class Problem:
     """A workload on a cluster. resync_s_per_byte: 4 / (N B); times weights and d - 1, s of a stage on one device."""
 
     workload: Workload
-    lattice: LatticeArrays
-    costs: CostArrays
-    options: OptionArrays
-    cluster: ClusterArrays
+    tables: Tables
     resync_s_per_byte: float
+
+    @property
+    def lattice(self) -> LatticeArrays:
+        return self.tables.lattice
+
+    @property
+    def costs(self) -> CostArrays:
+        return self.tables.costs
+
+    @property
+    def options(self) -> OptionArrays:
+        return self.tables.options
+
+    @property
+    def cluster(self) -> ClusterArrays:
+        return self.tables.cluster
 
     @property
     def one_degree(self) -> bool:
@@ -54,7 +67,7 @@ class Problem:
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""
-        return replace(self, cluster=cluster)
+        return replace(self, tables=self.tables._replace(cluster=cluster))
 
 
 def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
@@ -64,9 +77,7 @@ def build_problem(workload: Workload, instance: Instance, data_parallelism: bool
     transfer_s_per_byte = 2.0 / instance.bandwidth_bytes_per_s
     degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
     allowed = np.array(degrees, np.int64)
-    return Problem(
-        resync_s_per_byte=resync_s_per_byte,
-        workload=workload,
+    tables = Tables(
         lattice=workload.lattice.arrays,
         costs=cost_arrays(workload.sums, workload.options, resync_s_per_byte, transfer_s_per_byte),
         options=workload.options.in_seconds(resync_s_per_byte, transfer_s_per_byte),
@@ -78,3 +89,4 @@ def build_problem(workload: Workload, instance: Instance, data_parallelism: bool
             divisor_at_least=np.searchsorted(allowed, np.arange(allowed[-1] + 1)).astype(np.int64),
         ),
     )
+    return Problem(workload, tables, resync_s_per_byte)

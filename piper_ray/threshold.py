@@ -166,10 +166,7 @@ def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state:
             i,
             int(fronts.cost[state]),
             int(fronts.data_parallel_sum[state]),
-            problem.lattice,
-            problem.costs,
-            problem.options,
-            problem.cluster,
+            problem.tables,
             target,
             fronts,
         )
@@ -207,10 +204,7 @@ class _Tables:
             reached, self.used = evaluate_levels(
                 level,
                 end,
-                problem.lattice,
-                problem.costs,
-                problem.options,
-                problem.cluster,
+                problem.tables,
                 self._target,
                 self.fronts,
                 self.blocks,

@@ -51,10 +51,7 @@ class LocalBackend:
             counts, costs, sums = evaluate_downsets(
                 begin,
                 end,
-                problem.lattice,
-                problem.costs,
-                problem.options,
-                problem.cluster,
+                problem.tables,
                 target,
                 fronts,
                 blocks,

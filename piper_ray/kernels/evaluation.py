@@ -12,12 +12,9 @@ from piper_ray.kernels.scan import jumping_s
 from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import (
     BlockArrays,
-    ClusterArrays,
-    CostArrays,
     FrontArrays,
     IndexArray,
-    LatticeArrays,
-    OptionArrays,
+    Tables,
     Target,
 )
 
@@ -41,10 +38,7 @@ def store_level(
 def evaluate_levels(
     level: int,
     last_level: int,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    options: OptionArrays,
-    cluster: ClusterArrays,
+    tables: Tables,
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
@@ -57,14 +51,12 @@ def evaluate_levels(
     Returns the next level and the number of states in use. There must be room for a block for each downset.
     """
     while level < last_level:
-        first, last = lattice.level_start[level], lattice.level_start[level + 1]
-        counts, out_cost, out_sum = evaluate_downsets(
-            first, last, lattice, costs, options, cluster, target, fronts, blocks, cache, tested
-        )
+        first, last = tables.lattice.level_start[level], tables.lattice.level_start[level + 1]
+        counts, out_cost, out_sum = evaluate_downsets(first, last, tables, target, fronts, blocks, cache, tested)
         if used + out_cost.size > fronts.cost.size:
             break
         used = store_level(first, counts, out_cost, out_sum, used, fronts)
-        add_level(first, last, target.device_cost, lattice, costs, fronts, blocks)
+        add_level(first, last, target.device_cost, tables.lattice, tables.costs, fronts, blocks)
         level += 1
     return level, used
 
@@ -74,10 +66,7 @@ def find_first_stage(
     i: int,
     cost: int,
     total: int,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    options: OptionArrays,
-    cluster: ClusterArrays,
+    tables: Tables,
     target: Target,
     fronts: FrontArrays,
 ) -> tuple[int, int, int, int]:
@@ -85,6 +74,7 @@ def find_first_stage(
 
     Of several the one with the least j (so the most layers), then variant, then data-parallel sum behind it.
     """
+    lattice, costs, options, cluster = tables
     cache = make_step_cache(options)
     for j in range(i):
         if fronts.states[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
@@ -103,8 +93,6 @@ def find_first_stage(
                 if not np.any(cluster.divisors == d):
                     continue
                 y = in_flight(fronts.data_parallel_sum[state], d)
-                if stage_fits(
-                    i, j, r, d, y, work_s, resync_s, lattice, costs, options, cluster, target.threshold_s, cache
-                ):
+                if stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache):
                     return j, r, d, state
     return -1, -1, -1, -1

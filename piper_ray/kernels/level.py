@@ -15,12 +15,9 @@ from piper_ray.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch
 from piper_ray.kernels.selection import NO, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
 from piper_ray.kernels.types import (
     BlockArrays,
-    ClusterArrays,
-    CostArrays,
     FrontArrays,
     IndexArray,
-    LatticeArrays,
-    OptionArrays,
+    Tables,
     Target,
 )
 
@@ -37,10 +34,7 @@ def stage_fits(
     y: int,
     work_s: float,
     resync_s: float,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    options: OptionArrays,
-    cluster: ClusterArrays,
+    tables: Tables,
     threshold_s: float,
     cache: StepCache,
 ) -> bool:
@@ -48,6 +42,7 @@ def stage_fits(
 
     work_s, resync_s: of the stage, least over all choices.
     """
+    lattice, costs, options, cluster = tables
     budget_s = threshold_s * d
     used_s = work_s + (d - 1) * resync_s
     least_bytes = (costs.least_a[i, r] - costs.least_a[j, r]) * y + costs.least_b[i, r] - costs.least_b[j, r]
@@ -74,10 +69,7 @@ def _extend(
     r: int,
     size: int,
     work_s: float,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    options: OptionArrays,
-    cluster: ClusterArrays,
+    tables: Tables,
     target: Target,
     fronts: FrontArrays,
     cache: StepCache,
@@ -88,6 +80,7 @@ def _extend(
 
     For one state of J only the least d that fits counts: it takes the fewest devices and the least of the sum.
     """
+    _, costs, options, cluster = tables
     divisors, fits_upto, fails_from = cluster.divisors, scratch.fits_upto, scratch.fails_from
     resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
     by_time = first_divisor_by_time(work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size)
@@ -137,9 +130,7 @@ def _extend(
                 continue
             if y > fits_upto[index]:
                 tested[STAGES_COSTED] += 1
-                if not stage_fits(
-                    i, j, r, d, y, work_s, resync_s, lattice, costs, options, cluster, target.threshold_s, cache
-                ):
+                if not stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache):
                     fails_from[index] = y
                     continue
                 fits_upto[index] = y
@@ -152,10 +143,7 @@ def _extend(
 @leaf_kernel
 def _evaluate_downset(
     i: int,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    options: OptionArrays,
-    cluster: ClusterArrays,
+    tables: Tables,
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
@@ -164,10 +152,11 @@ def _evaluate_downset(
     tested: IndexArray,
 ) -> int:
     """The front of downset i, in ``scratch``; returns its size."""
+    lattice, costs, options, _ = tables
     if target.device_limit[i] < 1 or target.data_parallel_limit[i] < 1:
         return 0
     tested[BLOCKS_TESTED] += blocks.used[0]
-    opened = open_blocks(i, lattice, costs, options.degree, target, blocks, scratch)
+    opened = open_blocks(i, tables, target, blocks, scratch)
     if opened == 0:
         return 0
     bits = lattice.bits
@@ -187,7 +176,7 @@ def _evaluate_downset(
             ):
                 scratch.near_block[chosen] = scratch.open_block[at]
                 chosen += 1
-        kept = refine(i, chosen, lattice, costs, options.degree, cluster, target, blocks, scratch)
+        kept = refine(i, chosen, tables, target, blocks, scratch)
         for at in range(kept):
             if is_dominated(scratch.front_cost, scratch.front_sum, size, scratch.near_cost[at], scratch.near_sum[at]):
                 continue
@@ -208,9 +197,7 @@ def _evaluate_downset(
                     work_s = costs.need_s[i, r] - costs.cap_s[j, r]
                     if scratch.near_touch[at] != 0:
                         work_s -= jumping_s(i, r, bits, j, lattice, costs.edge_both_s)
-                    size = _extend(
-                        i, j, r, size, work_s, lattice, costs, options, cluster, target, fronts, cache, scratch, tested
-                    )
+                    size = _extend(i, j, r, size, work_s, tables, target, fronts, cache, scratch, tested)
     return size
 
 
@@ -218,10 +205,7 @@ def _evaluate_downset(
 def evaluate_downsets(
     first: int,
     last: int,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    options: OptionArrays,
-    cluster: ClusterArrays,
+    tables: Tables,
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
@@ -237,9 +221,9 @@ def evaluate_downsets(
     out_cost = np.empty(last - first + 64, np.int64)
     out_sum = np.empty(last - first + 64, np.int64)
     used = 0
-    scratch = make_scratch(lattice, cluster, max(1, blocks.used[0]))
+    scratch = make_scratch(tables.lattice, tables.cluster, max(1, blocks.used[0]))
     for i in range(first, last):
-        size = _evaluate_downset(i, lattice, costs, options, cluster, target, fronts, blocks, cache, scratch, tested)
+        size = _evaluate_downset(i, tables, target, fronts, blocks, cache, scratch, tested)
         counts[i - first] = size
         while used + size > out_cost.size:
             out_cost = np.concatenate((out_cost, np.empty_like(out_cost)))

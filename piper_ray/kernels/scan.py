@@ -12,10 +12,10 @@ from piper_ray.kernels.types import (
     BitArray,
     BlockArrays,
     ClusterArrays,
-    CostArrays,
     FloatArray,
     IndexArray,
     LatticeArrays,
+    Tables,
     Target,
 )
 
@@ -105,9 +105,7 @@ def _list_jumps(i: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Sc
 @leaf_kernel
 def open_blocks(
     i: int,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    degree: IndexArray,
+    tables: Tables,
     target: Target,
     blocks: BlockArrays,
     scratch: Scratch,
@@ -116,6 +114,7 @@ def open_blocks(
 
     Returns their number. By work alone: a stage has at least need - cap, less the edges into I that may jump over it.
     """
+    lattice, costs, degree = tables.lattice, tables.costs, tables.options.degree
     stage_devices, cap_s = scratch.stage_devices, blocks.cap_s
     count = blocks.used[0]
     per_threshold = 1.0 / target.threshold_s
@@ -158,10 +157,7 @@ def open_blocks(
 def refine(
     i: int,
     chosen: int,
-    lattice: LatticeArrays,
-    costs: CostArrays,
-    degree: IndexArray,
-    cluster: ClusterArrays,
+    tables: Tables,
     target: Target,
     blocks: BlockArrays,
     scratch: Scratch,
@@ -171,8 +167,9 @@ def refine(
     By nesting, work with the edges that can jump over the stage, resynchronisation, memory and divisors. near_touch
     says whether any edge can jump over a stage with a J of the block.
     """
+    lattice, costs, options, cluster = tables
     bits, meet, join, heads = lattice.bits, blocks.meet, blocks.join, scratch.heads
-    divisors = cluster.divisors
+    degree, divisors = options.degree, cluster.divisors
     kept = 0
     for at in range(chosen):
         block = scratch.near_block[at]

@@ -80,6 +80,15 @@ class ClusterArrays(NamedTuple):
     divisor_at_least: IndexArray  # int64[x]: index of the first divisor >= x; len(divisors) if there is none
 
 
+class Tables(NamedTuple):
+    """All that stays the same from one evaluation of a problem to the next."""
+
+    lattice: LatticeArrays
+    costs: CostArrays
+    options: OptionArrays
+    cluster: ClusterArrays
+
+
 class Target(NamedTuple):
     """One evaluation: every stage at most ``threshold_s``. A stage costs t * d * device_cost + stage_cost."""
 
