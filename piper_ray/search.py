@@ -46,6 +46,7 @@ class Search:
     listener: Listener = silent
     started: float = field(default_factory=time.perf_counter)
     plan: Plan | None = None
+    proved: bool = False  # the plan is optimal
     stopped_by: str | None = None
     evaluations: list[EvaluationStats] = field(default_factory=list)
 
@@ -62,6 +63,7 @@ class Search:
                     return
                 self._try(self.bracket.propose())
             if self.bracket.closed:
+                self.proved = True
                 self._prefer_small()
         except StopSearch as stop:
             self.stopped_by = stop.reason
@@ -78,7 +80,10 @@ class Search:
         self._improve_on_chain(chain_through(self.problem, outcome.stages))
 
     def _prefer_small(self) -> None:
-        """Of the plans of least time the one of fewest devices, then stages, then first in the tables' order."""
+        """Of the plans of least time the one of fewest devices, then stages, then first in the tables' order.
+
+        Its time may differ from the best one found by as much as a threshold's tolerance.
+        """
         assert self.bracket.upper is not None
         outcome = self._evaluate(self.bracket.upper, fewest_stages=True)
         self.plan = build_plan(self.instance, self.problem, self.contraction, outcome.stages)
@@ -95,7 +100,7 @@ class Search:
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         while not (bracket.closed or bracket.exhausted) and bracket.gap() > max(self.gap, 1e-6):
             threshold_s = bracket.propose()
-            outcome = evaluate_threshold(chain, self.backend, threshold_s)
+            outcome = evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.check_deadline)
             if outcome.feasible:
                 bracket.record_feasible(threshold_s, self._take(chain, outcome.stages, "chain"))
             else:

@@ -110,7 +110,7 @@ def solve(
     if search.plan is None:
         return Solution(Status.UNKNOWN, None, search.bracket.lower, None, stats, stopped_by=search.stopped_by)
     return Solution(
-        status=Status.OPTIMAL if search.bracket.closed else Status.FEASIBLE,
+        status=Status.OPTIMAL if search.proved else Status.FEASIBLE,
         time_per_sample=search.bracket.upper,
         lower_bound=min(search.bracket.lower, search.bracket.upper or search.bracket.lower),
         plan=search.plan,

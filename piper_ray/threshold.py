@@ -1,8 +1,8 @@
 """One evaluation: is there a plan with every stage at most a threshold, and with how few devices?
 
-f[I] = the Pareto front of (devices, data-parallel sum) of plans for downset I (DESIGN, section 3, turned around: the
-budget s is kept as a state's own sum, not as an index). f[empty] = {(0, 0)}, and f[I] takes every state of every J < I
-with a stage I \\ J of the least data-parallel degree that fits. With one tensor-parallel degree a front is one state.
+f[I] = the Pareto front of (devices, data-parallel sum) of plans for downset I. f[empty] = {(0, 0)}; f[I] takes every
+state of every J < I with a stage I \\ J of the least data-parallel degree that fits. With one tensor-parallel degree a
+front is a single state.
 """
 
 from __future__ import annotations
