@@ -169,6 +169,14 @@ ROWS: tuple[Row, ...] = (
         reference=Published("refuses"),
         slow=True,
     ),
+    # The same with memory enough, tight on every stage: the hardest row. The goal is the one set for 2 GiB.
+    Row(
+        Case("inception-k48-m4", "Inception-v3", _INCEPTION, 48, 64, "4GiB"),
+        known_s=None,
+        goal_s=1200.0,
+        reference=Published("refuses"),
+        slow=True,
+    ),
 )
 
 _BY_ID: dict[str, Case] = {row.case.id: row.case for row in ROWS}
