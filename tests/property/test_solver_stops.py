@@ -86,6 +86,15 @@ def test_no_time_at_all(name: str) -> None:
     assert solution.lower_bound > 0.0
 
 
+def test_no_time_for_an_instance_without_a_plan() -> None:
+    instance = INSTANCES["ResNet-50"].replace(devices=16, memory_bytes=1.5 * GIB)
+    assert solve(instance, options=ONE_THREAD).status is Status.INFEASIBLE
+    solution = solve(instance, options=SolveOptions(time_limit_s=1e-9, threads=1))
+    assert (solution.status, solution.stopped_by) == (Status.UNKNOWN, "time limit")
+    assert (solution.plan, solution.time_per_sample, solution.gap) == (None, None, None)
+    assert 0.0 < solution.lower_bound < float("inf")
+
+
 def test_a_long_time_limit_changes_nothing() -> None:
     instance = INSTANCES["towers"]
     solution = solve(instance, options=SolveOptions(time_limit_s=1e6, threads=1))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from random import Random
+
 import pytest
 from hypothesis import given
 
@@ -165,3 +168,20 @@ def test_lower_bound_of_an_unlimited_solve_is_the_proof() -> None:
     assert solution.time_per_sample is not None
     assert solution.lower_bound >= solution.time_per_sample * (1 - 1e-9)
     assert solution.lower_bound <= solution.time_per_sample
+
+
+def test_plans_that_are_almost_as_fast() -> None:
+    """Times a few 1e-11 apart count as equal: then the smaller plan is returned, and it is as good as proved."""
+    for seed in range(100):
+        rng = Random(seed)
+        layers = {
+            v: {1: [tmpc(rng.randint(1, 4) + rng.choice([0, 1, 2, 5]) * 1e-11)]} for v in range(rng.randint(5, 8))
+        }
+        pairs = [pair for pair in combinations(layers, 2) if rng.random() < 0.15]
+        edges = {pair: rng.choice([0.0, 0.5, 0.5 + 1e-11]) for pair in pairs}
+        instance = build(layers, edges, devices=rng.randint(2, 5), microbatches=1013)
+        solution = solve(instance, options=ONE_THREAD)
+        assert solution.status is Status.OPTIMAL, seed
+        assert solution.stopped_by is None
+        assert solution.gap is not None
+        assert solution.gap <= 1.2e-9
