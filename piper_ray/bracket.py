@@ -7,6 +7,9 @@ from dataclasses import dataclass
 PROOF = 1e-9
 """Relative. A plan is optimal when nothing faster than (1 - PROOF) of its value exists."""
 
+RESOLUTION = 1e-100
+"""What is smaller counts as nothing, and keeps divisions by a threshold finite."""
+
 _FIRST_STEP = 0.0025
 _LAST_STEP = 5.0
 _CHAIN_QUALITY = 0.75  # a chain's best plan is seldom further from the best of all
@@ -38,7 +41,9 @@ class Bracket:
 
     @property
     def closed(self) -> bool:
-        return self.upper is not None and self.lower >= self.upper * (1.0 - PROOF)
+        if self.upper is None:
+            return False
+        return self.lower >= self.upper * (1.0 - PROOF) or self.upper <= RESOLUTION
 
     @property
     def exhausted(self) -> bool:

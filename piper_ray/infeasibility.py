@@ -50,13 +50,13 @@ def explain(instance: Instance, problem: Problem, backend: Backend, on_progress:
     if need_bytes > problem.cluster.memory_bytes:
         named = instance.layer_by_id[layer_id]
         reason = (
-            f'layer {named.id} ("{named.name}") alone needs {need_bytes:,.0f} bytes on each device at best; '
-            f"a device has {instance.memory_bytes:,.0f}"
+            f'layer {named.id} ("{named.name}") alone needs {_bytes_text(need_bytes)} on each device at best; '
+            f"a device has {_bytes_text(instance.memory_bytes)}"
         )
     else:
         reason = (
-            f"every layer fits alone, but no {instance.devices} devices of {instance.memory_bytes:,.0f} bytes hold all "
-            "stages with the microbatches they keep in flight"
+            f"every layer fits alone, but no {instance.devices} devices of {_bytes_text(instance.memory_bytes)} hold "
+            "all stages with the microbatches they keep in flight"
         )
     return Infeasibility(reason, least_bytes)
 
@@ -126,3 +126,7 @@ def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
         in_flight(traced.later_sum, traced.data_parallel_degree),
     )
     return float(sum(np.min(memory[start[k] : start[k + 1]]) for k in range(vertices.size)))
+
+
+def _bytes_text(size_bytes: float) -> str:
+    return f"{size_bytes:,.0f} bytes" if size_bytes >= 1000.0 else f"{size_bytes:g} bytes"

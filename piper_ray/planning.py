@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from piper_ray.kernels.bounds import in_flight
-from piper_ray.kernels.knapsack import least_cost
+from piper_ray.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.kernels.selection import stage_items
 from piper_ray.lattice.bits import members
 from piper_ray.lattice.contraction import Contraction, free_tmpc
@@ -39,8 +39,11 @@ def _build_stage(
         in_flight(traced.later_sum, traced.data_parallel_degree),
     )
     choice = np.empty(vertices.size, np.int64)
-    best = least_cost(start, cost, memory, problem.cluster.memory_bytes, np.inf, choice)
-    if not np.isfinite(best):
+    limit, budget_s = problem.cluster.memory_bytes, traced.budget_s
+    best = least_cost(start, cost, memory, limit, np.inf, False, choice)
+    if best == TOO_HARD:  # then the choice that the evaluation found will do
+        best = least_cost(start, cost, memory, limit, budget_s, True, choice)
+    if not 0.0 <= best < np.inf:
         raise AssertionError("a stage of the plan does not fit")
 
     tmpc_ids: dict[int, str] = {}

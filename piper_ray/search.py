@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from piper_ray.backends import Backend
-from piper_ray.bracket import Bracket
+from piper_ray.bracket import RESOLUTION, Bracket
+from piper_ray.errors import LimitError
 from piper_ray.evaluate import evaluate
 from piper_ray.kernels.level import BLOCKS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.lattice.contraction import Contraction
@@ -19,7 +20,7 @@ from piper_ray.planning import build_plan, chain_through
 from piper_ray.problem import Problem, Workload, build_problem
 from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, IncumbentFound, Listener, silent
 from piper_ray.solution import EvaluationStats
-from piper_ray.threshold import LEAST_THRESHOLD_S, Outcome, TracedStage, evaluate_threshold
+from piper_ray.threshold import Outcome, TracedStage, evaluate_threshold
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -35,7 +36,7 @@ class StopSearch(Exception):
 
 @dataclass
 class Search:
-    """One search on one problem. ``run`` may end early; ``plan`` and ``bracket`` are valid at every moment."""
+    """One search on one problem. ``run`` may end early; ``incumbent`` and ``bracket`` are valid at every moment."""
 
     instance: Instance
     contraction: Contraction
@@ -45,7 +46,7 @@ class Search:
     deadline: float | None = None
     listener: Listener = silent
     started: float = field(default_factory=time.perf_counter)
-    plan: Plan | None = None
+    incumbent: tuple[Plan, float] | None = None  # the best plan and its time per sample, in s
     proved: bool = False  # the plan is optimal
     stopped_by: str | None = None
     evaluations: list[EvaluationStats] = field(default_factory=list)
@@ -54,7 +55,10 @@ class Search:
         self.bracket = Bracket(lower=lower_bound_s(self.problem), ceiling=ceiling_s(self.instance))
 
     def run(self) -> None:
-        """Closes the bracket, or stops at the gap, the deadline or an interrupt; then picks the preferred plan."""
+        """Closes the bracket, or stops at the gap, the deadline or an interrupt; then picks the preferred plan.
+
+        A TMPC choice that is too hard to make exactly ends the search too. Raises LimitError if no plan is known then.
+        """
         try:
             self._improve_on_chain(list(range(self.problem.workload.lattice.graph.size)))
             while not (self.bracket.closed or self.bracket.exhausted):
@@ -69,12 +73,18 @@ class Search:
             self.stopped_by = stop.reason
         except KeyboardInterrupt:
             self.stopped_by = "interrupt"
+        except LimitError:
+            if self.incumbent is None:
+                raise
+            self.stopped_by = "TMPC choice too hard"
 
     def _try(self, threshold_s: float) -> None:
-        outcome = self._evaluate(threshold_s)
+        outcome, stats = self._evaluate(threshold_s)
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s)
+            self._report(stats)
             return
+        self._report(stats)
         value = self._take(self.problem, outcome.stages, "evaluation")
         self.bracket.record_feasible(threshold_s, value, outcome.devices / self.instance.devices)
         self._improve_on_chain(chain_through(self.problem, outcome.stages))
@@ -85,9 +95,10 @@ class Search:
         Its time may differ from the best one found by as much as a threshold's tolerance.
         """
         assert self.bracket.upper is not None
-        outcome = self._evaluate(self.bracket.upper, fewest_stages=True)
-        self.plan = build_plan(self.instance, self.problem, self.contraction, outcome.stages)
-        self.bracket.upper = evaluate(self.instance, self.plan).time_per_sample_s
+        outcome, stats = self._evaluate(self.bracket.upper, fewest_stages=True)
+        plan = build_plan(self.instance, self.problem, self.contraction, outcome.stages)
+        self.incumbent = plan, evaluate(self.instance, plan).time_per_sample_s
+        self._report(stats)
 
     def _improve_on_chain(self, order: list[int]) -> None:
         """The best plan whose stages are runs of ``order``: n + 1 downsets, so it costs next to nothing."""
@@ -111,13 +122,13 @@ class Search:
         """Values the plan and keeps it if it is the best so far."""
         plan = build_plan(self.instance, problem, self.contraction, stages)
         value = evaluate(self.instance, plan).time_per_sample_s
-        if self.bracket.upper is None or value < self.bracket.upper or self.plan is None:
-            self.plan = plan
+        if self.incumbent is None or value < self.incumbent[1]:
+            self.incumbent = plan, value
             self.bracket.record_plan(value)
             self.listener(IncumbentFound(origin, value, len(plan.stages), plan.devices, self._bounds()))
         return value
 
-    def _evaluate(self, threshold_s: float, *, fewest_stages: bool = False) -> Outcome:
+    def _evaluate(self, threshold_s: float, *, fewest_stages: bool = False) -> tuple[Outcome, EvaluationStats]:
         index = len(self.evaluations) + 1
         began = time.perf_counter()
 
@@ -128,24 +139,31 @@ class Search:
         outcome = evaluate_threshold(
             self.problem, self.backend, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress
         )
-        seconds = time.perf_counter() - began
-        self.evaluations.append(
-            EvaluationStats(
-                threshold_s=threshold_s,
-                feasible=outcome.feasible,
-                seconds=seconds,
-                live_downsets=outcome.live_downsets,
-                cells=outcome.cells,
-                blocks_tested=int(outcome.tested[BLOCKS_TESTED]),
-                candidates_tested=int(outcome.tested[CANDIDATES_TESTED]),
-                stages_costed=int(outcome.tested[STAGES_COSTED]),
+        stats = EvaluationStats(
+            threshold_s=threshold_s,
+            feasible=outcome.feasible,
+            seconds=time.perf_counter() - began,
+            live_downsets=outcome.live_downsets,
+            cells=outcome.cells,
+            blocks_tested=int(outcome.tested[BLOCKS_TESTED]),
+            candidates_tested=int(outcome.tested[CANDIDATES_TESTED]),
+            stages_costed=int(outcome.tested[STAGES_COSTED]),
+        )
+        self.evaluations.append(stats)
+        return outcome, stats
+
+    def _report(self, stats: EvaluationStats) -> None:
+        """Tells of the last evaluation, once its answer is on record."""
+        self.listener(
+            EvaluationFinished(
+                len(self.evaluations),
+                stats.threshold_s,
+                stats.feasible,
+                stats.seconds,
+                stats.live_downsets,
+                self._bounds(),
             )
         )
-        bounds = self._bounds()
-        if not outcome.feasible:
-            bounds = Bounds(max(bounds.lower_s, threshold_s), bounds.upper_s, bounds.elapsed_s)
-        self.listener(EvaluationFinished(index, threshold_s, outcome.feasible, seconds, outcome.live_downsets, bounds))
-        return outcome
 
     def check_deadline(self, done: int, total: int) -> None:  # noqa: ARG002 - a progress callback
         """Raises StopSearch after the deadline."""
@@ -187,4 +205,4 @@ def ceiling_s(instance: Instance) -> float:
         total_s += 4.0 * weights_bytes / (instance.microbatches * instance.bandwidth_bytes_per_s)
     communication_bytes = sum(edge.communication_bytes for edge in instance.edges)
     ceiling = (total_s + 4.0 * communication_bytes / instance.bandwidth_bytes_per_s) * (1.0 + 1e-9)
-    return max(ceiling, LEAST_THRESHOLD_S)  # above the lower bound of 0 where nothing takes any time
+    return max(ceiling, RESOLUTION)  # above the lower bound of 0 where nothing takes any time

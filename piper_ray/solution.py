@@ -85,7 +85,9 @@ class Solution:
     """time_per_sample: of ``plan``, in s, as ``evaluate`` computes it; None without a plan.
 
     lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
-    stopped_by: what ended the search before a proof ("time limit", "gap", "interrupt"); None when it ended by itself.
+    stopped_by: what ended the search before a proof ("time limit", "gap", "interrupt",
+    "TMPC choice too hard"); None when it ended by itself.
+    An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
     status: Status

@@ -24,7 +24,7 @@ from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, St
 from piper_ray.stage_cost.options import build_options
 from piper_ray.variants import Variant, stage_variants
 
-_FEW_DOWNSETS = 400
+_FEW_DOWNSETS = 1_200
 
 
 def _graph(instance: Instance, restrictions: Restrictions) -> tuple[tuple[Variant, ...], Contraction, LayerGraph]:
@@ -107,13 +107,14 @@ def solve(
     )
     if infeasibility is not None:
         return _without_plan(Status.INFEASIBLE, infeasibility, stats)
-    if search.plan is None:
+    if search.incumbent is None:
         return Solution(Status.UNKNOWN, None, search.bracket.lower, None, stats, stopped_by=search.stopped_by)
+    plan, time_per_sample_s = search.incumbent
     return Solution(
         status=Status.OPTIMAL if search.proved else Status.FEASIBLE,
-        time_per_sample=search.bracket.upper,
-        lower_bound=min(search.bracket.lower, search.bracket.upper or search.bracket.lower),
-        plan=search.plan,
+        time_per_sample=time_per_sample_s,
+        lower_bound=min(search.bracket.lower, time_per_sample_s),
+        plan=plan,
         stats=stats,
         stopped_by=search.stopped_by,
     )

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.backends import Backend
+from piper_ray.bracket import RESOLUTION
+from piper_ray.errors import LimitError
 from piper_ray.kernels.blocks import BLOCK_SIZE, add_level, empty_blocks
 from piper_ray.kernels.evaluation import evaluate_levels, find_first_stage, store_level
+from piper_ray.kernels.level import CHOICES_ABANDONED, COUNTERS
 from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, Target
 from piper_ray.problem import Problem
 
@@ -29,19 +32,28 @@ _SMALL_LEVEL = 20_000
 _LONG_RUN = 1_000_000
 """Block bounds of small levels in one kernel call, which cannot be interrupted."""
 
+_TOO_HARD = (
+    "the exact TMPC choice of a stage has more than a million partial choices to compare: its layers all differ and "
+    "all save memory at about the same rate. Give the layers fewer TMPCs, or let each stage recompute as a whole "
+    "(--recompute all-or-none)"
+)
+
 _GUARD = 1e-9
-LEAST_THRESHOLD_S = 1e-100  # keeps divisions by it finite when nothing takes any time
 
 
 @dataclass(frozen=True)
 class TracedStage:
-    """A stage as the tables know it: downset ``outer`` without ``inner``, in a variant, with d and y."""
+    """A stage as the tables know it: downset ``outer`` without ``inner``, in a variant, with d and y.
+
+    budget_s: what it was found to keep, as time on one device.
+    """
 
     outer: int
     inner: int
     variant: int
     data_parallel_degree: int
     later_sum: int
+    budget_s: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,8 @@ def evaluate_threshold(
 ) -> Outcome:
     """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
 
+    Raises LimitError if a TMPC choice is too hard to make exactly.
+
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
     """
     target = _target(problem, threshold_s, fewest_stages)
@@ -89,7 +103,7 @@ def evaluate_threshold(
     level_start = problem.lattice.level_start
     levels = level_start.size - 1
     last_downset = int(level_start[-1]) - 1
-    tested = np.zeros(3, np.int64)
+    tested = np.zeros(COUNTERS, np.int64)
     level = 1
     while level < levels:
         first, last = int(level_start[level]), int(level_start[level + 1])
@@ -109,6 +123,8 @@ def evaluate_threshold(
             tested += states.tested
             tables.store(first, last, states.counts, states.costs, states.sums)
             level += 1
+        if tested[CHOICES_ABANDONED] > 0:
+            raise LimitError(_TOO_HARD)
         on_progress(int(level_start[level]), last_downset + 1)
 
     fronts = tables.fronts
@@ -141,7 +157,7 @@ def _end_of_small_levels(problem: Problem, level: int, blocks: int) -> int:
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
     sums, cluster = problem.workload.sums, problem.cluster
-    keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), LEAST_THRESHOLD_S)
+    keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
 
     def limit(available: int, work_s: np.ndarray) -> IndexArray:
         rest = np.minimum((work_s[-1] - work_s) / keep, 2.0**40)
@@ -172,7 +188,8 @@ def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state:
         )
         if j < 0:
             raise AssertionError(f"state {state} of downset {i} has no origin")
-        stages.append(TracedStage(i, j, variant, int(d), int(fronts.data_parallel_sum[behind])))
+        later_sum = int(fronts.data_parallel_sum[behind])
+        stages.append(TracedStage(int(i), int(j), int(variant), int(d), later_sum, target.threshold_s * int(d)))
         i, state = j, behind
     return tuple(stages)
 

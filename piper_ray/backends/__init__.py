@@ -17,7 +17,7 @@ class LevelStates(NamedTuple):
     counts: IndexArray
     costs: IndexArray
     sums: IndexArray
-    tested: IndexArray  # int64[3]: blocks, candidates, stages
+    tested: IndexArray  # int64[COUNTERS], see kernels/level.py
 
 
 class Backend(Protocol):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from piper_ray.backends import Heartbeat, LevelStates
-from piper_ray.kernels.level import evaluate_downsets
+from piper_ray.kernels.level import COUNTERS, evaluate_downsets
 from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
 from piper_ray.problem import Problem
@@ -47,7 +47,7 @@ class LocalBackend:
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> LevelStates:
-            tested = np.zeros(3, np.int64)
+            tested = np.zeros(COUNTERS, np.int64)
             counts, costs, sums = evaluate_downsets(
                 begin,
                 end,

@@ -9,7 +9,7 @@ from piper_ray.kernels.bounds import in_flight, is_subset
 from piper_ray.kernels.jit import kernel
 from piper_ray.kernels.level import evaluate_downsets, stage_fits
 from piper_ray.kernels.scan import jumping_s
-from piper_ray.kernels.selection import StepCache, make_step_cache
+from piper_ray.kernels.selection import YES, StepCache, make_step_cache
 from piper_ray.kernels.types import (
     BlockArrays,
     FrontArrays,
@@ -93,6 +93,6 @@ def find_first_stage(
                 if not np.any(cluster.divisors == d):
                     continue
                 y = in_flight(fronts.data_parallel_sum[state], d)
-                if stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache):
+                if stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache) == YES:
                     return j, r, d, state
     return -1, -1, -1, -1

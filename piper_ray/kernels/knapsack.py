@@ -13,6 +13,9 @@ from piper_ray.kernels.jit import kernel
 from piper_ray.kernels.types import FloatArray, IndexArray
 
 INFEASIBLE = np.inf
+TOO_HARD = -1.0
+_MOST_STATES = 1_000_000
+"""Partial choices of one step, some 50 MB; past that the answer is TOO_HARD."""
 
 
 @kernel
@@ -65,11 +68,19 @@ def cheapest(start: IndexArray, cost: FloatArray, memory: FloatArray, item: int)
 
 @kernel
 def least_cost(
-    start: IndexArray, cost: FloatArray, memory: FloatArray, limit: float, budget: float, choice: IndexArray
+    start: IndexArray,
+    cost: FloatArray,
+    memory: FloatArray,
+    limit: float,
+    budget: float,
+    any_within: bool,
+    choice: IndexArray,
 ) -> float:
     """Least cost with memory at most ``limit``, and its options in ``choice`` (int64[items]).
 
-    INFEASIBLE if there is none of cost at most ``budget``.
+    INFEASIBLE if there is none of cost at most ``budget``. any_within: the first choice found within the budget will
+    do. TOO_HARD if there are too many partial choices to tell, as there can be when all options save memory at about
+    the same rate and all items differ.
     """
     items = start.size - 1
     item_of = np.empty(cost.size, np.int64)
@@ -99,7 +110,36 @@ def least_cost(
         total_memory -= saved[c]
     if multiplier < 0.0:
         return INFEASIBLE
-    return _merge_states(start, cost, memory, limit, min(budget, total_cost), multiplier, choice, total_cost)
+    if any_within and total_cost <= budget:
+        return total_cost
+    return _merge_states(start, cost, memory, limit, budget, any_within, multiplier, choice, total_cost)
+
+
+@kernel
+def _rests(
+    start: IndexArray, cost: FloatArray, memory: FloatArray, multiplier: float
+) -> tuple[IndexArray, FloatArray, FloatArray]:
+    """Three ways to choose for items k.. without looking back: cheapest, smallest, least cost + multiplier * memory.
+
+    Options int64[3, items], and cost and memory of items k.. as float64[3, items + 1].
+    """
+    items = start.size - 1
+    option = np.empty((3, items), np.int64)
+    rest_cost = np.zeros((3, items + 1))
+    rest_memory = np.zeros((3, items + 1))
+    for k in range(items - 1, -1, -1):
+        option[0, k] = cheapest(start, cost, memory, k)
+        option[1, k] = start[k]
+        option[2, k] = start[k]
+        for o in range(start[k] + 1, start[k + 1]):
+            if memory[o] < memory[option[1, k]]:
+                option[1, k] = o
+            if cost[o] + multiplier * memory[o] < cost[option[2, k]] + multiplier * memory[option[2, k]]:
+                option[2, k] = o
+        for way in range(3):
+            rest_cost[way, k] = rest_cost[way, k + 1] + cost[option[way, k]]
+            rest_memory[way, k] = rest_memory[way, k + 1] + memory[option[way, k]]
+    return option, rest_cost, rest_memory
 
 
 @kernel
@@ -109,24 +149,20 @@ def _merge_states(
     memory: FloatArray,
     limit: float,
     budget: float,
+    any_within: bool,
     multiplier: float,
     choice: IndexArray,
     greedy_cost: float,
 ) -> float:
-    """Adds item after item to all undominated partial choices that the bound leaves below ``budget``.
+    """Adds item after item to all undominated partial choices that the bound leaves below the best known.
 
-    ``choice`` comes in as the greedy choice, which stands if nothing cheaper is found.
+    ``choice`` comes in as the greedy choice, which stands if nothing cheaper is found. Each partial choice is also
+    completed in three simple ways: that finds a choice early where there are many.
     """
     items = start.size - 1
-    rest = np.zeros(items + 1)  # of items k.., the least cost + multiplier * memory
-    rest_memory = np.zeros(items + 1)
-    for k in range(items - 1, -1, -1):
-        least, least_memory = np.inf, np.inf
-        for o in range(start[k], start[k + 1]):
-            least = min(least, cost[o] + multiplier * memory[o])
-            least_memory = min(least_memory, memory[o])
-        rest[k] = rest[k + 1] + least
-        rest_memory[k] = rest_memory[k + 1] + least_memory
+    option, rest_cost, rest_memory = _rests(start, cost, memory, multiplier)
+    best = greedy_cost
+    best_state, best_way, best_items = np.int64(-1), 0, 0
 
     # States of all items so far, so that the choice can be read backwards.
     pool_parent = np.empty(1024, np.int64)
@@ -137,21 +173,23 @@ def _merge_states(
     state_cost = np.zeros(1)
     state_memory = np.zeros(1)
     state_id = np.zeros(1, np.int64)
-    slack = 1e-12 * (abs(budget) + multiplier * limit)
     for k in range(items):
         width = start[k + 1] - start[k]
+        if state_cost.size * width > _MOST_STATES:
+            return TOO_HARD
         new_cost = np.empty(state_cost.size * width)
         new_memory = np.empty(new_cost.size)
         new_from = np.empty(new_cost.size, np.int64)
         new_option = np.empty(new_cost.size, np.int64)
         count = 0
+        most = min(budget, best) + 1e-12 * (abs(budget) + multiplier * limit if np.isfinite(budget) else abs(best))
         for s in range(state_cost.size):
             for o in range(start[k], start[k + 1]):
                 c = state_cost[s] + cost[o]
                 m = state_memory[s] + memory[o]
-                if m + rest_memory[k + 1] > limit * (1.0 + 1e-12):
+                if m + rest_memory[1, k + 1] > limit * (1.0 + 1e-12):
                     continue
-                if c + multiplier * (m - limit) + rest[k + 1] > budget + slack:
+                if c + rest_cost[2, k + 1] + multiplier * (m + rest_memory[2, k + 1] - limit) > most:
                     continue
                 new_cost[count] = c
                 new_memory[count] = m
@@ -174,18 +212,23 @@ def _merge_states(
             state_cost[kept] = new_cost[at]
             state_memory[kept] = new_memory[at]
             state_id[kept] = pool
+            for way in range(3):
+                whole = new_cost[at] + rest_cost[way, k + 1]
+                if whole < best and new_memory[at] + rest_memory[way, k + 1] <= limit:
+                    best, best_state, best_way, best_items = whole, np.int64(pool), way, k + 1
             kept += 1
             pool += 1
         state_cost = state_cost[:kept]
         state_memory = state_memory[:kept]
         state_id = state_id[:kept]
-
-    for s in range(state_cost.size):
-        if state_memory[s] <= limit and state_cost[s] < greedy_cost:
-            at = state_id[s]
-            for k in range(items - 1, -1, -1):
-                choice[k] = pool_option[at]
-                at = pool_parent[at]
-            greedy_cost = state_cost[s]
+        if any_within and best <= budget:
             break
-    return greedy_cost if greedy_cost <= budget else INFEASIBLE
+
+    if best_state >= 0:
+        for k in range(best_items, items):
+            choice[k] = option[best_way, k]
+        at = best_state
+        for k in range(best_items - 1, -1, -1):
+            choice[k] = pool_option[at]
+            at = pool_parent[at]
+    return best if best <= budget else INFEASIBLE

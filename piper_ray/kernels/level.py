@@ -12,7 +12,7 @@ from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_t
 from piper_ray.kernels.front import insert, is_dominated
 from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_blocks, refine
-from piper_ray.kernels.selection import NO, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
+from piper_ray.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
 from piper_ray.kernels.types import (
     BlockArrays,
     FrontArrays,
@@ -21,7 +21,8 @@ from piper_ray.kernels.types import (
     Target,
 )
 
-BLOCKS_TESTED, CANDIDATES_TESTED, STAGES_COSTED = 0, 1, 2
+BLOCKS_TESTED, CANDIDATES_TESTED, STAGES_COSTED, CHOICES_ABANDONED = 0, 1, 2, 3
+COUNTERS = 4
 _PASSES = 8
 
 
@@ -37,17 +38,17 @@ def stage_fits(
     tables: Tables,
     threshold_s: float,
     cache: StepCache,
-) -> bool:
+) -> int:
     """Whether stage I \\ J keeps threshold and memory with degree d and y microbatches in flight, for some choice.
 
-    work_s, resync_s: of the stage, least over all choices.
+    YES, NO, or UNKNOWN where the exact choice is too hard. work_s, resync_s: of the stage, least over all choices.
     """
     lattice, costs, options, cluster = tables
     budget_s = threshold_s * d
     used_s = work_s + (d - 1) * resync_s
     least_bytes = (costs.least_a[i, r] - costs.least_a[j, r]) * y + costs.least_b[i, r] - costs.least_b[j, r]
     if used_s > budget_s or least_bytes > cluster.memory_bytes:
-        return False
+        return NO
     # Where weights or charges depend on the choice, what follows takes the least of them: it may only rule out.
     fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
     fits = YES
@@ -58,7 +59,7 @@ def stage_fits(
         excess_bytes = fast_bytes - cluster.memory_bytes
         fits = quick_fit(i, j, lattice.bits, options.class_bits, cache, slot, excess_bytes, budget_s - used_s)
     if fits == NO or (fits == YES and options.uniform[r] == 1):
-        return fits == YES
+        return fits
     return exact_fit(i, j, lattice, options, r, d, y, cluster.memory_bytes, budget_s)
 
 
@@ -130,7 +131,10 @@ def _extend(
                 continue
             if y > fits_upto[index]:
                 tested[STAGES_COSTED] += 1
-                if not stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache):
+                fits = stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache)
+                if fits == UNKNOWN:
+                    tested[CHOICES_ABANDONED] += 1
+                if fits != YES:
                     fails_from[index] = y
                     continue
                 fits_upto[index] = y
@@ -215,7 +219,7 @@ def evaluate_downsets(
     """Fronts of the downsets first .. last - 1, all of one level; ``blocks`` holds all live ones of lower levels.
 
     Returns the number of states of each, then all costs and all data-parallel sums. ``cache`` is scratch of the calling
-    thread; ``tested`` (int64[3]) is added to. Pure: the same input gives the same output, whoever computes it.
+    thread; ``tested`` (int64[COUNTERS]) is added to. Pure: the same input gives the same output, whoever computes it.
     """
     counts = np.zeros(last - first, np.int64)
     out_cost = np.empty(last - first + 64, np.int64)

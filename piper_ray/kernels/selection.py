@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.kernels.jit import kernel, leaf_kernel
-from piper_ray.kernels.knapsack import hull_steps, least_cost
+from piper_ray.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, OptionArrays
 
 NO, YES, UNKNOWN = 0, 1, 2
@@ -192,8 +192,14 @@ def exact_fit(
     y: int,
     memory_bytes: float,
     budget_s: float,
-) -> bool:
-    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and ``memory_bytes``."""
+) -> int:
+    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and ``memory_bytes``.
+
+    UNKNOWN if there are too many partial choices to tell.
+    """
     vertices, start, cost, memory = stage_items(lattice.bits[j], lattice.bits[i], lattice, options, r, d, y)
     choice = np.empty(vertices.size, np.int64)
-    return least_cost(start, cost, memory, memory_bytes, budget_s, choice) <= budget_s
+    found = least_cost(start, cost, memory, memory_bytes, budget_s, True, choice)
+    if found == TOO_HARD:
+        return UNKNOWN
+    return YES if found <= budget_s else NO

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from piper_ray.lattice.graph import LayerGraph, descendants
 
-_WORK_LIMIT = 50_000
-"""Distinct sub-posets looked at before giving up."""
+_MOST_VISITS = 1_000_000
+"""Vertices looked at, over all sub-posets, before giving up: about a second."""
+
+_MOST_VERTICES = 2_500
 
 
 class _TooMuchWork(Exception):
@@ -31,12 +33,15 @@ def count_pairs(graph: LayerGraph) -> int | None:
 
 def _count(descendants: list[int]) -> int | None:
     n = len(descendants)
+    if n > _MOST_VERTICES:
+        return None
     ancestors = [0] * n
     for v, mask in enumerate(descendants):
         for w in _bits(mask):
             ancestors[w] |= 1 << v
     related = [descendants[v] | ancestors[v] | 1 << v for v in range(n)]
     known: dict[int, int] = {}
+    visits = [0]
 
     def components(poset: int) -> list[int]:
         parts = []
@@ -57,7 +62,8 @@ def _count(descendants: list[int]) -> int | None:
             return 2 if poset else 1
         if poset in known:
             return known[poset]
-        if len(known) >= _WORK_LIMIT:
+        visits[0] += poset.bit_count()
+        if visits[0] > _MOST_VISITS:
             raise _TooMuchWork
         total = 1
         for part in components(poset):

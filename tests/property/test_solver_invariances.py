@@ -115,10 +115,10 @@ def test_contraction_changes_nothing() -> None:
         if solution.plan is None:
             continue
         assert_plan_is_worth_its_value(instance, solution)
-        assert search.plan is not None
+        assert search.incumbent is not None
         assert solution.time_per_sample == pytest.approx(search.bracket.upper, rel=1e-9, abs=0.0), seed
-        assert solution.plan.devices == search.plan.devices, seed
-        assert len(solution.plan.stages) == len(search.plan.stages), seed
+        assert solution.plan.devices == search.incumbent[0].devices, seed
+        assert len(solution.plan.stages) == len(search.incumbent[0].stages), seed
     assert contracted > 80
 
 

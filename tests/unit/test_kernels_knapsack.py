@@ -32,7 +32,7 @@ def by_trying_all(items: Items, limit: float) -> float:
 def assert_least_cost(items: Items, limit: float, budget: float = INFEASIBLE) -> float:
     start, cost, memory = arrays(items)
     choice = np.full(len(items), -7, np.int64)
-    least = float(least_cost(start, cost, memory, limit, budget, choice))
+    least = float(least_cost(start, cost, memory, limit, budget, False, choice))
     expected = by_trying_all(items, limit)
     if expected > budget or expected == INFEASIBLE:
         assert least == INFEASIBLE
@@ -107,7 +107,7 @@ def test_steps_that_cost_nothing() -> None:
 
 
 def test_no_items() -> None:
-    assert least_cost(*arrays([]), 0.0, 0.0, np.empty(0, np.int64)) == 0.0
+    assert least_cost(*arrays([]), 0.0, 0.0, False, np.empty(0, np.int64)) == 0.0
 
 
 def test_many_equal_items_of_three_options() -> None:
@@ -120,7 +120,7 @@ def test_many_equal_items_of_three_options() -> None:
         for last in range(count + 1 - middle)
         if 9.0 * (count - middle - last) + 6.0 * middle + 1.0 * last <= limit
     )
-    assert least_cost(*arrays([item] * count), limit, INFEASIBLE, np.empty(count, np.int64)) == expected
+    assert least_cost(*arrays([item] * count), limit, INFEASIBLE, False, np.empty(count, np.int64)) == expected
 
 
 @given(small_items)
