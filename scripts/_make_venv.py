@@ -70,8 +70,8 @@ def is_ready(root: Path, lock: str) -> bool:
 
 
 def install(python: Path, lock: Path) -> bool:
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    command = [*pip, "--only-binary=:all:", "--require-hashes", "--no-deps", "-r", lock]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    command = [*pip, "--only-binary=:all:", "--require-hashes", "--no-deps", "-r", str(lock)]
     return subprocess.run(command, check=False).returncode == 0
 
 

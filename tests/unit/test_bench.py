@@ -14,15 +14,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import benchmarks.__main__ as command_line
-from benchmarks import runner
-from benchmarks.bench_solve import load_case
-from benchmarks.cases import CASES, ROWS, SMALL, TWINS, Case, Twin, select
-from benchmarks.measure import MeasurementError, run_benchmarks, run_command, solve_id
-from benchmarks.results import CommandRun, Compilation, PaperTable, Results, Timing
-from benchmarks.table import render
+import scripts.benchmarks.__main__ as command_line
 from piper_ray.errors import UsageError
 from piper_ray.model import divisors
+from scripts.benchmarks import runner
+from scripts.benchmarks.bench_solve import load_case
+from scripts.benchmarks.cases import CASES, ROWS, SMALL, TWINS, Case, Twin, select
+from scripts.benchmarks.measure import MeasurementError, run_benchmarks, run_command, solve_id
+from scripts.benchmarks.results import CommandRun, Compilation, PaperTable, Results, Timing
+from scripts.benchmarks.table import render
 from tests.support import GIB, published_goldens
 
 MISSING = Case("missing", "Nothing", Path("/nowhere/nothing.json"), 4, 8, "1GiB")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import ROWS, TWINS
-from benchmarks.results import CommandRun, Compilation, PaperTable, Results, RowResult, Timing, TwinResult
-from benchmarks.table import Table, ratio, render, seconds, size, tables_of
+from scripts.benchmarks.cases import ROWS, TWINS
+from scripts.benchmarks.results import CommandRun, Compilation, PaperTable, Results, RowResult, Timing, TwinResult
+from scripts.benchmarks.table import Table, ratio, render, seconds, size, tables_of
 
 TIMING = Timing(
     threads=2,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from piper_ray.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 """Workloads that are not ours to ship: Piper's published inputs and PipeDream's profiles, beside the checkout."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cases import Case, Row, Twin
+from scripts.benchmarks.cases import Case, Row, Twin
 
 SAME_VALUE = 1e-9
 """Relative difference below which two times per sample are the same."""

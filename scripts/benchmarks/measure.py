@@ -14,16 +14,16 @@ from pathlib import Path
 from resource import struct_rusage
 from typing import IO, Any
 
-from benchmarks.cases import BANDWIDTH, ROOT, Case
-from benchmarks.results import CommandRun
 from piper_ray.errors import EXIT_SOLVED, InfeasibleError
+from scripts.benchmarks.cases import BANDWIDTH, ROOT, Case
+from scripts.benchmarks.results import CommandRun
 
 _MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 _PYTEST_ARGUMENTS = [
     *("-q", "-s", "-p", "no:cacheprovider", "-W", "default"),  # -s: progress comes through on stderr
     *("-o", "python_functions=bench_*", "--benchmark-quiet"),
 ]
-_BENCHES = "benchmarks/bench_solve.py"
+_BENCHES = "scripts/benchmarks/bench_solve.py"
 
 
 class MeasurementError(Exception):

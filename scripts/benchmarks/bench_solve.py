@@ -2,7 +2,7 @@
 
 ``scripts/bench`` runs these and puts them beside the yardsticks. Alone:
 
-    python -m pytest benchmarks/bench_solve.py -o "python_functions=bench_*" -k resnet50
+    python -m pytest scripts/benchmarks/bench_solve.py -o "python_functions=bench_*" -k resnet50
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Protocol
 import pytest
 
 import piper_ray
-from benchmarks.cases import BANDWIDTH, CASES, SMALL, TWINS, Case
 from piper_ray.formats import parse_bytes, parse_bytes_per_s
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.progress import EvaluationFinished, Event
 from piper_ray.reference import PaperTableResult, TmpcChoice, paper_table
 from piper_ray.solution import Solution
+from scripts.benchmarks.cases import BANDWIDTH, CASES, SMALL, TWINS, Case
 
 TIMED_S = 3.0
 """A case is repeated for about this long, but MOST_ROUNDS times at most."""

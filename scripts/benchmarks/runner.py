@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.cases import SMALL, Row, Twin
-from benchmarks.measure import paper_table_id, run_benchmarks, run_command, solve_id
-from benchmarks.results import Compilation, PaperTable, Results, RowResult, Timing, TwinResult
 from piper_ray.reference import TmpcChoice
+from scripts.benchmarks.cases import SMALL, Row, Twin
+from scripts.benchmarks.measure import paper_table_id, run_benchmarks, run_command, solve_id
+from scripts.benchmarks.results import Compilation, PaperTable, Results, RowResult, Timing, TwinResult
 
 LONG_RUN_S = 60.0
 """A command that takes longer is run once, and its own account of its steps is taken for the timing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.results import Results, RowResult, TwinResult
+from scripts.benchmarks.results import Results, RowResult, TwinResult
 
 ELSEWHERE = "Prototype and reference C++: published figures (the reference's in CPU time), from another machine."
 

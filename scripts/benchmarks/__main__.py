@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cases import CASES, select
-from benchmarks.measure import MeasurementError
-from benchmarks.results import Results
-from benchmarks.runner import describe_machine, measure
-from benchmarks.table import render
 from piper_ray.errors import EXIT_INTERRUPTED, UsageError
+from scripts.benchmarks.cases import CASES, select
+from scripts.benchmarks.measure import MeasurementError
+from scripts.benchmarks.results import Results
+from scripts.benchmarks.runner import describe_machine, measure
+from scripts.benchmarks.table import render
 
 
 def main(
