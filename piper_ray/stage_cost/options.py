@@ -61,15 +61,18 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
     tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
     in_edges, out_edges = _incident_edges(graph)
     charges = _Charges(instance, graph, in_edges, out_edges)
-    flat = [(v, tmpc) for of_variant in tmpcs for v, of_vertex in enumerate(of_variant) for tmpc in of_vertex]
+    charge_lists_of = [
+        [[charges.of(v, tmpc) for tmpc in of_vertex] for v, of_vertex in enumerate(of_variant)] for of_variant in tmpcs
+    ]
+    flat = [tmpc for of_variant in tmpcs for of_vertex in of_variant for tmpc in of_vertex]
     option_count = [[len(of_vertex) for of_vertex in of_variant] for of_variant in tmpcs]
     starts = offsets(count for row in option_count for count in row)
     n = graph.size
-    charge_lists = [charges.of(v, tmpc) for v, tmpc in flat]
+    charge_lists = [charge for of_variant in charge_lists_of for of_vertex in of_variant for charge in of_vertex]
     classes = _Classes(n)
     uniform = []
-    for of_variant in tmpcs:
-        uniform.append(all(_is_uniform(v, options, charges) for v, options in enumerate(of_variant)))
+    for of_variant, charges_of_variant in zip(tmpcs, charge_lists_of, strict=True):
+        uniform.append(all(map(_is_uniform, of_variant, charges_of_variant)))
         classes.add_variant(of_variant)
 
     arrays = OptionArrays(
@@ -78,10 +81,10 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         option_start=np.stack([starts[r * n : (r + 1) * n + 1] for r in range(len(variants))])
         if variants
         else np.zeros((0, n + 1), np.int64),
-        option_p_s=_floats(tmpc.time_per_sample_s for _, tmpc in flat),
-        option_resync_s=_floats(tmpc.weights_bytes for _, tmpc in flat),
-        option_a=_floats(tmpc.activation_bytes for _, tmpc in flat),
-        option_b=_floats(tmpc.fixed_bytes for _, tmpc in flat),
+        option_p_s=_floats(tmpc.time_per_sample_s for tmpc in flat),
+        option_resync_s=_floats(tmpc.weights_bytes for tmpc in flat),
+        option_a=_floats(tmpc.activation_bytes for tmpc in flat),
+        option_b=_floats(tmpc.fixed_bytes for tmpc in flat),
         charge_start=offsets(len(charge) for charge in charge_lists)[:-1].copy(),
         charge_s=_floats(charge for of_option in charge_lists for charge in of_option),
         in_start=offsets(len(edges) for edges in in_edges),
@@ -167,8 +170,12 @@ def fastest(options: Sequence[Tmpc]) -> Tmpc:
     return min(options, key=lambda tmpc: (tmpc.time_per_sample_s, tmpc.activation_bytes))
 
 
-def _is_uniform(v: int, options: Sequence[Tmpc], charges: _Charges) -> bool:
-    return len({(tmpc.weights_bytes, *charges.of(v, tmpc)) for tmpc in options}) <= 1
+def _is_uniform(options: Sequence[Tmpc], charges: Sequence[list[float]]) -> bool:
+    """Whether no weight and no charge depends on the option chosen."""
+    return all(
+        tmpc.weights_bytes == options[0].weights_bytes and charge == charges[0]
+        for tmpc, charge in zip(options, charges, strict=True)
+    )
 
 
 def _least(graph: LayerGraph, tmpcs: Sequence[Sequence[Sequence[Tmpc]]], charges: _Charges) -> VertexCosts:
