@@ -17,7 +17,8 @@ _OPEN_SHARE = 0.1
 
 
 def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
-    """Peak bytes for each downset: bit sets (while they grow, twice), crossing edges, sums, states and blocks.
+    """Peak bytes for each downset: bit sets (with scratch of the same size, and once more when
+    they are cut to their number), crossing edges, sums, states and blocks.
 
     The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays and, at worst, one block a downset.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from piper_ray.backends import Backend
 from piper_ray.backends.local import LocalBackend
@@ -25,6 +27,7 @@ from piper_ray.stage_cost.options import build_options
 from piper_ray.variants import Variant, stage_variants
 
 _FEW_DOWNSETS = 1_200
+"""Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
 
 
 def _graph(instance: Instance, restrictions: Restrictions) -> tuple[tuple[Variant, ...], Contraction, LayerGraph]:
@@ -75,9 +78,7 @@ def solve(
     listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))
 
     began = time.perf_counter()
-    own = LocalBackend(options.threads) if backend is None else None
-    executor: Backend = backend if backend is not None else own  # type: ignore[assignment]
-    try:
+    with _executor(backend, options.threads) as executor:
         search = Search(
             instance,
             contraction,
@@ -90,9 +91,6 @@ def solve(
         )
         search.run()
         infeasibility = _explain(search) if search.bracket.exhausted else None
-    finally:
-        if own is not None:
-            own.close()
     stats = SolveStats(
         layers=len(instance.layers),
         contracted_layers=graph.size,
@@ -120,11 +118,21 @@ def solve(
     )
 
 
+@contextmanager
+def _executor(backend: Backend | None, threads: int | None) -> Iterator[Backend]:
+    """The caller's backend, which stays open, or threads of our own, which end with the solve."""
+    if backend is not None:
+        yield backend
+        return
+    with closing(LocalBackend(threads)) as own:
+        yield own
+
+
 def _explain(search: Search) -> Infeasibility:
-    """An interrupt or the time limit costs the figure here, not the answer."""
+    """An interrupt, the time limit or a TMPC choice too hard costs the figure here, not the answer."""
     try:
         return explain(search.instance, search.problem, search.backend, search.check_deadline)
-    except (KeyboardInterrupt, StopSearch):
+    except (KeyboardInterrupt, StopSearch, LimitError):
         return Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 
 
