@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from piper_ray.errors import LimitError
 from piper_ray.model import Instance
 from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.search import StopSearch
 from piper_ray.solution import Infeasibility, Status
 from piper_ray.solver import solve
 from tests.brute_force import brute_force
@@ -117,3 +119,16 @@ def test_least_memory_of_arbitrary_figures(seed: int) -> None:
     least = solution.infeasibility.least_memory_bytes
     assert solve(instance.replace(memory_bytes=least), options=ONE_THREAD).status is Status.OPTIMAL
     assert solve(instance.replace(memory_bytes=least * (1 - 1e-6)), options=ONE_THREAD).status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopSearch("time limit"), LimitError("too hard")])
+def test_what_stops_the_search_for_the_memory_leaves_the_proof(
+    stop: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object) -> Infeasibility:
+        raise stop
+
+    monkeypatch.setattr("piper_ray.solver.explain", stopped)
+    found = infeasibility_of(build({0: {1: [tmpc(1, 0, 5, 5)]}}, {}, devices=1, memory_bytes=1.0))
+    assert found.least_memory_bytes is None
+    assert "stopped" in found.reason
