@@ -125,7 +125,7 @@ def test_least_memory_of_arbitrary_figures(seed: int) -> None:
 def test_what_stops_the_search_for_the_memory_leaves_the_proof(
     stop: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*arguments: object) -> Infeasibility:
+    def stopped(*_: object) -> Infeasibility:
         raise stop
 
     monkeypatch.setattr("piper_ray.solver.explain", stopped)
