@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+import threading
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from piper_ray.kernels.selection import StepCache, make_step_cache
-from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables
+from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
 from piper_ray.lattice.downsets import Lattice
 from piper_ray.model import Instance, divisors
 from piper_ray.stage_cost.options import Options
@@ -38,6 +38,7 @@ class Problem:
     workload: Workload
     tables: Tables
     resync_s_per_byte: float
+    _scratch: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     @property
     def lattice(self) -> LatticeArrays:
@@ -56,14 +57,12 @@ class Problem:
         return self.tables.cluster
 
     @property
-    def one_degree(self) -> bool:
-        """With a single tensor-parallel degree, devices and data-parallel sum go together: a front is one state."""
-        return np.unique(self.options.degree).size <= 1
-
-    @cached_property
     def scratch(self) -> StepCache:
-        """Scratch of the thread that drives the search; other threads make their own."""
-        return make_step_cache(self.options)
+        """Scratch of the calling thread."""
+        if not hasattr(self._scratch, "cache"):
+            self._scratch.cache = make_step_cache(self.options)
+        cache: StepCache = self._scratch.cache
+        return cache
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""
@@ -79,14 +78,16 @@ def build_problem(workload: Workload, instance: Instance, data_parallelism: bool
     allowed = np.array(degrees, np.int64)
     tables = Tables(
         lattice=workload.lattice.arrays,
-        costs=cost_arrays(workload.sums, workload.options, resync_s_per_byte, transfer_s_per_byte),
-        options=workload.options.in_seconds(resync_s_per_byte, transfer_s_per_byte),
-        cluster=ClusterArrays(
-            devices=instance.devices,
-            data_parallel_limit=limit,
-            memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
-            divisors=allowed,
-            divisor_at_least=np.searchsorted(allowed, np.arange(allowed[-1] + 1)).astype(np.int64),
+        costs=frozen(cost_arrays(workload.sums, workload.options, resync_s_per_byte, transfer_s_per_byte)),
+        options=frozen(workload.options.in_seconds(resync_s_per_byte, transfer_s_per_byte)),
+        cluster=frozen(
+            ClusterArrays(
+                devices=instance.devices,
+                data_parallel_limit=limit,
+                memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
+                divisors=allowed,
+                divisor_at_least=np.searchsorted(allowed, np.arange(allowed[-1] + 1)).astype(np.int64),
+            )
         ),
     )
     return Problem(workload, tables, resync_s_per_byte)

@@ -15,11 +15,12 @@ import numpy as np
 from piper_ray.backends import Backend
 from piper_ray.bracket import RESOLUTION
 from piper_ray.errors import LimitError
-from piper_ray.kernels.blocks import BLOCK_SIZE, add_level, empty_blocks
-from piper_ray.kernels.evaluation import evaluate_levels, find_first_stage, store_level
-from piper_ray.kernels.level import CHOICES_ABANDONED, COUNTERS
-from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, Target
+from piper_ray.kernels.blocks import BLOCK_SIZE
+from piper_ray.kernels.evaluation import find_first_stage
+from piper_ray.kernels.level import CHOICES_ABANDONED
+from piper_ray.kernels.types import FrontArrays, IndexArray, Target, frozen
 from piper_ray.problem import Problem
+from piper_ray.state_tables import StateTables
 
 OnProgress = Callable[[int, int], None]
 
@@ -99,42 +100,34 @@ def evaluate_threshold(
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
     """
     target = _target(problem, threshold_s, fewest_stages)
-    tables = _Tables(problem, target)
+    states = StateTables(problem.tables, target)
     level_start = problem.lattice.level_start
     levels = level_start.size - 1
     last_downset = int(level_start[-1]) - 1
-    tested = np.zeros(COUNTERS, np.int64)
-    level = 1
-    while level < levels:
-        first, last = int(level_start[level]), int(level_start[level + 1])
-        end = _end_of_small_levels(problem, level, int(tables.blocks.used[0]))
-        if end > level:
-            level = tables.run_small(level, end, tested)
+    while states.level < levels:
+        end_level = _end_of_small_levels(problem, states.level, states.blocks_used)
+        if end_level > states.level:
+            states.evaluate(end_level, problem.scratch)
         else:
-            states = backend.evaluate_level(
-                problem,
-                target,
-                tables.fronts,
-                tables.blocks,
-                first,
-                last,
-                _Offset(on_progress, first, last_downset + 1),
-            )
-            tested += states.tested
-            tables.store(first, last, states.counts, states.costs, states.sums)
-            level += 1
-        if tested[CHOICES_ABANDONED] > 0:
+            end_level = backend.end_of_batch(states)
+            first, last = states.downsets(end_level)
+            found = backend.evaluate_downsets(states, first, last, _Offset(on_progress, first, last_downset + 1))
+            if end_level == states.level + 1:
+                states.take(found)
+            else:
+                states.evaluate(end_level, problem.scratch, begin_block=states.blocks_used, before=found)
+        if states.tested[CHOICES_ABANDONED] > 0:
             raise LimitError(_TOO_HARD)
-        on_progress(int(level_start[level]), last_downset + 1)
+        on_progress(int(level_start[states.level]), last_downset + 1)
 
-    fronts = tables.fronts
+    fronts = states.fronts
     feasible = bool(fronts.states[last_downset] > 0)
     live = int(np.count_nonzero(fronts.states))
     if not feasible:
-        return Outcome(False, 0, (), live, int(tables.used), tested)
+        return Outcome(False, 0, (), live, states.used, states.tested)
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
     stages = _trace(problem, target, fronts, last_downset, best)
-    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, int(tables.used), tested)
+    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, states.used, states.tested)
 
 
 def _end_of_small_levels(problem: Problem, level: int, blocks: int) -> int:
@@ -166,12 +159,14 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target
         needed = work_s / keep
         return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
 
-    return Target(
-        threshold_s=keep,
-        device_cost=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
-        stage_cost=1 if fewest_stages else 0,
-        device_limit=limit(cluster.devices, sums.device_work_s),
-        data_parallel_limit=limit(cluster.data_parallel_limit, sums.replica_work_s),
+    return frozen(
+        Target(
+            threshold_s=keep,
+            device_cost=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
+            stage_cost=1 if fewest_stages else 0,
+            device_limit=limit(cluster.devices, sums.device_work_s),
+            data_parallel_limit=limit(cluster.data_parallel_limit, sums.replica_work_s),
+        )
     )
 
 
@@ -192,80 +187,3 @@ def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state:
         stages.append(TracedStage(int(i), int(j), int(variant), int(d), later_sum, target.threshold_s * int(d)))
         i, state = j, behind
     return tuple(stages)
-
-
-class _Tables:
-    """Fronts and blocks of one evaluation; grows them as levels come in."""
-
-    def __init__(self, problem: Problem, target: Target) -> None:
-        self._problem = problem
-        self._target = target
-        self._downsets = int(problem.lattice.level_start[-1])
-        room = self._downsets * (1 if problem.one_degree else 64) + 1024
-        self.fronts = FrontArrays(
-            start=np.zeros(self._downsets, np.int64),
-            states=np.zeros(self._downsets, np.int64),
-            cost=np.zeros(room, np.int64),
-            data_parallel_sum=np.zeros(room, np.int64),
-        )
-        self.blocks = self._blocks(1024)
-        self.used = 1
-        self.fronts.states[0] = 1
-        add_level(0, 1, target.device_cost, problem.lattice, problem.costs, self.fronts, self.blocks)
-
-    def run_small(self, level: int, end: int, tested: IndexArray) -> int:
-        """Levels ``level`` .. end - 1 in one kernel call, or in several where the tables must grow."""
-        problem, level_start = self._problem, self._problem.lattice.level_start
-        self._reserve_blocks(int(level_start[end] - level_start[level]))
-        while level < end:
-            reached, self.used = evaluate_levels(
-                level,
-                end,
-                problem.tables,
-                self._target,
-                self.fronts,
-                self.blocks,
-                problem.scratch,
-                self.used,
-                tested,
-            )
-            level = reached
-            if level < end:
-                self._reserve_states(self.fronts.cost.size)
-        return level
-
-    def store(self, first: int, last: int, counts: IndexArray, costs: IndexArray, sums: IndexArray) -> None:
-        """Takes in a finished level."""
-        self._reserve_states(costs.size)
-        self._reserve_blocks(last - first)
-        self.used = store_level(first, counts, costs, sums, self.used, self.fronts)
-        problem = self._problem
-        add_level(first, last, self._target.device_cost, problem.lattice, problem.costs, self.fronts, self.blocks)
-
-    def _reserve_states(self, more: int) -> None:
-        size = self.fronts.cost.size
-        if self.used + more > size:
-            extra = np.zeros(max(more, size), np.int64)
-            self.fronts = self.fronts._replace(
-                cost=np.concatenate((self.fronts.cost, extra)),
-                data_parallel_sum=np.concatenate((self.fronts.data_parallel_sum, extra)),
-            )
-
-    def _reserve_blocks(self, more: int) -> None:
-        have, used = self.blocks.least_cost.size, int(self.blocks.used[0])
-        if used + more <= have:
-            return
-        grown = self._blocks(max(used + more, 2 * have))
-        for old, new in zip(self.blocks, grown, strict=True):
-            new[tuple(slice(length) for length in old.shape)] = old
-        self.blocks = grown
-
-    def _blocks(self, capacity: int) -> BlockArrays:
-        problem = self._problem
-        return empty_blocks(
-            capacity,
-            problem.lattice.level_start.size - 1,
-            self._downsets,
-            problem.lattice.bits.shape[1],
-            int(problem.options.degree.size),
-        )

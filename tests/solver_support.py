@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from piper_ray.backends import Heartbeat, LevelStates
+from piper_ray.backends import Heartbeat
 from piper_ray.backends.local import LocalBackend
 from piper_ray.evaluate import evaluate
-from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
+from piper_ray.kernels.types import LevelStates
 from piper_ray.lattice.contraction import Contraction, contract
 from piper_ray.lattice.downsets import Lattice, build_lattice
 from piper_ray.lattice.graph import LayerGraph, build_graph
@@ -22,6 +22,7 @@ from piper_ray.problem import Problem, Workload, build_problem
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, Status
 from piper_ray.stage_cost.options import build_options
+from piper_ray.state_tables import StateTables
 from piper_ray.variants import stage_variants
 
 ONE_THREAD = SolveOptions(threads=1)
@@ -95,23 +96,17 @@ class RecordingBackend:
     def __post_init__(self) -> None:
         self._local = LocalBackend(self.threads)
 
-    def evaluate_level(
-        self,
-        problem: Problem,
-        target: Target,
-        fronts: FrontArrays,
-        blocks: BlockArrays,
-        first: int,
-        last: int,
-        heartbeat: Heartbeat,
-    ) -> LevelStates:
-        states = self._local.evaluate_level(problem, target, fronts, blocks, first, last, heartbeat)
+    def end_of_batch(self, states: StateTables) -> int:
+        return self._local.end_of_batch(states)
+
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+        found = self._local.evaluate_downsets(states, first, last, heartbeat)
         self.levels += 1
-        pairs = list(zip(states.costs.tolist(), states.sums.tolist(), strict=True))
-        for downset, count in enumerate(states.counts.tolist(), start=first):
+        pairs = list(zip(found.costs.tolist(), found.sums.tolist(), strict=True))
+        for downset, count in enumerate(found.counts.tolist(), start=first):
             self.fronts[downset], pairs = pairs[:count], pairs[count:]
         assert not pairs
-        return states
+        return found
 
     def close(self) -> None:
         self._local.close()

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.backends import Heartbeat, LevelStates
-from piper_ray.kernels.level import COUNTERS, evaluate_downsets
+from piper_ray.backends import Heartbeat
+from piper_ray.kernels.level import evaluate_downsets
 from piper_ray.kernels.selection import StepCache, make_step_cache
-from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
-from piper_ray.problem import Problem
+from piper_ray.kernels.types import LevelStates, OptionArrays
+from piper_ray.state_tables import StateTables, joined, no_states
 
 _BLOCKS_PER_TASK = 2_000_000
 """Block bounds in one task: some tens of milliseconds, so that an interrupt is seen soon."""
@@ -31,34 +31,28 @@ class LocalBackend:
     def threads(self) -> int:
         return self._threads
 
-    def evaluate_level(
-        self,
-        problem: Problem,
-        target: Target,
-        fronts: FrontArrays,
-        blocks: BlockArrays,
-        first: int,
-        last: int,
-        heartbeat: Heartbeat,
-    ) -> LevelStates:
-        # Every downset of a level looks at the same blocks, so equal counts are about equal cost.
-        cost = (last - first) * int(blocks.used[0])
+    def end_of_batch(self, states: StateTables) -> int:
+        """Level by level: threads are soon told."""
+        return states.level + 1
+
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+        # Every downset looks at the same blocks, so equal counts are about equal cost.
+        cost = (last - first) * states.blocks_used
         tasks = max(1, min(last - first, max(4 * self._threads, cost // _BLOCKS_PER_TASK)))
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> LevelStates:
-            tested = np.zeros(COUNTERS, np.int64)
-            counts, costs, sums = evaluate_downsets(
+            return evaluate_downsets(
                 begin,
                 end,
-                problem.tables,
-                target,
-                fronts,
-                blocks,
-                self._scratch_of(problem),
-                tested,
+                states.tables,
+                states.target,
+                states.fronts,
+                states.blocks,
+                0,
+                no_states(end - begin),
+                self._scratch_of(states.tables.options),
             )
-            return LevelStates(counts, costs, sums, tested)
 
         futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]
         parts: list[LevelStates] = []
@@ -70,17 +64,12 @@ class LocalBackend:
             for future in futures:
                 future.cancel()
             raise
-        return LevelStates(
-            np.concatenate([part.counts for part in parts]),
-            np.concatenate([part.costs for part in parts]),
-            np.concatenate([part.sums for part in parts]),
-            np.sum([part.tested for part in parts], axis=0),
-        )
+        return joined(parts)
 
-    def _scratch_of(self, problem: Problem) -> StepCache:
-        """The calling thread's scratch for this problem."""
-        if getattr(self._scratch, "problem", None) is not problem:
-            self._scratch.problem, self._scratch.cache = problem, make_step_cache(problem.options)
+    def _scratch_of(self, options: OptionArrays) -> StepCache:
+        """The calling thread's scratch for these options."""
+        if getattr(self._scratch, "options", None) is not options:
+            self._scratch.options, self._scratch.cache = options, make_step_cache(options)
         cache: StepCache = self._scratch.cache
         return cache
 

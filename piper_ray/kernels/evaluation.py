@@ -14,23 +14,22 @@ from piper_ray.kernels.types import (
     BlockArrays,
     FrontArrays,
     IndexArray,
+    LevelStates,
     Tables,
     Target,
 )
 
 
 @kernel
-def store_level(
-    first: int, counts: IndexArray, costs: IndexArray, sums: IndexArray, used: int, fronts: FrontArrays
-) -> int:
+def store_states(first: int, states: LevelStates, used: int, fronts: FrontArrays) -> int:
     """Appends the fronts of the downsets from ``first`` on; returns the number of states in use."""
-    for k in range(counts.size):
+    for k in range(states.counts.size):
         fronts.start[first + k] = used
-        fronts.states[first + k] = counts[k]
-        used += counts[k]
-    start = used - costs.size
-    fronts.cost[start:used] = costs
-    fronts.data_parallel_sum[start:used] = sums
+        fronts.states[first + k] = states.counts[k]
+        used += states.counts[k]
+    start = used - states.costs.size
+    fronts.cost[start:used] = states.costs
+    fronts.data_parallel_sum[start:used] = states.sums
     return used
 
 
@@ -42,21 +41,31 @@ def evaluate_levels(
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
+    begin_block: int,
+    before: LevelStates,
     cache: StepCache,
     used: int,
     tested: IndexArray,
 ) -> tuple[int, int]:
     """Levels ``level`` .. last_level - 1 in turn, stopping before one whose states do not fit.
 
-    Returns the next level and the number of states in use. There must be room for a block for each downset.
+    ``before`` holds their fronts over the blocks before ``begin_block``. Returns the next level and the number of
+    states in use. There must be room for a block for each downset.
     """
+    done, read = 0, 0
     while level < last_level:
         first, last = tables.lattice.level_start[level], tables.lattice.level_start[level + 1]
-        counts, out_cost, out_sum = evaluate_downsets(first, last, tables, target, fronts, blocks, cache, tested)
-        if used + out_cost.size > fronts.cost.size:
+        counts = before.counts[done : done + last - first]
+        size = counts.sum()
+        of_level = LevelStates(counts, before.costs[read : read + size], before.sums[read : read + size], before.tested)
+        states = evaluate_downsets(first, last, tables, target, fronts, blocks, begin_block, of_level, cache)
+        if used + states.costs.size > fronts.cost.size:
             break
-        used = store_level(first, counts, out_cost, out_sum, used, fronts)
+        done += last - first
+        read += size
+        used = store_states(first, states, used, fronts)
         add_level(first, last, target.device_cost, tables.lattice, tables.costs, fronts, blocks)
+        tested += states.tested
         level += 1
     return level, used
 

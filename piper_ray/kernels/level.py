@@ -17,6 +17,7 @@ from piper_ray.kernels.types import (
     BlockArrays,
     FrontArrays,
     IndexArray,
+    LevelStates,
     Tables,
     Target,
 )
@@ -151,25 +152,25 @@ def _evaluate_downset(
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
+    begin_block: int,
+    end_block: int,
+    size: int,
     cache: StepCache,
     scratch: Scratch,
     tested: IndexArray,
 ) -> int:
-    """The front of downset i, in ``scratch``; returns its size."""
+    """Adds to the front of downset i, in ``scratch``, what the blocks yield; returns its new size."""
     lattice, costs, options, _ = tables
-    if target.device_limit[i] < 1 or target.data_parallel_limit[i] < 1:
-        return 0
-    tested[BLOCKS_TESTED] += blocks.used[0]
-    opened = open_blocks(i, tables, target, blocks, scratch)
+    tested[BLOCKS_TESTED] += end_block - begin_block
+    opened = open_blocks(i, tables, target, blocks, begin_block, end_block, scratch)
     if opened == 0:
-        return 0
+        return size
     bits = lattice.bits
     lowest, highest = UNREACHABLE, np.int64(0)
     for at in range(opened):
         lowest = min(lowest, scratch.open_cost[at])
         highest = max(highest, scratch.open_cost[at])
     # Cheapest blocks first, in a few passes: what they yield dominates most of the rest.
-    size = 0
     width = (highest - lowest) // _PASSES + 1
     for floor in range(lowest, highest + 1, width):
         chosen = 0
@@ -213,21 +214,33 @@ def evaluate_downsets(
     target: Target,
     fronts: FrontArrays,
     blocks: BlockArrays,
+    begin_block: int,
+    before: LevelStates,
     cache: StepCache,
-    tested: IndexArray,
-) -> tuple[IndexArray, IndexArray, IndexArray]:
-    """Fronts of the downsets first .. last - 1, all of one level; ``blocks`` holds all live ones of lower levels.
+) -> LevelStates:
+    """Fronts of the downsets first .. last - 1 over all J in the blocks from ``begin_block`` on, and ``before``.
 
-    Returns the number of states of each, then all costs and all data-parallel sums. ``cache`` is scratch of the calling
-    thread; ``tested`` (int64[COUNTERS]) is added to. Pure: the same input gives the same output, whoever computes it.
+    ``before`` holds the same downsets' fronts over the earlier blocks; so one front can be found in several steps.
+    ``cache`` is scratch of the calling thread. Pure: the same input gives the same states, whoever computes them and
+    in however many steps.
     """
+    tested = np.zeros(COUNTERS, np.int64)
     counts = np.zeros(last - first, np.int64)
     out_cost = np.empty(last - first + 64, np.int64)
     out_sum = np.empty(last - first + 64, np.int64)
-    used = 0
-    scratch = make_scratch(tables.lattice, tables.cluster, max(1, blocks.used[0]))
+    used, read = 0, 0
+    end_block = blocks.used[0]
+    scratch = make_scratch(tables.lattice, tables.cluster, max(1, end_block))
     for i in range(first, last):
-        size = _evaluate_downset(i, tables, target, fronts, blocks, cache, scratch, tested)
+        size = before.counts[i - first]
+        for k in range(size):
+            scratch.front_cost[k] = before.costs[read + k]
+            scratch.front_sum[k] = before.sums[read + k]
+        read += size
+        if begin_block < end_block and target.device_limit[i] >= 1 and target.data_parallel_limit[i] >= 1:
+            size = _evaluate_downset(
+                i, tables, target, fronts, blocks, begin_block, end_block, size, cache, scratch, tested
+            )
         counts[i - first] = size
         while used + size > out_cost.size:
             out_cost = np.concatenate((out_cost, np.empty_like(out_cost)))
@@ -235,4 +248,4 @@ def evaluate_downsets(
         out_cost[used : used + size] = scratch.front_cost[:size]
         out_sum[used : used + size] = scratch.front_sum[:size]
         used += size
-    return counts, out_cost[:used].copy(), out_sum[:used].copy()
+    return LevelStates(counts, out_cost[:used].copy(), out_sum[:used].copy(), tested)

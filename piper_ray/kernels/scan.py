@@ -108,15 +108,17 @@ def open_blocks(
     tables: Tables,
     target: Target,
     blocks: BlockArrays,
+    begin_block: int,
+    end_block: int,
     scratch: Scratch,
 ) -> int:
     """Lists the blocks with a J for a state of I within its limits, and the least cost and sum of such a state.
 
-    Returns their number. By work alone: a stage has at least need - cap, less the edges into I that may jump over it.
+    Looks at blocks begin_block .. end_block - 1 and returns how many it lists. By work alone: a stage has at least
+    need - cap, less the edges into I that may jump over it.
     """
     lattice, costs, degree = tables.lattice, tables.costs, tables.options.degree
     stage_devices, cap_s = scratch.stage_devices, blocks.cap_s
-    count = blocks.used[0]
     per_threshold = 1.0 / target.threshold_s
     largest_degree = 1.0
     jumps = _list_jumps(i, lattice, blocks, scratch)
@@ -124,9 +126,9 @@ def open_blocks(
         t = np.float64(degree[r])
         largest_degree = max(largest_degree, t)
         work_s = costs.need_s[i, r]
-        begin = 0
+        begin = begin_block
         for k in range(jumps + 1):
-            end = min(count, scratch.jump_from[k]) if k < jumps else count
+            end = min(end_block, scratch.jump_from[k]) if k < jumps else end_block
             # Plain loops over whole arrays: these run as vector instructions.
             if r == 0:
                 for block in range(begin, end):
@@ -140,7 +142,7 @@ def open_blocks(
                 work_s -= costs.edge_both_s[r, scratch.jump_order[k]]
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
     opened = 0
-    for block in range(count):
+    for block in range(begin_block, end_block):
         if blocks.least_devices[block] + stage_devices[block] > device_limit:
             continue
         total = blocks.least_sum[block] + np.int64(np.ceil(stage_devices[block] / largest_degree))

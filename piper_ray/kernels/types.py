@@ -6,7 +6,7 @@ options that a stage of that degree may use.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,19 @@ import numpy.typing as npt
 BitArray: TypeAlias = npt.NDArray[np.uint64]
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+_Record = TypeVar("_Record", bound=tuple[object, ...])
+
+
+def frozen(record: _Record) -> _Record:
+    """The same record, its arrays made read-only: what never changes. Kernels are compiled for such tables only, so
+    that those from shared memory, which are read-only, find the same code.
+    """
+    for value in record:
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    return record
 
 
 class LatticeArrays(NamedTuple):
@@ -106,6 +119,15 @@ class FrontArrays(NamedTuple):
     states: IndexArray  # int64[m]: how many
     cost: IndexArray  # int64[..]: strictly falling within a downset
     data_parallel_sum: IndexArray  # int64[..]: strictly rising within a downset
+
+
+class LevelStates(NamedTuple):
+    """Fronts of consecutive downsets: states of each, then all costs and all data-parallel sums, in id order."""
+
+    counts: IndexArray
+    costs: IndexArray
+    sums: IndexArray
+    tested: IndexArray  # int64[COUNTERS], see kernels/level.py: what they took
 
 
 class BlockArrays(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from piper_ray.errors import LimitError
 from piper_ray.kernels.enumeration import enumerate_downsets
 from piper_ray.kernels.sums import crossing_edges
-from piper_ray.kernels.types import BitArray, IndexArray, LatticeArrays
+from piper_ray.kernels.types import BitArray, IndexArray, LatticeArrays, frozen
 from piper_ray.lattice.bits import bit_rows, offsets
 from piper_ray.lattice.graph import LayerGraph, descendants
 
@@ -104,5 +104,5 @@ def _with_crossings(
         out_count,
     )
     vertex_level = np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
-    arrays = LatticeArrays(bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level)
+    arrays = frozen(LatticeArrays(bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level))
     return Lattice(graph, parent, added, arrays)

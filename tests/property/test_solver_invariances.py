@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from random import Random
 
@@ -15,6 +16,7 @@ from piper_ray.model import Instance, Tmpc
 from piper_ray.search import Search
 from piper_ray.solution import Status
 from piper_ray.solver import solve
+from piper_ray.state_tables import StateTables
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import (
     MANY,
@@ -161,6 +163,25 @@ def test_who_computes_a_level_changes_no_byte(name: str, monkeypatch: pytest.Mon
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
     monkeypatch.setattr("piper_ray.threshold._SMALL_LEVEL", MANY**2)
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
+
+
+class InBatches(LocalBackend):
+    """Takes several levels at a time."""
+
+    def end_of_batch(self, states: StateTables) -> int:
+        return min(states.level + 1 + states.level % 4, states.tables.lattice.level_start.size - 1)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_batches_of_levels_change_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    level_by_level = solve(WIDE[name], options=ONE_THREAD)
+    send_every_level_to_the_backend(monkeypatch)
+    with closing(InBatches(1)) as backend:
+        in_batches = solve(WIDE[name], backend=backend)
+    assert in_batches.plan == level_by_level.plan
+    assert in_batches.lower_bound == level_by_level.lower_bound
+    counts = [(e.threshold_s, e.feasible, e.live_downsets, e.cells) for e in in_batches.stats.evaluations]
+    assert counts == [(e.threshold_s, e.feasible, e.live_downsets, e.cells) for e in level_by_level.stats.evaluations]
 
 
 @pytest.mark.parametrize("seed", range(20))

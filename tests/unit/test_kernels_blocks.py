@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from piper_ray.backends import Heartbeat, LevelStates
+from piper_ray.backends import Heartbeat
 from piper_ray.kernels.blocks import BLOCK_SIZE
-from piper_ray.kernels.types import BlockArrays, FrontArrays, Target
+from piper_ray.kernels.types import BlockArrays, FrontArrays, LevelStates
 from piper_ray.model import Instance
 from piper_ray.problem import Problem
 from piper_ray.search import ceiling_s
+from piper_ray.state_tables import StateTables
 from piper_ray.threshold import evaluate_threshold
 from tests.instances import parallel_branches, random_instance, two_towers
 from tests.solver_support import RecordingBackend, send_every_level_to_the_backend, tables
@@ -25,18 +26,9 @@ class Witness(RecordingBackend):
 
     seen: tuple[FrontArrays, BlockArrays, int] | None = None
 
-    def evaluate_level(
-        self,
-        problem: Problem,
-        target: Target,
-        fronts: FrontArrays,
-        blocks: BlockArrays,
-        first: int,
-        last: int,
-        heartbeat: Heartbeat,
-    ) -> LevelStates:
-        self.seen = copy.deepcopy(fronts), copy.deepcopy(blocks), first
-        return super().evaluate_level(problem, target, fronts, blocks, first, last, heartbeat)
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+        self.seen = copy.deepcopy(states.fronts), copy.deepcopy(states.blocks), first
+        return super().evaluate_downsets(states, first, last, heartbeat)
 
 
 INSTANCES = {
