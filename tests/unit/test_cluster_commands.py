@@ -1,0 +1,47 @@
+"""Every command that the cluster files give to a shell is one that its program takes."""
+
+from __future__ import annotations
+
+import pytest
+from ray.scripts.scripts import cli as ray_cli
+
+from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, ROOT, SBATCH, commands
+
+OURS = commands("piper-ray")
+RAYS = commands("ray")
+
+
+def test_commands_are_found_where_they_must_be() -> None:
+    solving = [name for name, words in OURS if words[0] == "solve"]
+    assert solving == [RAYJOB.name, SBATCH.name, "Dockerfile", "README.md"]
+    starting = [name for name, words in RAYS if words[0] == "start"]
+    assert starting == [path.name for path in RAY_UP for _ in ("head", "worker")]
+    assert [name for name, words in RAYS if words[0] == "symmetric-run"] == [SBATCH.name]
+
+
+def test_every_solve_on_a_cluster_can_be_taken_up_again() -> None:
+    for name, words in OURS:
+        if words[0] == "solve" and name != "Dockerfile":
+            assert {"--address", "--workers", "--cpus-per-worker", "--resume", "--supervise", "--out"} <= set(words)
+            assert words[words.index("--without-workers") + 1] in ("continue", "wait")
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=f"{name} {words[0]}") for name, words in RAYS])
+def test_ray_takes_what_it_is_given(words: list[str]) -> None:
+    name, *arguments = words
+    if name == "symmetric-run":
+        arguments = arguments[: arguments.index("--")]
+        own = ray_cli.commands[name].make_context(name, list(arguments))
+        assert own.params["address"]
+        assert own.params["min_nodes"]
+        name, arguments = "start", ["--head", *own.params["ray_args_and_entrypoint"]]
+    ray_cli.commands[name].make_context(name, list(arguments))
+
+
+def test_readme_names_files_that_are_there() -> None:
+    named = {word for _, words in RAYS + OURS for word in words if word.startswith(("cluster/", "inputs/"))}
+    assert "cluster/ray-up/aws.yaml" in named
+    readme = (CLUSTER / "README.md").read_text(encoding="utf-8")
+    named |= {word.strip("`") for word in readme.split() if word.strip("`").startswith("cluster/")}
+    for path in named:
+        assert (ROOT / path).is_file(), path
