@@ -1,0 +1,95 @@
+"""Reading and writing what a checkpoint keeps: the newest file of each kind, and the one before it in reserve."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from piper_ray.checkpoint.encoding import (
+    EvaluationKey,
+    decode_levels,
+    decode_outcomes,
+    identity_of_levels,
+    identity_of_outcomes,
+)
+from piper_ray.checkpoint.identity import Identity
+from piper_ray.checkpoint.names import LEVELS, OUTCOMES, StateFile, checksum, state_files
+from piper_ray.checkpoint.storage import Folder
+from piper_ray.kernels.types import LevelStates
+from piper_ray.threshold import Outcome
+
+_KEPT = 2
+"""Files of each kind: the newest, and the one before in case the newest is damaged."""
+
+
+@dataclass
+class Saved:
+    """What was read. levels: of the evaluation that was under way. damaged: files that are not what was written."""
+
+    files: list[StateFile]
+    outcomes: dict[EvaluationKey, Outcome] = field(default_factory=dict)
+    levels: tuple[EvaluationKey, LevelStates] | None = None
+    damaged: set[StateFile] = field(default_factory=set)
+
+
+class _Vanished(Exception):
+    """A driver that was at work deleted a file between its listing and its reading."""
+
+
+class Records:
+    """The files of one checkpoint. Whoever writes holds the lease."""
+
+    def __init__(self, folder: Folder, location: str, identity: Identity, on_warning: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._location = location
+        self._identity = identity
+        self._on_warning = on_warning
+
+    def load(self) -> Saved:
+        """The newest whole file of each kind. Raises CheckpointRefused if it is of another input or other options."""
+        while True:
+            saved = Saved(state_files(self._folder.names()))
+            try:
+                content = self._newest(OUTCOMES, saved)
+                if content is not None:
+                    self._identity.require(identity_of_outcomes(content), self._location)
+                    saved.outcomes = decode_outcomes(content)
+                content = self._newest(LEVELS, saved)
+                if content is not None:
+                    self._identity.require(identity_of_levels(content), self._location)
+                    saved.levels = decode_levels(content)
+            except _Vanished:
+                continue
+            return saved
+
+    def _newest(self, kind: str, saved: Saved) -> bytes | None:
+        for file in saved.files:
+            if file.kind != kind:
+                continue
+            content = self._folder.read(file.name)
+            if content is None:
+                raise _Vanished
+            if checksum(content) == file.checksum:
+                return content
+            saved.damaged.add(file)
+            self._on_warning(
+                f"{file.name} of the checkpoint at {self._location} is damaged; what was saved before it is used"
+            )
+        return None
+
+    def write(self, kind: str, epoch: int, sequence: int, content: bytes) -> StateFile:
+        """Durable when it returns."""
+        file = StateFile(kind, epoch, sequence, checksum(content))
+        self._folder.put(file.name, content, durable=True)
+        return file
+
+    def prune(self, files: Iterable[StateFile], obsolete: Callable[[StateFile], bool]) -> None:
+        """Deletes, of ``files``, the obsolete ones and those with newer ones enough. What cannot be deleted stays."""
+        kept = {OUTCOMES: 0, LEVELS: 0}
+        for file in sorted(files, key=lambda file: file.age, reverse=True):
+            if kept[file.kind] < _KEPT and not obsolete(file):
+                kept[file.kind] += 1
+                continue
+            with contextlib.suppress(OSError):
+                self._folder.delete(file.name)

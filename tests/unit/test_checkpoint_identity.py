@@ -1,0 +1,122 @@
+"""A checkpoint's identity: every figure of the input and every option counts, to the last bit, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+import piper_ray
+from piper_ray.checkpoint import CheckpointRefused, Identity
+from piper_ray.errors import UsageError
+from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.restrictions import Recompute, Restrictions
+
+TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
+LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))
+INSTANCE = Instance(LAYERS, (Edge(0, 1, 8.0),), 2048, 512, 8.0 * 2**30, 25.0 * 2**30, "name")
+
+
+def identity(instance: Instance = INSTANCE, **restrictions: Any) -> Identity:
+    return Identity.of(instance, Restrictions(**restrictions))
+
+
+def other_value(value: Any) -> Any:
+    """As close to ``value`` as another one can be."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return math.nextafter(value, math.inf)
+    if isinstance(value, str):
+        return value + " "
+    if isinstance(value, tuple):
+        return value[:-1]
+    return {k + 1: v for k, v in value.items()}
+
+
+def variants(thing: Any) -> list[Any]:
+    """The dataclass with one field changed, for each field."""
+    return [replace(thing, **{field.name: other_value(getattr(thing, field.name))}) for field in fields(thing)]
+
+
+def with_layer(layer: Layer) -> Instance:
+    return replace(INSTANCE, layers=(layer, INSTANCE.layers[1]))
+
+
+def test_every_field_of_the_instance_but_its_name_counts() -> None:
+    others = [variant for variant in variants(INSTANCE) if variant.name == INSTANCE.name]
+    others += [with_layer(layer) for layer in variants(LAYERS[0])]
+    others += [with_layer(replace(LAYERS[0], tmpcs={1: (tmpc,), 2: (TMPC, TMPC)})) for tmpc in variants(TMPC)]
+    others += [replace(INSTANCE, edges=(edge,)) for edge in variants(INSTANCE.edges[0])]
+    assert len(others) == (len(fields(Instance)) - 1) + len(fields(Layer)) + len(fields(Tmpc)) + len(fields(Edge))
+    found = [identity(), *map(identity, others)]
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
+
+
+def test_numbers_within_mappings_and_the_order_of_layers_count() -> None:
+    figures = [replace(TMPC, forward_sync_bytes={0: 0.5}), replace(TMPC, backward_sync_bytes={2: 0.25})]
+    others = [with_layer(replace(LAYERS[0], tmpcs={1: (tmpc,), 2: (TMPC, TMPC)})) for tmpc in figures]
+    others.append(replace(INSTANCE, layers=LAYERS[::-1]))
+    assert all(identity(other) != identity() for other in others)
+
+
+def test_each_restriction_counts() -> None:
+    found = [identity(), identity(tensor_parallelism=False), identity(data_parallelism=False)]
+    found += [identity(recompute=recompute) for recompute in Recompute if recompute is not Recompute.AUTO]
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
+    assert len(fields(Restrictions)) == 3
+
+
+def test_nothing_else_counts() -> None:
+    reordered = replace(LAYERS[0], tmpcs=dict(sorted(LAYERS[0].tmpcs.items(), reverse=True)))
+    assert identity(replace(INSTANCE, name="other")) == identity()
+    assert identity(with_layer(reordered)) == identity()
+    assert identity(INSTANCE.replace(memory_bytes=8 * 2**30, bandwidth_bytes_per_s=25 * 2**30)) == identity()
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (identity(INSTANCE.replace(devices=1024)), "another input: devices 1024 there, 2048 here."),
+        (identity(INSTANCE.replace(microbatches=5)), "another input: microbatches 5 there, 512 here."),
+        (identity(INSTANCE.replace(memory_bytes=2.5)), "another input: memory 2.5 bytes there, 8589934592 bytes here."),
+        (
+            identity(INSTANCE.replace(bandwidth_bytes_per_s=1.0)),
+            "another input: bandwidth 1 bytes/s there, 26843545600 bytes/s here.",
+        ),
+        (identity(replace(INSTANCE, layers=LAYERS[:1], edges=())), "layers 1 there, 2 here; edges 0 there, 1 here."),
+        (
+            identity(replace(INSTANCE, layers=LAYERS[::-1])),
+            "another input: as many layers and edges, but not the same.",
+        ),
+        (identity(data_parallelism=False), "other options: data parallelism forbidden there, allowed here."),
+        (
+            identity(INSTANCE.replace(devices=1), recompute=Recompute.NEVER),
+            "another input and of other options: devices 1 there, 2048 here; recompute never there, auto here.",
+        ),
+    ],
+)
+def test_a_refusal_says_what_differs(other: Identity, words: str) -> None:
+    with pytest.raises(CheckpointRefused) as refused:
+        identity().require(other.facts, "DIR")
+    assert str(refused.value).startswith("the checkpoint at DIR is of ")
+    assert words in str(refused.value)
+    assert refused.value.exit_code == UsageError.exit_code
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = identity()
+    with monkeypatch.context() as patched:
+        patched.setattr(piper_ray, "__version__", "99.0")
+        there = identity()
+    with pytest.raises(CheckpointRefused, match=r"of another version: piper_ray 99\.0 there"):
+        here.require(there.facts, "DIR")
+
+
+def test_facts_of_an_unknown_shape_are_refused() -> None:
+    with pytest.raises(CheckpointRefused, match="format unknown there, 1 here"):
+        identity().require({**identity().facts, "version": {}}, "DIR")
