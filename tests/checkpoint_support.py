@@ -94,6 +94,18 @@ def opened(
     return Checkpoint.open(location, identity, on_warning=on_warning, clock=clock, filesystem=filesystem)
 
 
+def record(checkpoint: Checkpoint, *numbers: int) -> None:
+    for number in numbers:
+        assert checkpoint.record_outcome(key(number), outcome(number))
+
+
+def recorded(checkpoint: Checkpoint, most: int = 20) -> set[int]:
+    """The numbers on record, each as it was given."""
+    found = {number for number in range(most) if checkpoint.outcome(key(number)) is not None}
+    assert all(same_outcome(checkpoint.outcome(key(number)), outcome(number)) for number in found)
+    return found
+
+
 @dataclass
 class ObjectStore(fs.FileSystemHandler):  # type: ignore[misc]
     """As S3: whole objects by key; no rename, no exclusive creation; folders are but prefixes.
