@@ -37,13 +37,18 @@ class Bounds:
 
 @dataclass(frozen=True)
 class EvaluationAdvanced:
-    """An evaluation under way: ``done`` of ``total`` downsets are finished."""
+    """An evaluation under way: ``done`` of ``total`` downsets, ``level`` of ``levels``, after ``seconds``."""
 
     index: int
     threshold_s: float
     done: int
     total: int
     bounds: Bounds
+    seconds: float
+    level: int
+    levels: int
+    workers: int
+    blocks_in_flight: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,14 @@ class IncumbentFound:
     bounds: Bounds
 
 
-Event = Compiling | StepFinished | EvaluationAdvanced | EvaluationFinished | IncumbentFound
+@dataclass(frozen=True)
+class Note:
+    """Something that the user should know: a worker lost, a way chosen."""
+
+    text: str
+
+
+Event = Note | Compiling | StepFinished | EvaluationAdvanced | EvaluationFinished | IncumbentFound
 
 
 class Listener(Protocol):

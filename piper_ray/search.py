@@ -130,11 +130,26 @@ class Search:
 
     def _evaluate(self, threshold_s: float, *, fewest_stages: bool = False) -> tuple[Outcome, EvaluationStats]:
         index = len(self.evaluations) + 1
+        level_start = self.problem.lattice.level_start
         began = time.perf_counter()
 
         def on_progress(done: int, total: int) -> None:
             self.check_deadline(done, total)
-            self.listener(EvaluationAdvanced(index, threshold_s, done, total, self._bounds()))
+            level = int(np.searchsorted(level_start, done, side="right")) - 1
+            activity = self.backend.activity()
+            self.listener(
+                EvaluationAdvanced(
+                    index,
+                    threshold_s,
+                    done,
+                    total,
+                    self._bounds(),
+                    time.perf_counter() - began,
+                    level,
+                    level_start.size - 1,
+                    *activity,
+                )
+            )
 
         outcome = evaluate_threshold(
             self.problem, self.backend, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress

@@ -40,6 +40,32 @@ class EvaluationStats:
 
 
 @dataclass(frozen=True)
+class NodeStats:
+    """One machine of a cluster. blocks: answered. fetched_bytes: of tables. held_bytes: most at a time."""
+
+    node: str
+    blocks: int
+    fetched_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class ClusterStats:
+    """What a cluster did. put_bytes: by the driver, once for each table. worked_s: of all workers together.
+
+    waited_s: of the driver, for batches; the rest of the search is its own work.
+    """
+
+    workers: int
+    batches: int
+    blocks: int
+    put_bytes: int
+    worked_s: float
+    waited_s: float
+    nodes: tuple[NodeStats, ...]
+
+
+@dataclass(frozen=True)
 class SolveStats:
     """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted)."""
 
@@ -53,6 +79,7 @@ class SolveStats:
     stage_costs_s: float
     search_s: float
     evaluations: tuple[EvaluationStats, ...]
+    cluster: ClusterStats | None = None
 
 
 @dataclass(frozen=True)

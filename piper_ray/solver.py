@@ -79,6 +79,7 @@ def solve(
 
     began = time.perf_counter()
     with _executor(backend, options.threads) as executor:
+        executor.listen(listener)
         search = Search(
             instance,
             contraction,
@@ -91,17 +92,19 @@ def solve(
         )
         search.run()
         infeasibility = _explain(search) if search.bracket.exhausted else None
+        threads, cluster = executor.threads, executor.stats()
     stats = SolveStats(
         layers=len(instance.layers),
         contracted_layers=graph.size,
         downsets=lattice.size,
         levels=lattice.levels,
         pairs=listed_pairs(lattice) if lattice.size <= _FEW_DOWNSETS else count_pairs(graph),
-        threads=executor.threads,
+        threads=threads,
         lattice_s=lattice_s,
         stage_costs_s=stage_costs_s,
         search_s=time.perf_counter() - began,
         evaluations=tuple(search.evaluations),
+        cluster=cluster,
     )
     if infeasibility is not None:
         return _without_plan(Status.INFEASIBLE, infeasibility, stats)

@@ -106,6 +106,19 @@ class StateTables:
             self.level += 1
         self.tested += states.tested
 
+    def finished(self, from_level: int, to_level: int) -> LevelStates:
+        """The states of finished levels ``from_level`` .. to_level - 1."""
+        first, last = (int(self.tables.lattice.level_start[level]) for level in (from_level, to_level))
+        start = int(self.fronts.start[first]) if first < last else self.used
+        counts = self.fronts.states[first:last]
+        end = start + int(counts.sum())
+        return LevelStates(
+            counts,
+            self.fronts.cost[start:end],
+            self.fronts.data_parallel_sum[start:end],
+            np.zeros(COUNTERS, np.int64),
+        )
+
     def _reserve_states(self, more: int) -> None:
         size = self.fronts.cost.size
         if self.used + more > size:

@@ -15,7 +15,6 @@ import numpy as np
 from piper_ray.backends import Backend
 from piper_ray.bracket import RESOLUTION
 from piper_ray.errors import LimitError
-from piper_ray.kernels.blocks import BLOCK_SIZE
 from piper_ray.kernels.evaluation import find_first_stage
 from piper_ray.kernels.level import CHOICES_ABANDONED
 from piper_ray.kernels.types import FrontArrays, IndexArray, Target, frozen
@@ -26,12 +25,6 @@ OnProgress = Callable[[int, int], None]
 
 THRESHOLD_TOLERANCE = 1e-10
 """Relative. A plan of time lambda is found at lambda although its stages' sums round otherwise than ``evaluate``'s."""
-
-_SMALL_LEVEL = 20_000
-"""Block bounds of a level below which threads cost more than they save."""
-
-_LONG_RUN = 1_000_000
-"""Block bounds of small levels in one kernel call, which cannot be interrupted."""
 
 _TOO_HARD = (
     "the exact TMPC choice of a stage has more than a million partial choices to compare: its layers all differ and "
@@ -105,17 +98,16 @@ def evaluate_threshold(
     levels = level_start.size - 1
     last_downset = int(level_start[-1]) - 1
     while states.level < levels:
-        end_level = _end_of_small_levels(problem, states.level, states.blocks_used)
-        if end_level > states.level:
-            states.evaluate(end_level, problem.scratch)
+        batch = backend.next_batch(states)
+        if batch.here:
+            states.evaluate(batch.end_level, problem.scratch)
         else:
-            end_level = backend.end_of_batch(states)
-            first, last = states.downsets(end_level)
+            first, last = states.downsets(batch.end_level)
             found = backend.evaluate_downsets(states, first, last, _Offset(on_progress, first, last_downset + 1))
-            if end_level == states.level + 1:
+            if batch.end_level == states.level + 1:
                 states.take(found)
             else:
-                states.evaluate(end_level, problem.scratch, begin_block=states.blocks_used, before=found)
+                states.evaluate(batch.end_level, problem.scratch, begin_block=states.blocks_used, before=found)
         if states.tested[CHOICES_ABANDONED] > 0:
             raise LimitError(_TOO_HARD)
         on_progress(int(level_start[states.level]), last_downset + 1)
@@ -128,24 +120,6 @@ def evaluate_threshold(
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
     stages = _trace(problem, target, fronts, last_downset, best)
     return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, states.used, states.tested)
-
-
-def _end_of_small_levels(problem: Problem, level: int, blocks: int) -> int:
-    """The level after the last that is small and of a run worth one kernel call, from ``level`` on.
-
-    Costs are in block bounds, were every downset in between live and every block of theirs full.
-    """
-    starts = problem.lattice.level_start
-    total = 0
-    while level < starts.size - 1:
-        size = int(starts[level + 1] - starts[level])
-        cost = size * blocks
-        total += cost
-        if cost > _SMALL_LEVEL or total > _LONG_RUN:
-            break
-        blocks += 1 + size // BLOCK_SIZE
-        level += 1
-    return level
 
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:

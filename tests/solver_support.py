@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.backends import Heartbeat
+from piper_ray.backends import Activity, Heartbeat, NextBatch
 from piper_ray.backends.local import LocalBackend
 from piper_ray.evaluate import evaluate
 from piper_ray.kernels.types import LevelStates
@@ -19,6 +19,7 @@ from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Edge, Instance, Layer, Tmpc
 from piper_ray.options import SolveOptions
 from piper_ray.problem import Problem, Workload, build_problem
+from piper_ray.progress import Listener
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, Status
 from piper_ray.stage_cost.options import build_options
@@ -96,8 +97,17 @@ class RecordingBackend:
     def __post_init__(self) -> None:
         self._local = LocalBackend(self.threads)
 
-    def end_of_batch(self, states: StateTables) -> int:
-        return self._local.end_of_batch(states)
+    def next_batch(self, states: StateTables) -> NextBatch:
+        return self._local.next_batch(states)
+
+    def listen(self, listener: Listener) -> None:
+        self._local.listen(listener)
+
+    def activity(self) -> Activity:
+        return self._local.activity()
+
+    def stats(self) -> None:
+        return None
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
         found = self._local.evaluate_downsets(states, first, last, heartbeat)
@@ -114,7 +124,7 @@ class RecordingBackend:
 
 def send_every_level_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small levels too, which otherwise stay with the caller."""
-    monkeypatch.setattr("piper_ray.threshold._SMALL_LEVEL", 0)
+    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL", 0)
 
 
 def downsets_by_definition(instance: Instance) -> list[frozenset[int]]:

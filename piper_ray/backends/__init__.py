@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from piper_ray.kernels.types import LevelStates
+from piper_ray.progress import Listener
+from piper_ray.solution import ClusterStats
 from piper_ray.state_tables import StateTables
 
 Heartbeat = Callable[[int], None]
+
+
+class NextBatch(NamedTuple):
+    """Levels up to ``end_level`` - 1, at least one.
+
+    here: too little to share; the caller evaluates them alone. Else the caller finishes a batch of several levels:
+    stages that lie wholly inside it are left to it.
+    """
+
+    end_level: int
+    here: bool
+
+
+class Activity(NamedTuple):
+    """What a backend is doing at this moment."""
+
+    workers: int
+    blocks_in_flight: int
 
 
 class Backend(Protocol):
@@ -19,11 +39,8 @@ class Backend(Protocol):
         """How many downsets are worked on at a time."""
         ...
 
-    def end_of_batch(self, states: StateTables) -> int:
-        """The level up to which the next batch should go, at least one past ``states.level``.
-
-        A batch of several levels is finished by the caller: stages that lie wholly inside it are left to it.
-        """
+    def next_batch(self, states: StateTables) -> NextBatch:
+        """Which levels should come next, and who should do them."""
         ...
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
@@ -31,4 +48,16 @@ class Backend(Protocol):
 
         Calls ``heartbeat`` about ten times a second with the number of downsets done; what it raises ends the work.
         """
+        ...
+
+    def listen(self, listener: Listener) -> None:
+        """Notes for the user go there from now on, on the thread that calls the other methods."""
+        ...
+
+    def activity(self) -> Activity:
+        """For a progress line."""
+        ...
+
+    def stats(self) -> ClusterStats | None:
+        """What a cluster did so far; None for threads of this process."""
         ...

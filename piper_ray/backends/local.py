@@ -9,14 +9,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.backends import Heartbeat
+from piper_ray.backends import Activity, Heartbeat, NextBatch
+from piper_ray.kernels.blocks import BLOCK_SIZE
 from piper_ray.kernels.level import evaluate_downsets
 from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import LevelStates, OptionArrays
+from piper_ray.progress import Listener
 from piper_ray.state_tables import StateTables, joined, no_states
 
 _BLOCKS_PER_TASK = 2_000_000
 """Block bounds in one task: some tens of milliseconds, so that an interrupt is seen soon."""
+
+
+_SMALL_LEVEL = 20_000
+"""Block bounds of a level below which threads cost more than they save."""
+
+_LONG_RUN = 1_000_000
+"""Block bounds of small levels in one kernel call, which cannot be interrupted."""
 
 
 class LocalBackend:
@@ -31,9 +40,21 @@ class LocalBackend:
     def threads(self) -> int:
         return self._threads
 
-    def end_of_batch(self, states: StateTables) -> int:
-        """Level by level: threads are soon told."""
-        return states.level + 1
+    def next_batch(self, states: StateTables) -> NextBatch:
+        """Level by level, as threads are soon told; small levels in one kernel call."""
+        end_level = end_of_small_levels(states)
+        if end_level > states.level:
+            return NextBatch(end_level, here=True)
+        return NextBatch(states.level + 1, here=False)
+
+    def listen(self, listener: Listener) -> None:
+        """There is nothing to tell."""
+
+    def activity(self) -> Activity:
+        return Activity(self._threads, 0)
+
+    def stats(self) -> None:
+        return None
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
         # Every downset looks at the same blocks, so equal counts are about equal cost.
@@ -76,3 +97,21 @@ class LocalBackend:
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def end_of_small_levels(states: StateTables) -> int:
+    """The level after the last that is small and of a run worth one kernel call, from the first unfinished one on.
+
+    Costs are in block bounds, were every downset in between live and every block of theirs full.
+    """
+    starts = states.tables.lattice.level_start
+    level, blocks, total = states.level, states.blocks_used, 0
+    while level < starts.size - 1:
+        size = int(starts[level + 1] - starts[level])
+        cost = size * blocks
+        total += cost
+        if cost > _SMALL_LEVEL or total > _LONG_RUN:
+            break
+        blocks += 1 + size // BLOCK_SIZE
+        level += 1
+    return level

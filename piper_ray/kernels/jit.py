@@ -21,7 +21,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @cache
-def _cache_directory() -> str:
+def cache_directory() -> str:
+    """Where compiled kernels lie; its last part changes with any of their sources."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for source in sorted(here.glob("*.py")):
@@ -46,7 +47,7 @@ def _cache_directory() -> str:
 
 def is_compiled() -> bool:
     """Whether an earlier run left compiled kernels in the cache."""
-    return any(Path(_cache_directory()).glob("**/evaluation.evaluate_levels*.nbc"))
+    return any(Path(cache_directory()).glob("**/evaluation.evaluate_levels*.nbc"))
 
 
 def kernel(function: _Function) -> _Function:
@@ -69,7 +70,7 @@ def _compiled(function: _Function, **flags: bool | str) -> _Function:
     config: Any = numba.config
     compiler: Any = numba.njit
     before = config.CACHE_DIR
-    config.CACHE_DIR = _cache_directory()
+    config.CACHE_DIR = cache_directory()
     try:
         return cast(_Function, compiler(cache=True, nogil=True, error_model="numpy", **flags)(function))
     finally:

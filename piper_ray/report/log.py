@@ -18,12 +18,16 @@ from piper_ray.progress import (
     EvaluationFinished,
     Event,
     IncumbentFound,
+    Note,
     StepFinished,
 )
 from piper_ray.report.figures import percent_text, time_text
 from piper_ray.report.summary import instance_lines
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
+
+
+_WORTH_A_GUESS_S = 2.0
 
 
 class SolverLog:
@@ -64,6 +68,8 @@ class SolverLog:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Compiling):
             self._line("compiling      first run of this version here: takes about half a minute, once")
+        elif isinstance(event, Note):
+            self._line(f"note           {event.text}")
         elif isinstance(event, StepFinished):
             self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
         elif isinstance(event, EvaluationAdvanced):
@@ -101,8 +107,16 @@ class SolverLog:
         if advance is None:
             return Text(f"working, {elapsed_s:.1f} s", style="dim")
         share = advance.done / advance.total if advance.total else 1.0
-        return Text(
-            f"evaluation {advance.index} at {time_text(advance.threshold_s)}: {share:.0%} of "
-            f"{advance.total:,} downsets, {elapsed_s:.1f} s",
-            style="dim",
-        )
+        parts = [
+            f"evaluation {advance.index} at {time_text(advance.threshold_s)}",
+            f"level {advance.level:,} of {advance.levels:,}",
+            f"{share:.0%} of {advance.total:,} downsets",
+        ]
+        if advance.bounds.gap is not None:
+            parts.append(f"gap {percent_text(advance.bounds.gap)}")
+        if advance.blocks_in_flight:
+            parts.append(f"{advance.blocks_in_flight} blocks on {advance.workers} workers")
+        if advance.seconds > _WORTH_A_GUESS_S and share > 0:
+            # A downset looks at those before it, so what is done grows as the square of their share.
+            parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")
+        return Text(", ".join([*parts, f"{elapsed_s:.1f} s"]), style="dim")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piper_ray.backends import NextBatch
 from piper_ray.backends.local import LocalBackend
 from piper_ray.lattice.contraction import without_contraction
 from piper_ray.model import Instance, Tmpc
@@ -161,15 +162,16 @@ def test_who_computes_a_level_changes_no_byte(name: str, monkeypatch: pytest.Mon
     apart = solve(WIDE[name], options=ONE_THREAD)
     send_every_level_to_the_backend(monkeypatch)
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
-    monkeypatch.setattr("piper_ray.threshold._SMALL_LEVEL", MANY**2)
+    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL", MANY**2)
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
 
 
 class InBatches(LocalBackend):
     """Takes several levels at a time."""
 
-    def end_of_batch(self, states: StateTables) -> int:
-        return min(states.level + 1 + states.level % 4, states.tables.lattice.level_start.size - 1)
+    def next_batch(self, states: StateTables) -> NextBatch:
+        last = states.tables.lattice.level_start.size - 1
+        return NextBatch(min(states.level + 1 + states.level % 4, last), here=False)
 
 
 @pytest.mark.parametrize("name", WIDE)

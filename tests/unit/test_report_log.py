@@ -12,7 +12,7 @@ from tests.report_cases import small_instance, string_console
 EVENTS: list[Event] = [
     StepFinished("lattice", 0.25, "7 downsets in 7 levels"),
     IncumbentFound("chain", 0.0118, 2, 3, Bounds(0.006, 0.0118, 0.5)),
-    EvaluationAdvanced(1, 0.007, 3, 7, Bounds(0.006, 0.0118, 0.6)),
+    EvaluationAdvanced(1, 0.007, 3, 7, Bounds(0.006, 0.0118, 0.6), 6.0, 2, 5, 4, 8),
     EvaluationFinished(1, 0.007, False, 0.2, 5, Bounds(0.007, 0.0118, 0.75)),
     EvaluationFinished(2, 0.009, True, 0.2, 5, Bounds(0.007, 0.0118, 0.9)),
     IncumbentFound("evaluation", 0.00725, 2, 4, Bounds(0.007, 0.00725, 0.9)),
@@ -63,7 +63,10 @@ def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
     erase_line = "\x1b[2K"
     with SolverLog(console) as log:
         log(EVENTS[2])
-        assert log.live_line().plain.startswith("evaluation 1 at 7.00000 ms: 43% of 7 downsets, ")
+        assert log.live_line().plain.startswith(
+            "evaluation 1 at 7.00000 ms, level 2 of 5, 43% of 7 downsets, gap 49.1525 %, 8 blocks on 4 workers, "
+            "about 27 s left of it, "
+        )
         log(EVENTS[3])
         assert log.live_line().plain.startswith("working, ")
     above, below = output.getvalue().rsplit("working, ", 1)

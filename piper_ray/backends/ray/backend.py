@@ -1,0 +1,173 @@
+"""The solver's second executor: blocks of downsets on the actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import TimeoutError as NotYet
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from piper_ray.backends import Activity, Heartbeat, NextBatch
+from piper_ray.backends.ray.coordinator import WithoutWorkers
+from piper_ray.backends.ray.pacing import LEAST_BATCH_S, Pacing, Span
+from piper_ray.backends.ray.session import connect
+from piper_ray.errors import UsageError
+from piper_ray.kernels.types import LevelStates
+from piper_ray.progress import Listener, Note, silent
+from piper_ray.solution import ClusterStats, NodeStats
+from piper_ray.state_tables import StateTables
+
+if TYPE_CHECKING:
+    from piper_ray.backends.ray.dispatcher import Batch, Dispatcher
+
+_HEARTBEAT_S = 0.1
+_HERE_S = 0.1
+"""Of small levels in one kernel call of the driver."""
+
+
+class RayBackend:
+    """Solves on the cluster at ``address``: "host:port", "auto", or "local" for a Ray started here.
+
+    A Ray that this process is already connected to is used as it is, and stays. workers: actors to keep (None: as many
+    as the cluster has room for, as machines come and go), each with cpus_per_worker threads. Close it after use.
+    Raises ClusterError if the cluster cannot be reached, UsageError for counts below 1.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        workers: int | None = None,
+        cpus_per_worker: int = 1,
+        without_workers: WithoutWorkers = WithoutWorkers.CONTINUE,
+    ) -> None:
+        for name, count in (("workers", workers), ("cpus_per_worker", cpus_per_worker)):
+            if count is not None and count < 1:
+                raise UsageError(f"{name} must be at least 1, not {count}")
+        self._workers = workers
+        self._cpus_per_worker = cpus_per_worker
+        self._without_workers = without_workers
+        self._session = connect(address, workers * cpus_per_worker if workers is not None else None)
+        self._dispatcher: Dispatcher | None = None
+        self._pacing = Pacing()
+        self._span: Span | None = None
+        self._listener: Listener = silent
+        self._worked_s = self._waited_s = self._driver_s = 0.0
+        self._batches = self._blocks = 0
+        self._began_s = time.perf_counter()
+
+    @property
+    def threads(self) -> int:
+        workers = self._dispatcher.workers if self._dispatcher else 0
+        return max(1, workers or self._workers or 1) * self._cpus_per_worker
+
+    def activity(self) -> Activity:
+        dispatcher = self._dispatcher
+        return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def next_batch(self, states: StateTables) -> NextBatch:
+        """Workers take what is worth a round trip; the driver what is not."""
+        level_start = states.tables.lattice.level_start
+        span = self._pacing.batch(level_start, states.level, states.blocks_used)
+        if self._pacing.seconds(span) >= LEAST_BATCH_S:
+            self._span = span
+            return NextBatch(span.end_level, here=False)
+        spent, end, blocks = 0.0, states.level, states.blocks_used
+        while end < level_start.size - 1 and spent < _HERE_S:
+            size = int(level_start[end + 1] - level_start[end])
+            spent += size * blocks * self._pacing.s_per_bound
+            blocks += 1 + size // 32
+            end += 1
+        return NextBatch(end, here=True)
+
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+        from piper_ray.backends.ray.dispatcher import Batch
+
+        dispatcher = self._started(states)
+        bounds = (last - first) * states.blocks_used
+        seconds = bounds * self._pacing.s_per_bound
+        count = self._pacing.blocks(seconds, max(1, dispatcher.workers), last - first)
+        edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
+        batch = Batch(states, edges, seconds / count)
+        began = time.perf_counter()
+        dispatcher.submit(batch)
+        try:
+            found = self._wait(batch, heartbeat)
+        except BaseException:
+            dispatcher.cancel(batch)
+            raise
+        finally:
+            self._pass_notes_on()
+        elapsed_s = time.perf_counter() - began
+        self._pacing.record(bounds, batch.worked_s, elapsed_s, dispatcher.workers)
+        self._worked_s += batch.worked_s
+        self._waited_s += elapsed_s
+        self._batches += 1
+        self._blocks += count
+        return found
+
+    def stats(self) -> ClusterStats:
+        """What was computed where, and what moved."""
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            return ClusterStats(0, 0, 0, 0, 0.0, 0.0, ())
+        traffic, blocks = dispatcher.publisher.traffic, dispatcher.blocks_by_node
+        nodes = sorted({*traffic.fetched_bytes, *traffic.held_bytes, *blocks})
+        return ClusterStats(
+            workers=dispatcher.workers,
+            batches=self._batches,
+            blocks=self._blocks,
+            put_bytes=traffic.put_bytes,
+            worked_s=self._worked_s,
+            waited_s=self._waited_s,
+            nodes=tuple(
+                NodeStats(node, blocks[node], traffic.fetched_bytes[node], traffic.held_bytes[node]) for node in nodes
+            ),
+        )
+
+    def close(self) -> None:
+        """Ends the actors, and Ray if it was started here."""
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+        self._session.close()
+
+    def _wait(self, batch: Batch, heartbeat: Heartbeat) -> LevelStates:
+        while True:
+            try:
+                return batch.answer.result(timeout=_HEARTBEAT_S)
+            except NotYet:
+                if batch.answer.done():
+                    raise
+            self._pass_notes_on()
+            heartbeat(batch.done)
+
+    def _pass_notes_on(self) -> None:
+        assert self._dispatcher is not None
+        while not self._dispatcher.notes.empty():
+            self._listener(Note(self._dispatcher.notes.get()))
+
+    def _started(self, states: StateTables) -> Dispatcher:
+        """Actors start with the first batch: small problems need none."""
+        if self._dispatcher is None:
+            from piper_ray.backends.ray.dispatcher import Dispatcher
+
+            self._dispatcher = Dispatcher(
+                self._session.node,
+                self._workers,
+                self._cpus_per_worker,
+                _worker_bytes(states),
+                self._without_workers,
+            )
+            self._listener(Note("levels from 20 ms on go to workers, in blocks of up to 75 ms; smaller ones stay here"))
+        return self._dispatcher
+
+
+def _worker_bytes(states: StateTables) -> float:
+    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts and blocks."""
+    downsets = states.fronts.start.size
+    block_bytes = sum(array.nbytes for array in states.blocks) / states.blocks.least_cost.size
+    return 400e6 + 4 * (64.0 * downsets + block_bytes * downsets / 32)

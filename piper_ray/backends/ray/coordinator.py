@@ -1,0 +1,216 @@
+"""Who computes which block, through losses and delays: a state machine without I/O and without a clock.
+
+Events come in as method calls with the time; what to do comes out as commands. A block is pure, so giving it to two
+workers is harmless: the first answer counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+HERE = -1
+"""The driver as a worker: of last resort, and only where that is allowed."""
+
+
+class WithoutWorkers(str, Enum):
+    """What to do while no worker is left: go on in the driver, or wait for one."""
+
+    CONTINUE = "continue"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True)
+class Block:
+    """id: unique among all blocks ever. expected_s: how long a worker should take."""
+
+    id: int
+    expected_s: float
+
+
+@dataclass(frozen=True)
+class Send:
+    """Give the block to the worker (or to the driver itself: HERE)."""
+
+    worker: int
+    block: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The block has ended ``deaths`` workers, or failed as often: it will end the next one too."""
+
+    block: int
+    deaths: int
+    cause: str
+
+
+Command = Send | GiveUp
+
+
+@dataclass
+class _Worker:
+    """in_flight: blocks given and not answered, the one in work first. since: when that one's turn came."""
+
+    in_flight: deque[int] = field(default_factory=deque)
+    since: float = 0.0
+
+
+class Coordinator:
+    """Blocks wait in a queue; a worker has at most IN_FLIGHT of them."""
+
+    IN_FLIGHT = 2
+    MOST_DEATHS = 3
+    OVERDUE_FACTOR = 4.0
+    OVERDUE_FLOOR_S = 1.0
+    MOST_COPIES = 3
+
+    def __init__(self, without_workers: WithoutWorkers = WithoutWorkers.CONTINUE) -> None:
+        self._without_workers = without_workers
+        self._queue: deque[int] = deque()
+        self._blocks: dict[int, Block] = {}  # neither answered nor given up
+        self._deaths: dict[int, int] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._here: int | None = None  # what the driver computes
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    @property
+    def in_flight(self) -> int:
+        """Blocks that somebody computes."""
+        return len(self._blocks.keys() - set(self._queue))
+
+    @property
+    def open_blocks(self) -> int:
+        return len(self._blocks)
+
+    def add(self, blocks: Iterable[Block], now: float) -> list[Command]:
+        for block in blocks:
+            self._blocks[block.id] = block
+            self._queue.append(block.id)
+        return self._give(now)
+
+    def cancel(self, blocks: Iterable[int]) -> None:
+        """Nobody wants their answers any more. Workers that have them finish them all the same."""
+        gone = set(blocks)
+        for block in gone:
+            self._blocks.pop(block, None)
+            self._deaths.pop(block, None)
+        self._queue = deque(block for block in self._queue if block not in gone)
+
+    def joined(self, worker: int, now: float) -> list[Command]:
+        self._workers.setdefault(worker, _Worker(since=now))
+        return self._give(now)
+
+    def lost(self, worker: int, now: float, cause: str) -> list[Command]:
+        """The worker is gone. The block that it had in work may be why."""
+        gone = self._workers.pop(worker, None)
+        if gone is None:
+            return []
+        commands: list[Command] = []
+        for place, block in enumerate(gone.in_flight):
+            if block not in self._blocks:
+                continue
+            if place == 0:
+                commands += self._blame(block, cause)
+            self._requeue(block)
+        return commands + self._give(now)
+
+    def failed(self, worker: int, block: int, now: float, cause: str) -> list[Command]:
+        """The worker lives, but has no answer."""
+        self._answered(worker, block, now)
+        commands = self._blame(block, cause) if block in self._blocks else []
+        self._requeue(block)
+        return commands + self._give(now)
+
+    def replied(self, worker: int, block: int, now: float) -> tuple[bool, list[Command]]:
+        """Whether this is the first answer to the block, which counts. Comes from lost workers too."""
+        self._answered(worker, block, now)
+        wanted = self._blocks.pop(block, None) is not None
+        if wanted:
+            self._deaths.pop(block, None)
+            if block in self._queue:
+                self._queue.remove(block)
+        return wanted, self._give(now)
+
+    def tick(self, now: float) -> list[Command]:
+        """To be called now and then: what is overdue is given to somebody else too."""
+        return self._give(now)
+
+    def _blame(self, block: int, cause: str) -> list[Command]:
+        self._deaths[block] = self._deaths.get(block, 0) + 1
+        if self._deaths[block] < self.MOST_DEATHS:
+            return []
+        deaths = self._deaths.pop(block)
+        self.cancel([block])
+        return [GiveUp(block, deaths, cause)]
+
+    def _requeue(self, block: int) -> None:
+        """Back to the front, unless it is answered, given up, waiting, or still in somebody's hands."""
+        if block in self._blocks and block not in self._queue and not any(True for _ in self._holders(block)):
+            self._queue.appendleft(block)
+
+    def _holders(self, block: int) -> Iterator[int]:
+        if self._here == block:
+            yield HERE
+        for name, worker in self._workers.items():
+            if block in worker.in_flight:
+                yield name
+
+    def _answered(self, name: int, block: int, now: float) -> None:
+        if name == HERE:
+            self._here = None
+            return
+        worker = self._workers.get(name)
+        if worker is not None and block in worker.in_flight:
+            worker.in_flight.remove(block)
+            worker.since = now
+
+    def _give(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        # One each, then the next one each: so that few blocks are spread over all.
+        for depth in range(self.IN_FLIGHT):
+            for name, worker in self._workers.items():
+                if len(worker.in_flight) == depth and self._queue:
+                    commands.append(self._send(name, self._queue.popleft(), now))
+        for block in self._overdue(now):
+            free = next((n for n, w in self._workers.items() if not w.in_flight), None)
+            if free is not None:
+                commands.append(self._send(free, block, now))
+            elif self._may_run_here() and not self._queue:
+                commands.append(self._send(HERE, block, now))
+        if not self._workers and self._queue and self._may_run_here():
+            commands.append(self._send(HERE, self._queue.popleft(), now))
+        return commands
+
+    def _may_run_here(self) -> bool:
+        return self._here is None and self._without_workers is WithoutWorkers.CONTINUE
+
+    def _send(self, name: int, block: int, now: float) -> Send:
+        if name == HERE:
+            self._here = block
+        else:
+            worker = self._workers[name]
+            if not worker.in_flight:
+                worker.since = now
+            worker.in_flight.append(block)
+        return Send(name, block)
+
+    def _overdue(self, now: float) -> list[int]:
+        """Blocks whose holders have all kept them too long, the longest first."""
+        late: dict[int, float] = {}
+        for worker in self._workers.values():
+            if not worker.in_flight:
+                continue
+            expected_s = sum(self._blocks[b].expected_s for b in worker.in_flight if b in self._blocks)
+            overdue_s = now - worker.since - max(self.OVERDUE_FLOOR_S, self.OVERDUE_FACTOR * expected_s)
+            for block in worker.in_flight:
+                if block in self._blocks:
+                    late[block] = min(late.get(block, overdue_s), overdue_s)
+        copies = {block: sum(1 for _ in self._holders(block)) for block in late}
+        waiting = [b for b, overdue_s in late.items() if overdue_s > 0 and copies[b] < self.MOST_COPIES]
+        return sorted((b for b in waiting if b != self._here), key=lambda b: -late[b])

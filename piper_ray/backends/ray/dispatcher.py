@@ -1,0 +1,283 @@
+"""The driver's side at run time: a thread that carries out what the coordinator says, over Ray."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
+
+from piper_ray.backends.local import LocalBackend
+from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Send, WithoutWorkers
+from piper_ray.backends.ray.pool import Answered, Pool, Started
+from piper_ray.backends.ray.publication import Publisher
+from piper_ray.backends.ray.worker import BlockOrder
+from piper_ray.errors import ClusterError
+from piper_ray.kernels.types import LevelStates
+from piper_ray.state_tables import StateTables, joined
+
+_TICK_S = 0.25
+
+
+@dataclass
+class Batch:
+    """Blocks whose answers belong together. answer: their states, once all are there."""
+
+    states: StateTables
+    edges: Sequence[int]
+    expected_s: float  # of each block
+    answer: Future[LevelStates] = field(default_factory=Future)
+    found: dict[int, LevelStates] = field(default_factory=dict)
+    worked_s: float = 0.0
+    first_block: int = 0
+
+    @property
+    def done(self) -> int:
+        """Downsets answered."""
+        return sum(part.counts.size for part in self.found.values())
+
+    def span(self, block: int) -> tuple[int, int]:
+        place = block - self.first_block
+        return self.edges[place], self.edges[place + 1]
+
+    @property
+    def blocks(self) -> range:
+        return range(self.first_block, self.first_block + len(self.edges) - 1)
+
+
+@dataclass(frozen=True)
+class _Added:
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class _Cancelled:
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class _ComputedHere:
+    block: int
+    states: Future[LevelStates]
+
+
+_Event = _Added | _Cancelled | _ComputedHere | Started | Answered
+
+
+class Dispatcher:
+    """Owns coordinator, pool and publisher: only its thread touches them."""
+
+    def __init__(
+        self,
+        node: str,
+        workers: int | None,
+        cpus_per_worker: int,
+        memory_bytes: float,
+        without_workers: WithoutWorkers,
+    ) -> None:
+        self.publisher = Publisher(node)
+        self.blocks_by_node: Counter[str] = Counter()
+        self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._coordinator = Coordinator(without_workers)
+        self._without_workers = without_workers
+        self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._events.put)
+        self._ids = itertools.count()
+        self._batches: dict[int, Batch] = {}  # by block
+        self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
+        self._here = LocalBackend(1)
+        self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
+        self._had_workers = False
+        self._failure: ClusterError | None = None
+        self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def workers(self) -> int:
+        return self._coordinator.workers
+
+    @property
+    def in_flight(self) -> int:
+        return self._coordinator.in_flight
+
+    def submit(self, batch: Batch) -> None:
+        self._events.put(_Added(batch))
+
+    def cancel(self, batch: Batch) -> None:
+        self._events.put(_Cancelled(batch))
+
+    def close(self) -> None:
+        """Ends the thread and the actors; nothing is waited for."""
+        self._events.put(None)
+        self._thread.join()
+        self._here_thread.shutdown(wait=True, cancel_futures=True)
+        self._here.close()
+
+    def _run(self) -> None:
+        with closing(self._pool):
+            while True:
+                try:
+                    event = self._events.get(timeout=_TICK_S)
+                except queue.Empty:
+                    commands = self._coordinator.tick(time.monotonic())
+                else:
+                    if event is None:
+                        return
+                    commands = self._guarded(event)
+                self._carry_out(commands)
+                try:
+                    self._pool.keep_up(time.monotonic())
+                except (RayError, ConnectionError) as error:
+                    self._fail(ClusterError(f"the connection to the cluster is lost: {error}"))
+
+    def _guarded(self, event: _Event) -> list[Command]:
+        try:
+            return self._take(event)
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
+            self._fail(error)
+            return []
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more can come of what is under way."""
+        for batch in {id(batch): batch for batch in self._batches.values()}.values():
+            self._forget(batch)
+            batch.answer.set_exception(error)
+
+    def _forget(self, batch: Batch) -> None:
+        self._coordinator.cancel(batch.blocks)
+        for block in batch.blocks:
+            self._batches.pop(block, None)
+
+    def _take(self, event: _Event) -> list[Command]:
+        now = time.monotonic()
+        if isinstance(event, _Added):
+            return self._add(event.batch, now)
+        if isinstance(event, _Cancelled):
+            self._forget(event.batch)
+            return []
+        if isinstance(event, Started):
+            return self._start(event, now)
+        if isinstance(event, _ComputedHere):
+            return self._finish(HERE, event.block, event.states.result(), 0.0, now)
+        return self._answer(event, now)
+
+    def _add(self, batch: Batch, now: float) -> list[Command]:
+        blocks = [Block(next(self._ids), batch.expected_s) for _ in batch.edges[1:]]
+        batch.first_block = blocks[0].id
+        self._batches |= dict.fromkeys(batch.blocks, batch)
+        self._pool.keep_up(now)
+        return self._coordinator.add(blocks, now)
+
+    def _start(self, event: Started, now: float) -> list[Command]:
+        error = event.hello.exception()
+        if error is not None:
+            self._pool.drop(event.worker, now)
+            if self._pool.failures == 3:
+                self.notes.put(f"workers do not start: {_last_line(error)}")
+            return []
+        wrong = self._pool.started(event.worker, event.hello.result())
+        if wrong is not None:
+            raise ClusterError(f"{wrong}: install the same version on all machines of the cluster")
+        self._known[event.worker] = {}
+        self._had_workers = True
+        return self._coordinator.joined(event.worker, now)
+
+    def _answer(self, event: Answered, now: float) -> list[Command]:
+        error = event.reply.exception()
+        if error is None:
+            reply = event.reply.result()
+            if event.worker in self._known:
+                self.blocks_by_node[self._pool.node_of(event.worker)] += 1
+            return self._finish(event.worker, event.block, reply.states, reply.seconds, now)
+        if isinstance(error, RayTaskError) and not isinstance(error, RayActorError):
+            # It lives but cannot do it: it starts afresh with this evaluation's tables.
+            self._known[event.worker] = {}
+            return self._coordinator.failed(event.worker, event.block, now, _last_line(error))
+        if not isinstance(error, (RayActorError, RaySystemError)):
+            raise error
+        if event.worker not in self._known:
+            return []  # its loss is known
+        node = self._pool.node_of(event.worker)
+        self._pool.drop(event.worker, now)
+        del self._known[event.worker]
+        commands = self._coordinator.lost(event.worker, now, _last_line(error))
+        left = self._coordinator.workers
+        self.notes.put(f"a worker on node {node[:8]} is lost, {left} left: its blocks go to others")
+        if left == 0:
+            goes_on = self._without_workers is WithoutWorkers.CONTINUE
+            self.notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
+        return commands
+
+    def _finish(self, worker: int, block: int, states: LevelStates, seconds: float, now: float) -> list[Command]:
+        first, commands = self._coordinator.replied(worker, block, now)
+        batch = self._batches.pop(block, None)
+        if first and batch is not None:
+            batch.found[block] = states
+            batch.worked_s += seconds
+            if len(batch.found) == len(batch.edges) - 1:
+                batch.answer.set_result(joined([batch.found[block] for block in batch.blocks]))
+        return commands
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            batch = self._batches.get(command.block)
+            if batch is None:
+                continue
+            if isinstance(command, GiveUp):
+                self._give_up(command, batch)
+            elif command.worker == HERE:
+                self._compute_here(command.block, batch)
+            else:
+                self._send(command, batch)
+
+    def _give_up(self, command: GiveUp, batch: Batch) -> None:
+        first, last = batch.span(command.block)
+        size_bytes = sum(array.nbytes for array in (*batch.states.fronts, *batch.states.blocks))
+        self._forget(batch)
+        batch.answer.set_exception(
+            ClusterError(
+                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, the last with: "
+                f"{command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if memory ran out, use "
+                "machines with more of it, or fewer workers on each (--cpus-per-worker)"
+            )
+        )
+
+    def _compute_here(self, block: int, batch: Batch) -> None:
+        first, last = batch.span(block)
+        future = self._here_thread.submit(self._here.evaluate_downsets, batch.states, first, last, _ignore)
+        future.add_done_callback(lambda states: self._events.put(_ComputedHere(block, states)))
+
+    def _send(self, command: Send, batch: Batch) -> None:
+        states, known = batch.states, self._known[command.worker]
+        published = self.publisher.publish(states)
+        key = published.order.key
+        objects = self.publisher.needed(states, known.get(key))
+        self.publisher.sent(self._pool.node_of(command.worker), objects)
+        first, last = batch.span(command.block)
+        known_level = known.get(key, 1)
+        order = BlockOrder(
+            evaluation=published.order,
+            known_level=known_level,
+            level=states.level,
+            first=first,
+            last=last,
+            in_use=self.publisher.keys_in_use(),
+        )
+        known[key] = states.level
+        levels = [objects[-1].ref] if known_level < states.level else []
+        self._pool.send(command.worker, command.block, order, levels)
+
+
+def _ignore(done: int) -> None:
+    pass
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
