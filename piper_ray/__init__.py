@@ -32,6 +32,7 @@ from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solution import Infeasibility, Solution, Status
 
 if TYPE_CHECKING:
+    from piper_ray.backends.ray import RayBackend
     from piper_ray.formats import dump, load, load_plan
     from piper_ray.solver import solve
 
@@ -52,6 +53,7 @@ __all__ = [
     "Restrictions",
     "Recompute",
     "SolveOptions",
+    "RayBackend",
     # the answer
     "Solution",
     "Status",
@@ -78,6 +80,7 @@ _LAZY = {
     "dump": "piper_ray.formats",
     "load_plan": "piper_ray.formats",
     "solve": "piper_ray.solver",
+    "RayBackend": "piper_ray.backends.ray",
 }
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from piper_ray.backends import Backend
 from piper_ray.bracket import Bracket
+from piper_ray.evaluations import Evaluations
 from piper_ray.kernels.bounds import in_flight
 from piper_ray.kernels.selection import stage_items
 from piper_ray.model import Instance
 from piper_ray.problem import MEMORY_TOLERANCE, Problem
 from piper_ray.search import ceiling_s
 from piper_ray.solution import Infeasibility
-from piper_ray.threshold import OnProgress, TracedStage, evaluate_threshold
+from piper_ray.threshold import OnProgress, TracedStage
 from piper_ray.variants import Variant
 
 _BELOW = 1.0 - 1e-9
@@ -33,12 +33,12 @@ def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Inf
     return None
 
 
-def explain(instance: Instance, problem: Problem, backend: Backend, on_progress: OnProgress) -> Infeasibility:
+def explain(instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress) -> Infeasibility:
     """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan.
 
     ``on_progress`` is called as by ``evaluate_threshold``; what it raises ends the search for that figure.
     """
-    least_bytes = least_memory_bytes(instance, problem, backend, on_progress)
+    least_bytes = least_memory_bytes(instance, problem, executor, on_progress)
     if least_bytes is None:
         return Infeasibility(
             f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, "
@@ -73,7 +73,9 @@ def _largest_layer(problem: Problem) -> tuple[float, int]:
     )
 
 
-def least_memory_bytes(instance: Instance, problem: Problem, backend: Backend, on_progress: OnProgress) -> float | None:
+def least_memory_bytes(
+    instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress
+) -> float | None:
     """The least M with a plan, by the same search as for time: the bottleneck is now the memory of a stage."""
     unbounded_s = ceiling_s(instance)
     limit = problem.cluster.data_parallel_limit
@@ -106,7 +108,7 @@ def least_memory_bytes(instance: Instance, problem: Problem, backend: Backend, o
         memory_bytes = bracket.propose()
         cluster = problem.cluster._replace(memory_bytes=memory_bytes * (1.0 + MEMORY_TOLERANCE))
         with_memory = problem.with_cluster(cluster)
-        outcome = evaluate_threshold(with_memory, backend, unbounded_s, on_progress=on_progress)
+        outcome = executor.evaluate(with_memory, unbounded_s, on_progress=on_progress)
         if outcome.feasible:
             used = max(_least_stage_bytes(with_memory, stage) for stage in outcome.stages)
             bracket.record_feasible(memory_bytes, min(used, memory_bytes))

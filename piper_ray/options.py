@@ -15,6 +15,7 @@ class SolveOptions:
     gap: stop when (time_per_sample - lower_bound) / time_per_sample is at most this; 0 asks for a proof.
     time_limit_s: stop after this many seconds with the best plan so far; None: no limit.
     threads: worker threads; None: one per core available.
+    resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
     memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
     """
 
@@ -22,6 +23,7 @@ class SolveOptions:
     time_limit_s: float | None = None
     threads: int | None = None
     memory_limit_bytes: float | None = None
+    resume: str | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.gap < 1.0:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from piper_ray.backends import Backend
 from piper_ray.bracket import RESOLUTION, Bracket
 from piper_ray.errors import LimitError
 from piper_ray.evaluate import evaluate
+from piper_ray.evaluations import Evaluations
 from piper_ray.kernels.level import BLOCKS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.lattice.contraction import Contraction
 from piper_ray.lattice.downsets import chain_lattice
@@ -41,7 +41,7 @@ class Search:
     instance: Instance
     contraction: Contraction
     problem: Problem
-    backend: Backend
+    executor: Evaluations
     gap: float = 0.0
     deadline: float | None = None
     listener: Listener = silent
@@ -111,7 +111,7 @@ class Search:
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         while not (bracket.closed or bracket.exhausted) and bracket.gap() > max(self.gap, 1e-6):
             threshold_s = bracket.propose()
-            outcome = evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.check_deadline)
+            outcome = evaluate_threshold(chain, self.executor.backend, threshold_s, on_progress=self.check_deadline)
             if outcome.feasible:
                 bracket.record_feasible(threshold_s, self._take(chain, outcome.stages, "chain"))
             else:
@@ -136,7 +136,7 @@ class Search:
         def on_progress(done: int, total: int) -> None:
             self.check_deadline(done, total)
             level = int(np.searchsorted(level_start, done, side="right")) - 1
-            activity = self.backend.activity()
+            activity = self.executor.backend.activity()
             self.listener(
                 EvaluationAdvanced(
                     index,
@@ -151,8 +151,8 @@ class Search:
                 )
             )
 
-        outcome = evaluate_threshold(
-            self.problem, self.backend, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress
+        outcome = self.executor.evaluate(
+            self.problem, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress
         )
         stats = EvaluationStats(
             threshold_s=threshold_s,

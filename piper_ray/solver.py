@@ -8,7 +8,9 @@ from contextlib import closing, contextmanager
 
 from piper_ray.backends import Backend
 from piper_ray.backends.local import LocalBackend
+from piper_ray.checkpoint import Checkpoint, Identity
 from piper_ray.errors import LimitError
+from piper_ray.evaluations import Evaluations
 from piper_ray.forecast import downset_limit, forecast, over_limit
 from piper_ray.infeasibility import explain, layer_without_choice
 from piper_ray.kernels.jit import is_compiled
@@ -19,7 +21,7 @@ from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.problem import Workload, build_problem
-from piper_ray.progress import Compiling, Listener, StepFinished, silent
+from piper_ray.progress import Compiling, Listener, Note, StepFinished, silent
 from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search, StopSearch
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
@@ -78,13 +80,16 @@ def solve(
     listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))
 
     began = time.perf_counter()
-    with _executor(backend, options.threads) as executor:
+    with (
+        _checkpoint(instance, restrictions, options.resume, listener) as checkpoint,
+        _executor(backend, options.threads) as executor,
+    ):
         executor.listen(listener)
         search = Search(
             instance,
             contraction,
             problem,
-            executor,
+            Evaluations(executor, checkpoint),
             gap=options.gap,
             deadline=None if options.time_limit_s is None else started + options.time_limit_s,
             listener=listener,
@@ -131,10 +136,25 @@ def _executor(backend: Backend | None, threads: int | None) -> Iterator[Backend]
         yield own
 
 
+@contextmanager
+def _checkpoint(
+    instance: Instance, restrictions: Restrictions, location: str | None, listener: Listener
+) -> Iterator[Checkpoint | None]:
+    """Open for the time of the solve, if one is wanted."""
+    if location is None:
+        yield None
+        return
+    identity = Identity.of(instance, restrictions)
+    with Checkpoint.open(location, identity, on_warning=lambda text: listener(Note(text))) as checkpoint:
+        if checkpoint.answers:
+            listener(Note(f"resumed from {location}: {checkpoint.answers} evaluations are on record"))
+        yield checkpoint
+
+
 def _explain(search: Search) -> Infeasibility:
     """An interrupt, the time limit or a TMPC choice too hard costs the figure here, not the answer."""
     try:
-        return explain(search.instance, search.problem, search.backend, search.check_deadline)
+        return explain(search.instance, search.problem, search.executor, search.check_deadline)
     except (KeyboardInterrupt, StopSearch, LimitError):
         return Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 

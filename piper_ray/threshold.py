@@ -17,11 +17,12 @@ from piper_ray.bracket import RESOLUTION
 from piper_ray.errors import LimitError
 from piper_ray.kernels.evaluation import find_first_stage
 from piper_ray.kernels.level import CHOICES_ABANDONED
-from piper_ray.kernels.types import FrontArrays, IndexArray, Target, frozen
+from piper_ray.kernels.types import FrontArrays, IndexArray, LevelStates, Target, frozen
 from piper_ray.problem import Problem
 from piper_ray.state_tables import StateTables
 
 OnProgress = Callable[[int, int], None]
+OnFinished = Callable[[StateTables], None]
 
 THRESHOLD_TOLERANCE = 1e-10
 """Relative. A plan of time lambda is found at lambda although its stages' sums round otherwise than ``evaluate``'s."""
@@ -78,6 +79,10 @@ def _ignore(done: int, total: int) -> None:
     pass
 
 
+def _keep_nothing(states: StateTables) -> None:
+    pass
+
+
 def evaluate_threshold(
     problem: Problem,
     backend: Backend,
@@ -85,15 +90,21 @@ def evaluate_threshold(
     *,
     fewest_stages: bool = False,
     on_progress: OnProgress = _ignore,
+    finished: LevelStates | None = None,
+    on_finished: OnFinished = _keep_nothing,
 ) -> Outcome:
     """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
 
     Raises LimitError if a TMPC choice is too hard to make exactly.
 
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
+    finished: states of levels 1 .. that an earlier run of the same evaluation had. on_finished: gets the states after
+    each batch of levels, to keep them for a later one.
     """
     target = _target(problem, threshold_s, fewest_stages)
     states = StateTables(problem.tables, target)
+    if finished is not None:
+        states.take(finished)
     level_start = problem.lattice.level_start
     levels = level_start.size - 1
     last_downset = int(level_start[-1]) - 1
@@ -111,6 +122,7 @@ def evaluate_threshold(
         if states.tested[CHOICES_ABANDONED] > 0:
             raise LimitError(_TOO_HARD)
         on_progress(int(level_start[states.level]), last_downset + 1)
+        on_finished(states)
 
     fronts = states.fronts
     feasible = bool(fronts.states[last_downset] > 0)

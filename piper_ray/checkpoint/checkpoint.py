@@ -111,6 +111,11 @@ class Checkpoint:
                 raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
             raise
 
+    @property
+    def answers(self) -> int:
+        """Evaluations on record."""
+        return len(self._outcomes)
+
     def outcome(self, key: EvaluationKey) -> Outcome | None:
         """The answer of an evaluation, if it is on record."""
         return self._outcomes.get(key)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import piper_ray
+from piper_ray.cli.cluster import (
+    Address,
+    Alone,
+    CpusPerWorker,
+    Resume,
+    Supervise,
+    WithoutWorkers,
+    Workers,
+    others_on_stderr,
+    ray_backend,
+)
 from piper_ray.cli.common import (
     Bandwidth,
     Devices,
@@ -93,12 +105,26 @@ def solve(
             help="Refuse a solve that would itself need more memory than this, as 16GB.",
         ),
     ] = None,
+    address: Address = None,
+    workers: Workers = None,
+    cpus_per_worker: CpusPerWorker = 1,
+    without_workers: WithoutWorkers = Alone.CONTINUE,
+    resume: Resume = None,
+    supervised: Supervise = False,
 ) -> None:
     """Find the fastest plan for INPUT, and prove it.
 
     Ctrl-C stops the search and prints the best plan so far with its gap.
     """
-    options = SolveOptions(gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit)
+    if supervised:
+        if resume is None:
+            raise UsageError("--supervise needs --resume: where the state is kept that a new start takes up")
+        from piper_ray.cli.supervise import supervise, without_supervise
+
+        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume=resume))
+    options = SolveOptions(
+        gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit, resume=resume
+    )
     restrictions = Restrictions(
         tensor_parallelism=not no_tensor_parallel, data_parallelism=not no_data_parallel, recompute=recompute
     )
@@ -115,7 +141,13 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        solution = piper_ray.solve(instance, restrictions=restrictions, options=options, listener=log)
+        with (
+            others_on_stderr(json),
+            ray_backend(address, workers, cpus_per_worker, without_workers) as backend,
+        ):
+            solution = piper_ray.solve(
+                instance, restrictions=restrictions, options=options, backend=backend, listener=log
+            )
     evaluation = check_own_plan(instance, solution)
     if json:
         typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from piper_ray.backends import NextBatch
 from piper_ray.backends.local import LocalBackend
+from piper_ray.evaluations import Evaluations
 from piper_ray.lattice.contraction import without_contraction
 from piper_ray.model import Instance, Tmpc
 from piper_ray.search import Search
@@ -100,7 +101,7 @@ def with_free_layers(instance: Instance, rng: Random) -> Instance:
 def solve_without_contraction(instance: Instance) -> Search:
     whole = tables(instance, contraction=without_contraction())
     backend = LocalBackend(1)
-    search = Search(instance, whole.contraction, whole.problem, backend)
+    search = Search(instance, whole.contraction, whole.problem, Evaluations(backend))
     search.run()
     backend.close()
     return search

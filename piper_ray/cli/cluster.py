@@ -1,0 +1,95 @@
+"""Options for a solve on a Ray cluster, and what they mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from piper_ray.backends import Backend
+from piper_ray.errors import UsageError
+
+
+class Alone(str, Enum):
+    """As backends.ray.WithoutWorkers, which brings Ray with it."""
+
+    CONTINUE = "continue"
+    WAIT = "wait"
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDR",
+        envvar="RAY_ADDRESS",
+        help="Solve on the Ray cluster at ADDR (host:port, or auto); local starts a Ray on this machine. Without it "
+        "the threads of this process do the work.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="W", help="Ray workers; as many as the cluster has room for if not given."),
+]
+CpusPerWorker = Annotated[
+    int, typer.Option("--cpus-per-worker", metavar="C", help="Cores, and so threads, of each Ray worker.")
+]
+WithoutWorkers = Annotated[
+    Alone,
+    typer.Option(
+        "--without-workers",
+        metavar="RULE",
+        help="When the last Ray worker is lost: continue in the driver, or wait for a new one.",
+    ),
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="DIR-or-URI",
+        help="Keep the solve's state there (a folder, or a file://, s3:// or gs:// URI), and take up what is there.",
+    ),
+]
+Supervise = Annotated[
+    bool,
+    typer.Option("--supervise", help="Start the solve again when it dies, from where it was. Needs --resume."),
+]
+
+
+@contextmanager
+def ray_backend(
+    address: str | None, workers: int | None, cpus_per_worker: int, without_workers: Alone
+) -> Iterator[Backend | None]:
+    """The cluster of these options; None without an address. Raises UsageError if they do not go together."""
+    if not address:
+        if workers is not None:
+            raise UsageError("--workers needs --address: the Ray cluster whose workers they are, or local")
+        yield None
+        return
+    from piper_ray.backends import ray as cluster
+
+    rule = cluster.WithoutWorkers(without_workers.value)
+    backend = cluster.RayBackend(address, workers=workers, cpus_per_worker=cpus_per_worker, without_workers=rule)
+    with closing(backend):
+        yield backend
+
+
+@contextmanager
+def others_on_stderr(wanted: bool) -> Iterator[None]:
+    """What other processes and libraries print on stdout meanwhile, Ray's among them, goes to stderr."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
