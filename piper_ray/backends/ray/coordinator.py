@@ -179,16 +179,20 @@ class Coordinator:
                     commands.append(self._send(name, self._queue.popleft(), now))
         for block in self._overdue(now):
             free = next((n for n, w in self._workers.items() if not w.in_flight), None)
-            if free is not None:
+            if free is not None and sum(1 for _ in self._holders(block)) < self.MOST_COPIES:
                 commands.append(self._send(free, block, now))
-            elif self._may_run_here() and not self._queue:
-                commands.append(self._send(HERE, block, now))
-        if not self._workers and self._queue and self._may_run_here():
-            commands.append(self._send(HERE, self._queue.popleft(), now))
-        return commands
+        return commands + self._help(now)
 
-    def _may_run_here(self) -> bool:
-        return self._here is None and self._without_workers is WithoutWorkers.CONTINUE
+    def _help(self, now: float) -> list[Command]:
+        """The driver takes what nobody gets done: all workers are gone, or silent, or have nothing new to do."""
+        if self._here is not None or self._without_workers is WithoutWorkers.WAIT:
+            return []
+        if self._queue and any(self._overdue_s(worker, now) <= 0 for worker in self._workers.values()):
+            return []
+        overdue = self._overdue(now)
+        if overdue:
+            return [self._send(HERE, overdue[0], now)]
+        return [self._send(HERE, self._queue.popleft(), now)] if self._queue else []
 
     def _send(self, name: int, block: int, now: float) -> Send:
         if name == HERE:
@@ -204,13 +208,15 @@ class Coordinator:
         """Blocks whose holders have all kept them too long, the longest first."""
         late: dict[int, float] = {}
         for worker in self._workers.values():
-            if not worker.in_flight:
-                continue
-            expected_s = sum(self._blocks[b].expected_s for b in worker.in_flight if b in self._blocks)
-            overdue_s = now - worker.since - max(self.OVERDUE_FLOOR_S, self.OVERDUE_FACTOR * expected_s)
+            overdue_s = self._overdue_s(worker, now)
             for block in worker.in_flight:
-                if block in self._blocks:
+                if block in self._blocks and block != self._here:
                     late[block] = min(late.get(block, overdue_s), overdue_s)
-        copies = {block: sum(1 for _ in self._holders(block)) for block in late}
-        waiting = [b for b, overdue_s in late.items() if overdue_s > 0 and copies[b] < self.MOST_COPIES]
-        return sorted((b for b in waiting if b != self._here), key=lambda b: -late[b])
+        return sorted((block for block in late if late[block] > 0), key=lambda block: -late[block])
+
+    def _overdue_s(self, worker: _Worker, now: float) -> float:
+        """How much longer it has kept its blocks than it should; not above 0 if it has none."""
+        if not worker.in_flight:
+            return 0.0
+        expected_s = sum(self._blocks[block].expected_s for block in worker.in_flight if block in self._blocks)
+        return now - worker.since - max(self.OVERDUE_FLOOR_S, self.OVERDUE_FACTOR * expected_s)
