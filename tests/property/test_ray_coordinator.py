@@ -1,0 +1,188 @@
+"""Whatever happens to workers, in whatever order: each block is answered once or given up, and nobody idles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Send, WithoutWorkers
+
+
+class World(RuleBasedStateMachine):
+    """A cluster as the coordinator's commands make it, and what it does back."""
+
+    without_workers: WithoutWorkers
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coordinator = Coordinator(self.without_workers)
+        self.now = 0.0
+        self.added = 0
+        self.names = 0
+        self.held: dict[int, list[int]] = {}  # of live workers; HERE is one while it computes
+        self.ghosts: list[tuple[int, int]] = []  # blocks of lost workers, whose replies may still come
+        self.open: set[int] = set()
+        self.blamed: Counter[int] = Counter()
+
+    @property
+    def workers(self) -> list[int]:
+        return [name for name in self.held if name != HERE]
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            assert command.block in self.open
+            if isinstance(command, GiveUp):
+                assert command.deaths == self.blamed[command.block] == Coordinator.MOST_DEATHS
+                self.open.remove(command.block)
+                continue
+            if command.worker == HERE:
+                assert self.without_workers is WithoutWorkers.CONTINUE
+                assert HERE not in self.held
+                self.held[HERE] = []
+            assert command.block not in self.held[command.worker], "the same block twice"
+            self.held[command.worker].append(command.block)
+
+    def reply(self, worker: int, block: int) -> None:
+        wanted, commands = self.coordinator.replied(worker, block, self.now)
+        assert wanted == (block in self.open)
+        self.open.discard(block)
+        self.carry_out(commands)
+
+    def let_go(self, worker: int, block: int) -> None:
+        self.held[worker].remove(block)
+        if worker == HERE:
+            del self.held[HERE]
+
+    def somebody_busy(self, data: st.DataObject) -> tuple[int, int]:
+        pairs = [(worker, block) for worker, blocks in self.held.items() for block in blocks]
+        return data.draw(st.sampled_from(pairs))
+
+    @rule(count=st.integers(1, 6), expected_s=st.sampled_from([0.0, 0.1, 5.0]))
+    def add(self, count: int, expected_s: float) -> None:
+        blocks = [Block(self.added + number, expected_s) for number in range(count)]
+        self.added += count
+        self.open |= {block.id for block in blocks}
+        self.carry_out(self.coordinator.add(blocks, self.now))
+
+    @rule()
+    def join(self) -> None:
+        self.held[self.names] = []
+        self.names += 1
+        self.carry_out(self.coordinator.joined(self.names - 1, self.now))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        blocks = self.held.pop(worker)
+        self.ghosts += [(worker, block) for block in blocks]
+        self.blamed.update(blocks[:1] if blocks[:1] and blocks[0] in self.open else [])
+        self.carry_out(self.coordinator.lost(worker, self.now, "lost"))
+        assert self.coordinator.lost(worker, self.now, "lost") == []
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        worker, block = self.somebody_busy(data)
+        self.let_go(worker, block)
+        self.reply(worker, block)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        worker, block = self.somebody_busy(data)
+        self.let_go(worker, block)
+        self.blamed.update([block] if block in self.open else [])
+        self.carry_out(self.coordinator.failed(worker, block, self.now, "failed"))
+
+    @precondition(lambda self: self.ghosts)
+    @rule(data=st.data())
+    def answer_late(self, data: st.DataObject) -> None:
+        self.reply(*data.draw(st.sampled_from(self.ghosts)))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
+        self.open -= blocks
+        self.coordinator.cancel(blocks)
+
+    @rule(seconds=st.sampled_from([0.0, 0.25, 1.5, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.carry_out(self.coordinator.tick(self.now))
+
+    @invariant()
+    def no_worker_holds_more_than_two(self) -> None:
+        assert all(len(self.held[worker]) <= Coordinator.IN_FLIGHT for worker in self.workers)
+        assert self.coordinator.workers == len(self.workers)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        held = {block for blocks in self.held.values() for block in blocks}
+        assert self.coordinator.open_blocks == len(self.open)
+        assert self.coordinator.in_flight == len(self.open & held)
+
+    @invariant()
+    def no_block_waits_while_somebody_could_take_it(self) -> None:
+        held = {block for blocks in self.held.values() for block in blocks}
+        if self.open - held:
+            assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in self.workers)
+            if self.without_workers is WithoutWorkers.CONTINUE and not self.workers:
+                assert HERE in self.held
+
+    def finish_alone(self) -> None:
+        """No worker says anything any more, none is known to be lost: the driver gets everything done."""
+        for _ in range(len(self.open) + 1):
+            self.now += 1000.0
+            self.carry_out(self.coordinator.tick(self.now))
+            if HERE in self.held:
+                (block,) = self.held.pop(HERE)
+                self.reply(HERE, block)
+
+    def finish_with_one_worker(self) -> None:
+        """All others are lost."""
+        for worker in self.workers:
+            self.held.pop(worker)
+            self.carry_out(self.coordinator.lost(worker, self.now, "end"))
+        self.held[self.names] = []
+        self.carry_out(self.coordinator.joined(self.names, self.now))
+        while any(self.held.values()):
+            worker, block = next((worker, blocks[0]) for worker, blocks in self.held.items() if blocks)
+            self.let_go(worker, block)
+            self.reply(worker, block)
+
+    def teardown(self) -> None:
+        if self.without_workers is WithoutWorkers.CONTINUE:
+            self.finish_alone()
+        else:
+            for block in self.open:
+                self.blamed[block] = Coordinator.MOST_DEATHS  # some may be given up now
+            self.finish_with_one_worker()
+        assert not self.open
+        assert self.coordinator.open_blocks == self.coordinator.in_flight == 0
+
+
+class WorldGoingOn(World):
+    without_workers = WithoutWorkers.CONTINUE
+
+
+class WorldWaiting(World):
+    without_workers = WithoutWorkers.WAIT
+
+
+TestGoingOn: type = WorldGoingOn.TestCase
+TestWaiting: type = WorldWaiting.TestCase
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_few_blocks_are_spread_over_all(workers: int) -> None:
+    coordinator = Coordinator()
+    for worker in range(workers):
+        coordinator.joined(worker, 0.0)
+    sends = coordinator.add([Block(block, 1.0) for block in range(workers)], 0.0)
+    assert sends == [Send(worker, worker) for worker in range(workers)]

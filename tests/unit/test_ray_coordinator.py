@@ -1,0 +1,205 @@
+"""The coordinator on scripts of events: who gets which block, and what becomes of it when a worker is lost or slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from piper_ray.backends.ray.coordinator import HERE, Block, Coordinator, GiveUp, Send, WithoutWorkers
+
+SECOND_S = 1.0
+FLOOR_S = Coordinator.OVERDUE_FLOOR_S
+
+
+def coordinator_with(workers: int, without_workers: WithoutWorkers = WithoutWorkers.CONTINUE) -> Coordinator:
+    coordinator = Coordinator(without_workers)
+    for worker in range(workers):
+        assert coordinator.joined(worker, 0.0) == []
+    return coordinator
+
+
+def blocks(count: int, expected_s: float = 0.05, first: int = 0) -> list[Block]:
+    return [Block(first + number, expected_s) for number in range(count)]
+
+
+def test_each_worker_gets_one_and_then_another_and_the_rest_waits() -> None:
+    coordinator = coordinator_with(2)
+    assert coordinator.add(blocks(6), 0.0) == [Send(0, 0), Send(1, 1), Send(0, 2), Send(1, 3)]
+    assert (coordinator.open_blocks, coordinator.in_flight) == (6, 4)
+    assert coordinator.replied(1, 1, 0.1) == (True, [Send(1, 4)])
+    assert coordinator.replied(1, 3, 0.2) == (True, [Send(1, 5)])
+    assert coordinator.replied(0, 0, 0.3) == (True, [])
+    assert (coordinator.open_blocks, coordinator.in_flight) == (3, 3)
+
+
+def test_who_joins_late_gets_what_waits() -> None:
+    coordinator = coordinator_with(1)
+    coordinator.add(blocks(5), 0.0)
+    assert coordinator.joined(7, 0.1) == [Send(7, 2), Send(7, 3)]
+    assert coordinator.joined(7, 0.1) == [], "it is known already"
+    assert coordinator.joined(8, 0.2) == [Send(8, 4)]
+
+
+def test_blocks_of_a_lost_worker_go_to_the_front_of_the_queue() -> None:
+    coordinator = coordinator_with(2)
+    coordinator.add(blocks(6), 0.0)  # 0 has 0 and 2, 1 has 1 and 3
+    assert coordinator.lost(1, 0.1, "killed") == []
+    assert coordinator.lost(1, 0.1, "killed") == [], "it is known already"
+    assert coordinator.in_flight == 2
+    assert [coordinator.replied(0, block, 0.2) for block in (0, 2)] == [(True, [Send(0, 3)]), (True, [Send(0, 1)])]
+    assert coordinator.replied(0, 3, 0.3) == (True, [Send(0, 4)])
+
+
+def test_late_reply_of_a_lost_worker_counts_and_the_second_answer_does_not() -> None:
+    coordinator = coordinator_with(2)
+    coordinator.add(blocks(2), 0.0)
+    assert coordinator.lost(1, 0.1, "cut off") == [Send(0, 1)]
+    assert coordinator.replied(1, 1, 0.2) == (True, [])
+    assert coordinator.replied(0, 1, 0.3) == (False, [])
+    assert coordinator.open_blocks == 1
+
+
+def test_late_reply_takes_the_block_out_of_the_queue() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(1), 0.0)
+    assert coordinator.lost(0, 0.1, "cut off") == []
+    assert coordinator.replied(0, 0, 0.2) == (True, [])
+    assert coordinator.joined(1, 0.3) == []
+
+
+def test_overdue_block_goes_to_an_idle_worker_too_and_only_once() -> None:
+    coordinator = coordinator_with(2)
+    coordinator.add(blocks(2, SECOND_S), 0.0)
+    assert coordinator.replied(0, 0, 1.0) == (True, [])
+    late_s = Coordinator.OVERDUE_FACTOR * SECOND_S
+    assert coordinator.tick(late_s) == []
+    assert coordinator.tick(late_s + 0.1) == [Send(0, 1)]
+    assert coordinator.tick(late_s + 0.2) == []
+    assert coordinator.replied(0, 1, late_s + 1.0) == (True, [])
+    assert coordinator.replied(1, 1, late_s + 2.0) == (False, [])
+
+
+def test_short_blocks_are_overdue_after_the_floor() -> None:
+    coordinator = coordinator_with(2, WithoutWorkers.WAIT)
+    coordinator.add(blocks(2, 0.01), 0.0)
+    coordinator.replied(0, 0, 0.01)
+    assert coordinator.tick(FLOOR_S) == []
+    assert coordinator.tick(FLOOR_S + 0.01) == [Send(0, 1)]
+
+
+def test_turn_of_the_second_block_comes_with_the_reply_to_the_first() -> None:
+    coordinator = coordinator_with(2, WithoutWorkers.WAIT)
+    coordinator.add(blocks(3, 0.01), 0.0)  # 0 has 0 and 2
+    coordinator.replied(1, 1, 0.0)
+    coordinator.replied(0, 0, 0.9)
+    assert coordinator.tick(1.5) == []
+    assert coordinator.tick(0.9 + FLOOR_S + 0.01) == [Send(1, 2)]
+
+
+def test_no_more_copies_than_allowed_among_workers() -> None:
+    coordinator = coordinator_with(6, WithoutWorkers.WAIT)
+    sent = coordinator.add(blocks(1), 0.0)
+    for hundred in range(1, 10):
+        sent += coordinator.tick(100.0 * hundred)
+    assert sent == [Send(worker, 0) for worker in range(Coordinator.MOST_COPIES)]
+
+
+def test_driver_takes_an_overdue_block_when_no_worker_is_idle() -> None:
+    coordinator = coordinator_with(1)
+    coordinator.add(blocks(1), 0.0)
+    assert coordinator.tick(0.5) == []
+    assert coordinator.tick(10.0) == [Send(HERE, 0)]
+    assert coordinator.replied(HERE, 0, 11.0) == (True, [])
+
+
+def test_silent_workers_do_not_stop_the_driver() -> None:
+    """Neither while they hold blocks that are wanted nor after."""
+    coordinator = coordinator_with(1)
+    coordinator.add(blocks(4), 0.0)
+    assert coordinator.tick(10.0) == [Send(HERE, 0)]
+    for block, following in ((0, 1), (1, 2), (2, 3)):
+        assert coordinator.replied(HERE, block, 20.0) == (True, [Send(HERE, following)])
+    assert coordinator.replied(HERE, 3, 20.0) == (True, [])
+
+
+def test_driver_leaves_the_queue_to_workers_that_work() -> None:
+    coordinator = coordinator_with(2)
+    coordinator.add(blocks(8), 0.0)
+    assert coordinator.replied(0, 0, 9.9) == (True, [Send(0, 4)])
+    assert coordinator.tick(10.0) == []
+
+
+def test_last_worker_lost_and_the_driver_goes_on_one_block_at_a_time() -> None:
+    coordinator = coordinator_with(1)
+    coordinator.add(blocks(3), 0.0)
+    assert coordinator.lost(0, 0.1, "killed") == [Send(HERE, 1)]
+    assert coordinator.tick(0.2) == []
+    assert coordinator.replied(HERE, 1, 0.3) == (True, [Send(HERE, 0)])
+    assert coordinator.joined(1, 0.4) == [Send(1, 2)], "a new worker takes what is left"
+    assert coordinator.replied(HERE, 0, 0.5) == (True, [])
+
+
+def test_last_worker_lost_and_the_blocks_wait_for_another() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(2), 0.0)
+    assert coordinator.lost(0, 0.1, "killed") == []
+    assert coordinator.tick(1e6) == []
+    assert (coordinator.open_blocks, coordinator.in_flight) == (2, 0)
+    assert coordinator.joined(1, 1e6) == [Send(1, 1), Send(1, 0)]
+
+
+def test_block_that_kills_each_worker_is_given_up_and_the_one_behind_it_is_not() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(1), 0.0)
+    for death in range(1, Coordinator.MOST_DEATHS):
+        assert coordinator.lost(death - 1, 0.0, "killed") == []
+        assert coordinator.joined(death, 0.0) == [Send(death, 0)]
+        coordinator.add(blocks(1, first=death), 0.0)  # it waits behind the killer
+        assert coordinator.replied(death, death, 0.0) == (True, [])
+    coordinator.add(blocks(1, first=9), 0.0)
+    last = Coordinator.MOST_DEATHS - 1
+    assert coordinator.lost(last, 0.0, "out of memory") == [GiveUp(0, Coordinator.MOST_DEATHS, "out of memory")]
+    assert coordinator.open_blocks == 1
+    assert coordinator.joined(99, 0.0) == [Send(99, 9)]
+
+
+def test_each_block_is_blamed_for_its_own_deaths_alone() -> None:
+    coordinator = coordinator_with(0, WithoutWorkers.WAIT)
+    coordinator.add(blocks(2, first=0), 0.0)
+    given_up: list[GiveUp] = []
+    for worker in range(2 * Coordinator.MOST_DEATHS):
+        coordinator.joined(worker, 0.0)
+        given_up += [c for c in coordinator.lost(worker, 0.0, "killed") if isinstance(c, GiveUp)]
+    assert sorted(c.block for c in given_up) == [0, 1]
+    assert {c.deaths for c in given_up} == {Coordinator.MOST_DEATHS}
+
+
+def test_failure_keeps_the_worker_and_counts_like_a_death() -> None:
+    coordinator = coordinator_with(1)
+    coordinator.add(blocks(1), 0.0)
+    for _ in range(1, Coordinator.MOST_DEATHS):
+        assert coordinator.failed(0, 0, 0.1, "no room") == [Send(0, 0)]
+    assert coordinator.failed(0, 0, 0.1, "no room") == [GiveUp(0, Coordinator.MOST_DEATHS, "no room")]
+    assert coordinator.workers == 1
+    assert coordinator.failed(0, 0, 0.1, "no room") == [], "nobody wants it any more"
+
+
+@pytest.mark.parametrize("without_workers", WithoutWorkers)
+def test_cancelled_blocks_are_not_given_again_and_their_answers_do_not_count(without_workers: WithoutWorkers) -> None:
+    coordinator = coordinator_with(1, without_workers)
+    coordinator.add(blocks(4), 0.0)
+    coordinator.cancel(range(4))
+    assert (coordinator.open_blocks, coordinator.in_flight) == (0, 0)
+    coordinator.add(blocks(2, first=4), 0.0)
+    assert coordinator.replied(0, 0, 0.1) == (False, [Send(0, 4)])
+    assert coordinator.replied(0, 1, 0.1) == (False, [Send(0, 5)])
+    assert coordinator.replied(0, 4, 0.2) == (True, [])
+
+
+def test_death_over_a_cancelled_block_blames_nobody() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    for worker in range(1, 2 * Coordinator.MOST_DEATHS):
+        coordinator.add(blocks(2, first=2 * worker), 0.0)
+        coordinator.cancel([2 * worker])
+        assert coordinator.lost(worker - 1, 0.0, "killed") == []
+        coordinator.joined(worker, 0.0)
+        coordinator.cancel([2 * worker + 1])
