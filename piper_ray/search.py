@@ -152,7 +152,11 @@ class Search:
             )
 
         outcome = self.executor.evaluate(
-            self.problem, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress
+            self.problem,
+            threshold_s,
+            fewest_stages=fewest_stages,
+            next_s=None if fewest_stages else self.bracket.next_if_infeasible(threshold_s),
+            on_progress=on_progress,
         )
         stats = EvaluationStats(
             threshold_s=threshold_s,

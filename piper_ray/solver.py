@@ -83,13 +83,14 @@ def solve(
     with (
         _checkpoint(instance, restrictions, options.resume, listener) as checkpoint,
         _executor(backend, options.threads) as executor,
+        closing(Evaluations(executor, checkpoint)) as evaluations,
     ):
         executor.listen(listener)
         search = Search(
             instance,
             contraction,
             problem,
-            Evaluations(executor, checkpoint),
+            evaluations,
             gap=options.gap,
             deadline=None if options.time_limit_s is None else started + options.time_limit_s,
             listener=listener,

@@ -50,6 +50,10 @@ class Backend(Protocol):
         """
         ...
 
+    def has_room(self) -> bool:
+        """Whether a second evaluation can go on beside one at little cost to it: from another thread."""
+        ...
+
     def listen(self, listener: Listener) -> None:
         """Notes for the user go there from now on, on the thread that calls the other methods."""
         ...

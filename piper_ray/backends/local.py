@@ -47,6 +47,10 @@ class LocalBackend:
             return NextBatch(end_level, here=True)
         return NextBatch(states.level + 1, here=False)
 
+    def has_room(self) -> bool:
+        """Threads share what a level has; two evaluations would only share the same cores."""
+        return False
+
     def listen(self, listener: Listener) -> None:
         """There is nothing to tell."""
 

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piper_ray.backends import Backend
 from piper_ray.errors import UsageError
+
+if TYPE_CHECKING:
+    from piper_ray.backends import Backend
 
 
 class Alone(str, Enum):

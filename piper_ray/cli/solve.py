@@ -121,7 +121,7 @@ def solve(
             raise UsageError("--supervise needs --resume: where the state is kept that a new start takes up")
         from piper_ray.cli.supervise import supervise, without_supervise
 
-        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume=resume))
+        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume))
     options = SolveOptions(
         gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit, resume=resume
     )

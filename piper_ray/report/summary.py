@@ -18,7 +18,7 @@ from piper_ray.report.figures import (
     size_text,
     time_text,
 )
-from piper_ray.solution import Infeasibility, Solution, Status
+from piper_ray.solution import ClusterStats, Infeasibility, Solution, Status
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
@@ -64,6 +64,9 @@ def print_outcome(console: Console, instance: Instance, solution: Solution, eval
             soft_wrap=True,
         )
     console.print(_work_text(solution), soft_wrap=True)
+    if solution.stats.cluster is not None:
+        for line in cluster_lines(solution.stats.cluster, solution.stats.search_s):
+            console.print(line, soft_wrap=True)
 
 
 def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
@@ -76,6 +79,24 @@ def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
         console.print(
             f"least memory per device with a plan: {size_text(least, 6)} (--memory {math.ceil(least)})", soft_wrap=True
         )
+
+
+def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
+    """What a cluster did and what moved: a line for all, and one for each machine."""
+    if not cluster.batches:
+        return ["cluster: nothing was large enough for a worker"]
+    share = 1.0 - cluster.waited_s / search_s if search_s > 0 else 0.0
+    of_all = (
+        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.blocks, 'block')} in "
+        f"{cluster.batches:,} batches; put {size_text(cluster.put_bytes)}; "
+        f"driver's own share {percent_text(max(0.0, share))}"
+    )
+    of_nodes = [
+        f"  node {node.node[:8]}: {plural(node.blocks, 'block')}, fetched {size_text(node.fetched_bytes)}, "
+        f"held {size_text(node.held_bytes)}"
+        for node in cluster.nodes
+    ]
+    return [of_all, *of_nodes]
 
 
 def _work_text(solution: Solution) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from piper_ray.backends.ray.dispatcher import Batch, Dispatcher
 
 _HEARTBEAT_S = 0.1
+_BUSY = 0.6
+"""Share of the waiting that workers work; below it there is room for a second evaluation."""
+
 _HERE_S = 0.1
 """Of small levels in one kernel call of the driver."""
 
@@ -53,6 +57,8 @@ class RayBackend:
         self._pacing = Pacing()
         self._span: Span | None = None
         self._listener: Listener = silent
+        self._listening = threading.get_ident()
+        self._told_of_room = False
         self._worked_s = self._waited_s = self._driver_s = 0.0
         self._batches = self._blocks = 0
         self._began_s = time.perf_counter()
@@ -66,8 +72,19 @@ class RayBackend:
         dispatcher = self._dispatcher
         return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
 
+    def has_room(self) -> bool:
+        """Where levels are too small to keep all workers busy: then two thresholds a pass."""
+        dispatcher = self._dispatcher
+        if dispatcher is None or dispatcher.workers < 2 or self._batches == 0:
+            return False
+        room = self._worked_s < _BUSY * self._waited_s * dispatcher.workers
+        if room and not self._told_of_room:
+            self._told_of_room = True
+            self._listener(Note("levels are too small to keep all workers busy: two thresholds are tried at a time"))
+        return room
+
     def listen(self, listener: Listener) -> None:
-        self._listener = listener
+        self._listener, self._listening = listener, threading.get_ident()
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Workers take what is worth a round trip; the driver what is not."""
@@ -147,6 +164,8 @@ class RayBackend:
 
     def _pass_notes_on(self) -> None:
         assert self._dispatcher is not None
+        if threading.get_ident() != self._listening:
+            return  # an evaluation ahead of need: the listener's own thread comes by as well
         while not self._dispatcher.notes.empty():
             self._listener(Note(self._dispatcher.notes.get()))
 
