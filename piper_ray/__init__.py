@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from piper_ray.errors import (
+    CheckpointLost,
+    CheckpointRefused,
     ClusterError,
     Fault,
     InfeasibleError,
@@ -71,6 +73,8 @@ __all__ = [
     "LimitError",
     "InvalidPlan",
     "ClusterError",
+    "CheckpointRefused",
+    "CheckpointLost",
     "__version__",
 ]
 

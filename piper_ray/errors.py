@@ -80,3 +80,11 @@ class ClusterError(PiperRayError):
     """A cluster that cannot be reached or that lost too much to go on."""
 
     exit_code = 7
+
+
+class CheckpointRefused(UsageError):
+    """A checkpoint that cannot be opened: of another input or other options, in use, or not to be read or written."""
+
+
+class CheckpointLost(ClusterError):
+    """Another solve has taken over the checkpoint: this one must not write any more."""

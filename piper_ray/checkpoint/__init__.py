@@ -2,7 +2,7 @@
 
 from piper_ray.checkpoint.checkpoint import Checkpoint
 from piper_ray.checkpoint.encoding import EvaluationKey
-from piper_ray.checkpoint.errors import CheckpointLost, CheckpointRefused
 from piper_ray.checkpoint.identity import Identity
+from piper_ray.errors import CheckpointLost, CheckpointRefused
 
 __all__ = ["Checkpoint", "CheckpointLost", "CheckpointRefused", "EvaluationKey", "Identity"]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, final
 
 from piper_ray.checkpoint.claim import Clock, acquire
 from piper_ray.checkpoint.encoding import EvaluationKey, encode_levels, encode_outcomes
-from piper_ray.checkpoint.errors import CheckpointLost, CheckpointRefused
 from piper_ray.checkpoint.identity import Identity
 from piper_ray.checkpoint.lease import Lease
 from piper_ray.checkpoint.names import LEVELS, OUTCOMES, StateFile, state_files
 from piper_ray.checkpoint.records import Records, Saved
 from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
+from piper_ray.errors import CheckpointLost, CheckpointRefused
 from piper_ray.kernels.types import LevelStates
 from piper_ray.threshold import Outcome
 

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Protocol
 from uuid import uuid4
 
-from piper_ray.checkpoint.errors import CheckpointRefused
 from piper_ray.checkpoint.lease import LEASE_S, Lease
 from piper_ray.checkpoint.names import CLAIM, LEASE, DriverFile, driver_files, highest_epoch, unfinished_before
 from piper_ray.checkpoint.owner import Owner
 from piper_ray.checkpoint.storage import Folder
+from piper_ray.errors import CheckpointRefused
 
 _POLL_S = 0.5
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import piper_ray
-from piper_ray.checkpoint.errors import CheckpointRefused
+from piper_ray.errors import CheckpointRefused
 from piper_ray.model import Instance
 from piper_ray.restrictions import Restrictions
 

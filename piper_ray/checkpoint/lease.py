@@ -6,10 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterable
 
-from piper_ray.checkpoint.errors import CheckpointLost
 from piper_ray.checkpoint.names import LEASE, DriverFile, driver_files, state_files
 from piper_ray.checkpoint.owner import Owner
 from piper_ray.checkpoint.storage import Folder
+from piper_ray.errors import CheckpointLost
 
 BEAT_S = 2.0
 """Between two signs of life."""

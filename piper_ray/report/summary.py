@@ -65,8 +65,8 @@ def print_outcome(console: Console, instance: Instance, solution: Solution, eval
         )
     console.print(_work_text(solution), soft_wrap=True)
     if solution.stats.cluster is not None:
-        for line in cluster_lines(solution.stats.cluster, solution.stats.search_s):
-            console.print(line, soft_wrap=True)
+        for text in cluster_lines(solution.stats.cluster, solution.stats.search_s):
+            console.print(text, soft_wrap=True)
 
 
 def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:

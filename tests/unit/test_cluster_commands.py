@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import typer
 from ray.scripts.scripts import cli as ray_cli
+from typer.core import TyperGroup
 
+from piper_ray.cli.app import app
 from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, ROOT, SBATCH, commands
 
 OURS = commands("piper-ray")
@@ -17,6 +20,17 @@ def test_commands_are_found_where_they_must_be() -> None:
     starting = [name for name, words in RAYS if words[0] == "start"]
     assert starting == [path.name for path in RAY_UP for _ in ("head", "worker")]
     assert [name for name, words in RAYS if words[0] == "symmetric-run"] == [SBATCH.name]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=f"{name} {words[0]}") for name, words in OURS])
+def test_piper_ray_takes_what_it_is_given(words: list[str]) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    if words == ["--version"]:
+        assert any("--version" in parameter.opts for parameter in group.params)
+    else:
+        name, *arguments = words
+        group.commands[name].make_context(name, list(arguments))  # raises what a user would see
 
 
 def test_every_solve_on_a_cluster_can_be_taken_up_again() -> None:
