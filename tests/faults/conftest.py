@@ -1,0 +1,39 @@
+"""Where these tests can run. As root, as in CI, they must: what they lack then is an error, not a reason to skip."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.driver import INCEPTION, solve_here
+from tests.faults.machines import Machines, machines
+
+
+@pytest.fixture(scope="session", autouse=True)
+def isolation() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    for program in ("ip", "unshare", "nsenter", "setpriv"):
+        assert shutil.which(program), f"{program} is missing: install iproute2 and util-linux"
+
+
+@pytest.fixture(scope="session")
+def local_plan(isolation: None, tmp_path_factory: pytest.TempPathFactory) -> bytes:  # noqa: ARG001
+    """What every solve of INCEPTION must write, byte for byte."""
+    return solve_here(INCEPTION, tmp_path_factory.mktemp("local") / "plan.json")
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(isolation: None) -> Iterator[Machines]:  # noqa: ARG001
+    with machines(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Machines) -> Machines:
+    """Three machines of workers, all well, whatever was done to them before."""
+    shared_cluster.repair()
+    return shared_cluster
