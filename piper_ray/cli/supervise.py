@@ -1,0 +1,199 @@
+"""``piper-ray solve --resume DIR --supervise``: the solve as a child process, started again each time it dies.
+
+Ray ends a driver whose head is gone from outside Python, by exit code 1 or SIGABRT, so no handler in the solve itself
+could go on. What was saved is in the checkpoint, where the next child takes it up.
+
+A child that dies has written nothing of the ``--json`` document: a solve writes it in one piece, after all else that
+can fail. stdin cannot be read again, so the input is a file.
+
+The child is in a session of its own. A signal to the terminal's or the job's process group thus reaches the supervisor
+alone, which passes SIGINT and SIGTERM on, each once. Ctrl-Z stops the supervisor alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import final
+
+import typer
+
+from piper_ray.errors import ClusterError, PiperRayError
+
+OPTION = "--supervise"
+
+DEATHS = 5
+"""In a row with nothing new in the checkpoint, after which there is no more hope."""
+
+PAUSES_S = tuple(min(2.0**death, 60.0) for death in range(DEATHS - 1))
+"""Between a child's death and the next start, for each death in a row; after one more the supervisor gives up."""
+
+_DEATHS = (PiperRayError.exit_code, ClusterError.exit_code)
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+# Runs a command that the kernel kills as soon as its parent, the process of the first argument, is gone. A program of
+# its own because Python code between fork and exec may hang if the parent has threads. 1 is PR_SET_PDEATHSIG of
+# prctl(2), which exec keeps; a parent that was gone before is seen by its pid.
+_BOUND = """
+try:
+    import ctypes, os, signal, sys
+    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() == int(sys.argv[1]):
+        os.execv(sys.argv[2], sys.argv[2:])
+except KeyboardInterrupt:
+    os._exit(130)
+"""
+
+
+def without_supervise(arguments: Sequence[str]) -> list[str]:
+    """The command line of the child: all but the option ``--supervise``."""
+    options = list(arguments)
+    end = options.index("--") if "--" in options else len(options)
+    return [option for option in options[:end] if option != OPTION] + options[end:]
+
+
+def supervise(
+    arguments: Sequence[str],
+    checkpoint: str,
+    *,
+    command: Sequence[str] = (sys.executable, "-m", "piper_ray"),
+    pauses_s: Sequence[float] = PAUSES_S,
+) -> int:
+    """Runs ``command`` with ``arguments`` until it ends other than by death; returns its exit code.
+
+    A death is exit code 1 or 7, or a signal. After SIGINT or SIGTERM to the supervisor the child's exit code is final
+    whatever it is, 128 + N if signal N ended it, as in shells. checkpoint: the path or URI of ``--resume``. The child
+    does not outlive the supervisor; if SIGKILL ends that, so only on Linux.
+
+    For the main thread only. Raises ClusterError after len(pauses_s) + 1 deaths in a row with no new content of the
+    checkpoint (or none that can be listed).
+    """
+    known: set[str] = set()
+    deaths = 0
+    with _Signals() as signals:
+        while True:
+            code, stopped = _run([*command, *arguments], signals)
+            if stopped or (code >= 0 and code not in _DEATHS):
+                return code if code >= 0 else 128 - code
+            saved = _saved(checkpoint)
+            deaths = deaths + 1 if saved <= known else 1
+            known |= saved
+            if deaths > len(pauses_s):
+                raise ClusterError(_hopeless(code, deaths, checkpoint))
+            pause_s = pauses_s[deaths - 1]
+            typer.echo(
+                f"piper-ray: the solve {_death(code)}; it goes on from the checkpoint at {_shown(checkpoint)} "
+                f"in {pause_s:g} s",
+                err=True,
+            )
+            stop = signals.stop_within(pause_s)
+            if stop is not None:
+                return 128 + stop
+
+
+def _run(command: Sequence[str], signals: _Signals) -> tuple[int, bool]:
+    """The return code, as of Popen, and whether a signal was passed on."""
+    if sys.platform == "linux":
+        command = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+    stopped = False
+    child = subprocess.Popen(command, start_new_session=True)
+    try:
+        while child.poll() is None:
+            for number in signals.wait(None):
+                if number in _STOPPING:
+                    child.send_signal(number)
+                    stopped = True
+        return child.returncode, stopped
+    finally:
+        if child.returncode is None:
+            child.kill()
+            child.wait()
+
+
+@final
+class _Signals:
+    """SIGINT, SIGTERM and SIGCHLD as bytes of a pipe, so that the process waits for them and for nothing else.
+
+    A child is thus reaped and signalled in one place: no signal can go to a pid that is no longer the child's.
+    """
+
+    def __enter__(self) -> _Signals:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        # What the supervisor was started to ignore, as under nohup or in the background of a script, stays ignored.
+        numbers = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, _noted) for number in (*numbers, signal.SIGCHLD)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def wait(self, timeout_s: float | None) -> bytes:
+        """The signals since the last call, once there is one or the time is up."""
+        select.select([self._reader], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._reader, 4096)
+        return b""
+
+    def stop_within(self, pause_s: float) -> int | None:
+        """A signal to stop, as soon as there is one; None when the time is up."""
+        end = time.monotonic() + pause_s
+        while True:
+            left_s = end - time.monotonic()
+            for number in self.wait(max(left_s, 0.0)):
+                if number in _STOPPING:
+                    return number
+            if left_s <= 0.0:
+                return None
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The byte in the pipe is all there is to do."""
+
+
+def _saved(checkpoint: str) -> set[str]:
+    """The content of the checkpoint, as checksums: a lease, or an old answer written anew, is no progress."""
+    from piper_ray.checkpoint.names import state_files
+    from piper_ray.checkpoint.storage import open_folder
+
+    try:
+        return {file.checksum for file in state_files(open_folder(checkpoint).names())}
+    except OSError:
+        return set()
+
+
+def _hopeless(code: int, deaths: int, checkpoint: str) -> str:
+    return (
+        f"the solve {_death(code)}: {deaths} deaths in a row with nothing new in the checkpoint at "
+        f"{_shown(checkpoint)}. What it holds is kept; see above for the cause, then give the same command again"
+    )
+
+
+def _death(code: int) -> str:
+    if code == ClusterError.exit_code:
+        return f"lost its cluster (exit code {code})"
+    if code >= 0:
+        return f"died with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
+
+
+def _shown(checkpoint: str) -> str:
+    from piper_ray.checkpoint.storage import shown
+
+    return shown(checkpoint)
