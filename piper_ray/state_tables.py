@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.kernels.blocks import add_level, empty_blocks
 from piper_ray.kernels.evaluation import evaluate_levels, store_states
-from piper_ray.kernels.level import COUNTERS
+from piper_ray.kernels.level import BLOCKS_TESTED, COUNTERS
 from piper_ray.kernels.selection import StepCache
 from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, LevelStates, Tables, Target
 
@@ -19,10 +21,18 @@ def no_states(downsets: int) -> LevelStates:
     return LevelStates(np.zeros(downsets, np.int64), empty, empty, np.zeros(COUNTERS, np.int64))
 
 
+class Finishing(NamedTuple):
+    """Block bounds inside a batch, and the seconds that they and what came of them took here."""
+
+    bounds: int
+    seconds: float
+
+
 class StateTables:
     """Starts with the empty downset finished. The arrays are replaced as they grow: take them anew for each use.
 
-    used: states in use. level: the first that is not finished. tested: counters over all levels.
+    used: states in use. level: the first that is not finished. tested: counters over all levels. finishing: of the last
+    batch that was finished here.
     """
 
     def __init__(self, tables: Tables, target: Target) -> None:
@@ -42,6 +52,7 @@ class StateTables:
         self.used = 1
         self.level = 1
         self.tested: IndexArray = np.zeros(COUNTERS, np.int64)
+        self.finishing = Finishing(0, 0.0)
         self.fronts.states[0] = 1
         add_level(0, 1, target.device_cost, tables.lattice, tables.costs, self.fronts, self.blocks)
 
@@ -61,10 +72,12 @@ class StateTables:
 
         before: their fronts over the blocks before ``begin_block``, and what those took.
         """
+        began, bounds = time.perf_counter(), int(self.tested[BLOCKS_TESTED])
         first, last = self.downsets(end_level)
         self._reserve_blocks(last - first)
         rest = no_states(last - first) if before is None else before
         self.tested += rest.tested
+        bounds += int(rest.tested[BLOCKS_TESTED])
         while self.level < end_level:
             first = self.downsets(end_level)[0]
             level, used = evaluate_levels(
@@ -84,6 +97,8 @@ class StateTables:
             if self.level < end_level:
                 self._reserve_states(self.fronts.cost.size)
                 rest = without_first(rest, self.downsets(end_level)[0] - first)
+        if before is not None:
+            self.finishing = Finishing(int(self.tested[BLOCKS_TESTED]) - bounds, time.perf_counter() - began)
 
     def take(self, states: LevelStates) -> None:
         """Takes in finished levels; their downsets are the first unfinished ones."""

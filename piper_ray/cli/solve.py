@@ -149,15 +149,16 @@ def solve(
                 instance, restrictions=restrictions, options=options, backend=backend, listener=log
             )
     evaluation = check_own_plan(instance, solution)
-    if json:
-        typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)
-    elif solution.plan is not None and evaluation is not None:
+    if not json and solution.plan is not None and evaluation is not None:
         screen.print()
         print_plan(screen, instance, solution.plan, evaluation)
     screen.print()
     print_outcome(screen, instance, solution, evaluation)
     if out is not None:
         _write_plan(out, instance, solution, evaluation)
+    if json:
+        # Last, and in one piece: a solve that dies and is started again prints one document.
+        typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)
     code = exit_code(solution)
     if code != EXIT_SOLVED:
         raise typer.Exit(code)

@@ -11,7 +11,7 @@ import numpy as np
 
 from piper_ray.backends import Activity, Heartbeat, NextBatch
 from piper_ray.backends.ray.coordinator import WithoutWorkers
-from piper_ray.backends.ray.pacing import LEAST_BATCH_S, Pacing, Span
+from piper_ray.backends.ray.pacing import Pacing
 from piper_ray.backends.ray.session import connect
 from piper_ray.errors import UsageError
 from piper_ray.kernels.types import LevelStates
@@ -55,13 +55,11 @@ class RayBackend:
         self._session = connect(address, workers * cpus_per_worker if workers is not None else None)
         self._dispatcher: Dispatcher | None = None
         self._pacing = Pacing()
-        self._span: Span | None = None
         self._listener: Listener = silent
         self._listening = threading.get_ident()
         self._told_of_room = False
-        self._worked_s = self._waited_s = self._driver_s = 0.0
+        self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
         self._batches = self._blocks = 0
-        self._began_s = time.perf_counter()
 
     @property
     def threads(self) -> int:
@@ -77,7 +75,7 @@ class RayBackend:
         dispatcher = self._dispatcher
         if dispatcher is None or dispatcher.workers < 2 or self._batches == 0:
             return False
-        room = self._worked_s < _BUSY * self._waited_s * dispatcher.workers
+        room = self._worked_s < _BUSY * (self._waited_s + self._here_s) * dispatcher.workers
         if room and not self._told_of_room:
             self._told_of_room = True
             self._listener(Note("levels are too small to keep all workers busy: two thresholds are tried at a time"))
@@ -89,9 +87,10 @@ class RayBackend:
     def next_batch(self, states: StateTables) -> NextBatch:
         """Workers take what is worth a round trip; the driver what is not."""
         level_start = states.tables.lattice.level_start
+        self._pacing.record_near(*states.finishing)
         span = self._pacing.batch(level_start, states.level, states.blocks_used)
-        if self._pacing.seconds(span) >= LEAST_BATCH_S:
-            self._span = span
+        workers = self._dispatcher.workers if self._dispatcher else self._workers or 1
+        if self._pacing.pays(span, workers):
             return NextBatch(span.end_level, here=False)
         spent, end, blocks = 0.0, states.level, states.blocks_used
         while end < level_start.size - 1 and spent < _HERE_S:
@@ -99,6 +98,7 @@ class RayBackend:
             spent += size * blocks * self._pacing.s_per_bound
             blocks += 1 + size // 32
             end += 1
+        self._here_s += spent
         return NextBatch(end, here=True)
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:

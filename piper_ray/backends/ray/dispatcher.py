@@ -7,10 +7,11 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 
@@ -95,7 +96,7 @@ class Dispatcher:
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self._had_workers = False
-        self._failure: ClusterError | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
 
@@ -126,23 +127,23 @@ class Dispatcher:
                 try:
                     event = self._events.get(timeout=_TICK_S)
                 except queue.Empty:
-                    commands = self._coordinator.tick(time.monotonic())
+                    self._guarded(partial(self._coordinator.tick, time.monotonic()))
                 else:
                     if event is None:
                         return
-                    commands = self._guarded(event)
-                self._carry_out(commands)
+                    self._guarded(partial(self._take, event))
                 try:
                     self._pool.keep_up(time.monotonic())
                 except (RayError, ConnectionError) as error:
                     self._fail(ClusterError(f"the connection to the cluster is lost: {error}"))
 
-    def _guarded(self, event: _Event) -> list[Command]:
+    def _guarded(self, step: Callable[[], list[Command]]) -> None:
         try:
-            return self._take(event)
+            self._carry_out(step())
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
+            # What was to be sent may not have been: there is no going on from here.
+            self._failure = error
             self._fail(error)
-            return []
 
     def _fail(self, error: Exception) -> None:
         """Nothing more can come of what is under way."""
@@ -169,6 +170,9 @@ class Dispatcher:
         return self._answer(event, now)
 
     def _add(self, batch: Batch, now: float) -> list[Command]:
+        if self._failure is not None:
+            batch.answer.set_exception(self._failure)
+            return []
         blocks = [Block(next(self._ids), batch.expected_s) for _ in batch.edges[1:]]
         batch.first_block = blocks[0].id
         self._batches |= dict.fromkeys(batch.blocks, batch)

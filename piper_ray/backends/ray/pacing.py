@@ -9,11 +9,12 @@ from piper_ray.kernels.blocks import BLOCK_SIZE
 from piper_ray.kernels.types import IndexArray
 
 LEAST_BATCH_S = 0.02
-"""What takes less stays in the driver."""
+"""What takes less stays in the driver, unless several workers gain more than a round trip costs."""
 
 _BLOCK_S = 0.075
 _LEAST_BLOCK_S = 0.005
 _PER_WORKER = 2
+_MARGIN = 1.5
 _WEIGHT = 0.3  # of the newest figure in a running mean
 
 
@@ -28,10 +29,19 @@ class Span:
 
 @dataclass
 class Pacing:
-    """s_per_bound: of one worker, for a block bound and what comes of it. round_trip_s: of a batch beyond its work."""
+    """s_per_bound: of one worker, for a block bound and what comes of it; near: of the driver, inside a batch.
+
+    round_trip_s: of a batch, beyond its work.
+    """
 
     s_per_bound: float = 8e-9
+    s_per_near_bound: float = 3e-8
     round_trip_s: float = 0.003
+
+    def record_near(self, bounds: int, seconds: float) -> None:
+        """What the driver took for a batch's inside: dearer, as the stages there are short and most of them fit."""
+        if bounds > 0:
+            self.s_per_near_bound += _WEIGHT * (min(seconds / bounds, 1e-6) - self.s_per_near_bound)
 
     def batch(self, level_start: IndexArray, level: int, blocks: int) -> Span:
         """The next levels for the workers: until the rest, which the driver does alone, takes as long as a round trip.
@@ -41,7 +51,7 @@ class Pacing:
         far, near, extra, end = 0, 0, 0, level
         while end < level_start.size - 1:
             size = int(level_start[end + 1] - level_start[end])
-            if end > level and (near + size * extra) * self.s_per_bound > self.round_trip_s:
+            if end > level and (near + size * extra) * self.s_per_near_bound > self.round_trip_s:
                 break
             far += size * blocks
             near += size * extra
@@ -52,6 +62,11 @@ class Pacing:
     def seconds(self, span: Span) -> float:
         """Of one worker, for the part that workers can do."""
         return span.far * self.s_per_bound
+
+    def pays(self, span: Span, workers: int) -> bool:
+        """Whether the workers are done with it sooner than the driver alone would be."""
+        seconds = self.seconds(span)
+        return seconds >= LEAST_BATCH_S or seconds * (1.0 - 1.0 / max(1, workers)) > _MARGIN * self.round_trip_s
 
     def blocks(self, seconds: float, workers: int, downsets: int) -> int:
         """Two for each worker unless these were tiny; more where they would be longer than 75 ms."""

@@ -67,6 +67,8 @@ def _set_environment() -> None:
     if "ray" in sys.modules:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Else Ray puts the machine's own address in the place of 127.0.0.1, and listens on all interfaces.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
