@@ -27,6 +27,7 @@ class World(RuleBasedStateMachine):
         self.ghosts: list[tuple[int, int]] = []  # blocks of lost workers, whose replies may still come
         self.open: set[int] = set()
         self.blamed: Counter[int] = Counter()
+        self.suspects: set[int] = set()  # have been in the hands of a lost worker, or failed
 
     @property
     def workers(self) -> list[int]:
@@ -44,6 +45,7 @@ class World(RuleBasedStateMachine):
                 assert HERE not in self.held
                 self.held[HERE] = []
             assert command.block not in self.held[command.worker], "the same block twice"
+            assert command.block not in self.suspects or not self.held[command.worker], "not alone"
             self.held[command.worker].append(command.block)
 
     def reply(self, worker: int, block: int) -> None:
@@ -80,6 +82,7 @@ class World(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.workers))
         blocks = self.held.pop(worker)
         self.ghosts += [(worker, block) for block in blocks]
+        self.suspects |= set(blocks)
         self.blamed.update(blocks[:1] if blocks[:1] and blocks[0] in self.open else [])
         self.carry_out(self.coordinator.lost(worker, self.now, "lost"))
         assert self.coordinator.lost(worker, self.now, "lost") == []
@@ -97,6 +100,7 @@ class World(RuleBasedStateMachine):
         worker, block = self.somebody_busy(data)
         self.let_go(worker, block)
         self.blamed.update([block] if block in self.open else [])
+        self.suspects.add(block)
         self.carry_out(self.coordinator.failed(worker, block, self.now, "failed"))
 
     @precondition(lambda self: self.ghosts)
@@ -131,7 +135,9 @@ class World(RuleBasedStateMachine):
     def no_block_waits_while_somebody_could_take_it(self) -> None:
         held = {block for blocks in self.held.values() for block in blocks}
         if self.open - held:
-            assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in self.workers)
+            assert all(self.held[worker] for worker in self.workers)
+            if not self.suspects & self.open:
+                assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in self.workers)
             if self.without_workers is WithoutWorkers.CONTINUE and not self.workers:
                 assert HERE in self.held
 

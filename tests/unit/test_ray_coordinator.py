@@ -39,23 +39,24 @@ def test_who_joins_late_gets_what_waits() -> None:
     assert coordinator.joined(8, 0.2) == [Send(8, 4)]
 
 
-def test_blocks_of_a_lost_worker_go_to_the_front_of_the_queue() -> None:
+def test_blocks_of_a_lost_worker_come_first_and_alone() -> None:
     coordinator = coordinator_with(2)
     coordinator.add(blocks(6), 0.0)  # 0 has 0 and 2, 1 has 1 and 3
     assert coordinator.lost(1, 0.1, "killed") == []
     assert coordinator.lost(1, 0.1, "killed") == [], "it is known already"
     assert coordinator.in_flight == 2
-    assert [coordinator.replied(0, block, 0.2) for block in (0, 2)] == [(True, [Send(0, 3)]), (True, [Send(0, 1)])]
-    assert coordinator.replied(0, 3, 0.3) == (True, [Send(0, 4)])
+    answers = [coordinator.replied(0, block, 0.2) for block in (0, 2, 3, 1)]
+    assert answers == [(True, []), (True, [Send(0, 3)]), (True, [Send(0, 1)]), (True, [Send(0, 4), Send(0, 5)])]
 
 
 def test_late_reply_of_a_lost_worker_counts_and_the_second_answer_does_not() -> None:
     coordinator = coordinator_with(2)
     coordinator.add(blocks(2), 0.0)
+    coordinator.replied(0, 0, 0.1)
     assert coordinator.lost(1, 0.1, "cut off") == [Send(0, 1)]
     assert coordinator.replied(1, 1, 0.2) == (True, [])
     assert coordinator.replied(0, 1, 0.3) == (False, [])
-    assert coordinator.open_blocks == 1
+    assert coordinator.open_blocks == 0
 
 
 def test_late_reply_takes_the_block_out_of_the_queue() -> None:
@@ -144,22 +145,50 @@ def test_last_worker_lost_and_the_blocks_wait_for_another() -> None:
     assert coordinator.lost(0, 0.1, "killed") == []
     assert coordinator.tick(1e6) == []
     assert (coordinator.open_blocks, coordinator.in_flight) == (2, 0)
-    assert coordinator.joined(1, 1e6) == [Send(1, 1), Send(1, 0)]
+    assert coordinator.joined(1, 1e6) == [Send(1, 1)]
+    assert coordinator.replied(1, 1, 1e6) == (True, [Send(1, 0)])
 
 
-def test_block_that_kills_each_worker_is_given_up_and_the_one_behind_it_is_not() -> None:
+def test_block_that_kills_each_worker_is_given_up() -> None:
     coordinator = coordinator_with(1, WithoutWorkers.WAIT)
-    coordinator.add(blocks(1), 0.0)
+    coordinator.add(blocks(2), 0.0)
     for death in range(1, Coordinator.MOST_DEATHS):
         assert coordinator.lost(death - 1, 0.0, "killed") == []
-        assert coordinator.joined(death, 0.0) == [Send(death, 0)]
-        coordinator.add(blocks(1, first=death), 0.0)  # it waits behind the killer
-        assert coordinator.replied(death, death, 0.0) == (True, [])
-    coordinator.add(blocks(1, first=9), 0.0)
+        sends = coordinator.joined(death, 0.0)
+        if death == 1:
+            assert sends == [Send(1, 1)], "in work or behind: both are tried alone"
+            assert coordinator.replied(1, 1, 0.0) == (True, [Send(1, 0)])
+        else:
+            assert sends == [Send(death, 0)]
+    assert coordinator.add(blocks(1, first=9), 0.0) == [], "not behind a block that may end the worker"
     last = Coordinator.MOST_DEATHS - 1
     assert coordinator.lost(last, 0.0, "out of memory") == [GiveUp(0, Coordinator.MOST_DEATHS, "out of memory")]
     assert coordinator.open_blocks == 1
     assert coordinator.joined(99, 0.0) == [Send(99, 9)]
+
+
+def test_killer_behind_a_block_whose_reply_is_lost_with_the_worker_is_found() -> None:
+    """Every worker dies over block 1, whatever it had before: no other block is given up."""
+    coordinator = coordinator_with(2, WithoutWorkers.WAIT)
+    commands = coordinator.add(blocks(4), 0.0)
+    held: dict[int, list[int]] = {0: [], 1: []}
+    deaths = 0
+    while not (given_up := [command for command in commands if isinstance(command, GiveUp)]):
+        for command in commands:
+            if isinstance(command, Send):
+                held[command.worker].append(command.block)
+        worker = next((name for name, has in held.items() if 1 in has), None)
+        if worker is None:
+            worker = next(name for name, has in held.items() if has)
+            commands = coordinator.replied(worker, held[worker].pop(0), 0.0)[1]
+            continue
+        del held[worker]
+        deaths += 1
+        commands = coordinator.lost(worker, 0.0, "killed")
+        held[worker + 10] = []
+        commands += coordinator.joined(worker + 10, 0.0)
+    assert given_up == [GiveUp(1, Coordinator.MOST_DEATHS, "killed")]
+    assert deaths <= Coordinator.MOST_DEATHS + 1
 
 
 def test_each_block_is_blamed_for_its_own_deaths_alone() -> None:

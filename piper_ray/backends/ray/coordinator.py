@@ -71,7 +71,7 @@ class Coordinator:
         self._without_workers = without_workers
         self._queue: deque[int] = deque()
         self._blocks: dict[int, Block] = {}  # neither answered nor given up
-        self._deaths: dict[int, int] = {}
+        self._deaths: dict[int, int] = {}  # of blocks that a lost worker had: those that they are blamed for
         self._workers: dict[int, _Worker] = {}
         self._here: int | None = None  # what the driver computes
 
@@ -115,6 +115,7 @@ class Coordinator:
         for place, block in enumerate(gone.in_flight):
             if block not in self._blocks:
                 continue
+            self._deaths.setdefault(block, 0)
             if place == 0:
                 commands += self._blame(block, cause)
             self._requeue(block)
@@ -175,13 +176,17 @@ class Coordinator:
         # One each, then the next one each: so that few blocks are spread over all.
         for depth in range(self.IN_FLIGHT):
             for name, worker in self._workers.items():
-                if len(worker.in_flight) == depth and self._queue:
+                if len(worker.in_flight) == depth and self._queue and self._may_go_along(self._queue[0], worker):
                     commands.append(self._send(name, self._queue.popleft(), now))
         for block in self._overdue(now):
             free = next((n for n, w in self._workers.items() if not w.in_flight), None)
             if free is not None and sum(1 for _ in self._holders(block)) < self.MOST_COPIES:
                 commands.append(self._send(free, block, now))
         return commands + self._help(now)
+
+    def _may_go_along(self, block: int, worker: _Worker) -> bool:
+        """A block that a lost worker had is given alone: then it is known which one ends workers."""
+        return not worker.in_flight or not {block, *worker.in_flight} & self._deaths.keys()
 
     def _help(self, now: float) -> list[Command]:
         """The driver takes what nobody gets done: all workers are gone, or silent, or have nothing new to do."""
