@@ -33,7 +33,8 @@ def shared_cluster(isolation: None) -> Iterator[Machines]:  # noqa: ARG001
 
 
 @pytest.fixture
-def cluster(shared_cluster: Machines) -> Machines:
-    """Three machines of workers, all well, whatever was done to them before."""
+def cluster(shared_cluster: Machines) -> Iterator[Machines]:
+    """Three machines of workers, all well whatever was done to them before. The test's solves must leave nothing."""
     shared_cluster.repair()
-    return shared_cluster
+    yield shared_cluster
+    shared_cluster.assert_nothing_left()

@@ -94,6 +94,9 @@ class Driver:
         (child,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         os.kill(int(child), number)
 
+    def was_told(self, text: str) -> bool:
+        return any(text in note for note in self.notes)
+
     def document(self) -> Any:
         """The JSON document on stdout."""
         return json.loads((self.out.parent / "stdout").read_bytes())

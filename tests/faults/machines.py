@@ -97,6 +97,22 @@ class Machines:
         """Machines that a worker of ours runs on."""
         return [m for m in range(1, self.count + 1) if self.is_up(m) and self.processes(m, ACTOR)]
 
+    def assert_nothing_left(self) -> None:
+        """Of solves that have ended: no process, actor or claim on a resource, and no file in shared memory."""
+        up = [machine for machine in range(self.count + 1) if self.is_up(machine)]
+        until(
+            lambda: not any(self.processes(machine, name) for machine in up for name in (ACTOR, "piper_ray", "faults")),
+            "all processes end",
+        )
+        assert {machine: self.shared_memory(machine) for machine in up} == {machine: set() for machine in up}
+        left = self.ask(
+            "from ray._private.state import actors\n"
+            "print({name: count for name, count in ray.cluster_resources().items()"
+            " if ray.available_resources().get(name) != count and name != 'object_store_memory'},"
+            " [actor for actor in actors().values() if actor['State'] != 'DEAD'])"
+        )
+        assert left == "{} []"
+
     def ask(self, program: str) -> str:
         """What a short Ray program, run on the head with its connection made, prints."""
         source = f"import ray\nray.init('{self.address}', log_to_driver=False, logging_level='ERROR')\n{program}"

@@ -40,6 +40,6 @@ def _remembered(backend: RayBackend, listener: Listener) -> None:
 
 
 if __name__ == "__main__":
-    SolverLog.__call__ = _stepped  # type: ignore[method-assign]
-    RayBackend.listen = _remembered  # type: ignore[method-assign]
+    SolverLog.__call__ = _stepped  # type: ignore[method-assign, assignment]
+    RayBackend.listen = _remembered  # type: ignore[method-assign, assignment]
     sys.exit(piper_ray.cli.main())

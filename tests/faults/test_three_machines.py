@@ -22,6 +22,8 @@ def test_one_killed_one_cut_off_and_driver_resumed(cluster: Machines, local_plan
         assert driver.end() != 0
         assert not driver.out.exists()
     with driving(cluster, tmp_path, "--workers", "3", "--resume", str(state)) as driver:
-        driver.until_level(150, evaluation=4)
+        driver.until_level(60, evaluation=4)
+        driver.until_workers(1)
         cluster.heal(2)
         assert driver.finish() == local_plan
+        assert driver.was_told(f"resumed from {state}")

@@ -1,0 +1,80 @@
+"""Losses and gains of workers, one after the other on one cluster: none changes a byte of the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.driver import driving
+from tests.faults.machines import ACTOR, Machines
+
+
+def test_worker_killed_then_a_raylet(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    with driving(cluster, tmp_path, "--workers", "3") as driver:
+        driver.until_all_join(3)
+        cluster.kill_process(1, ACTOR)
+        driver.until_note("is lost, 2 left")
+        driver.until_workers(3)
+        cluster.kill_process(2, "/raylet ")
+        driver.until_note("is lost, 2 left")
+        driver.until_workers(3)  # on the same machine, whose Ray has been started again
+        assert driver.finish() == local_plan
+
+
+def test_cut_off_machine_comes_back(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    """What the lost worker computes meanwhile does no harm."""
+    with driving(cluster, tmp_path) as driver:
+        driver.until_all_join(3)
+        cluster.cut(1)
+        driver.until_level(150, evaluation=3)
+        driver.until_workers(2)
+        cluster.heal(1)
+        driver.until_workers(3)
+        assert driver.finish() == local_plan
+        assert driver.was_told("is lost, 2 left")
+
+
+def test_machines_join_late(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    cluster.kill(1)
+    cluster.kill(2)
+    cluster.wait_for_machines(3)
+    with driving(cluster, tmp_path) as driver:
+        driver.until_all_join(1)
+        cluster.start(1)
+        driver.until_workers(2)
+        cluster.start(2)
+        driver.until_workers(3)
+        assert driver.finish() == local_plan
+
+
+def test_last_worker_lost_and_the_driver_goes_on(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    with driving(cluster, tmp_path, "--workers", "1", "--without-workers", "continue") as driver:
+        driver.until_all_join(1)
+        (machine,) = cluster.with_worker()
+        cluster.kill_process(machine, ACTOR)
+        driver.until_note("no worker is left: going on in the driver")
+        assert driver.finish() == local_plan
+
+
+def test_last_worker_lost_and_the_driver_waits(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    with driving(cluster, tmp_path, "--without-workers", "wait") as driver:
+        driver.until_all_join(3)
+        for machine in (1, 2, 3):
+            cluster.kill(machine)
+        driver.until_note("no worker is left: waiting for one")
+        held = {driver.until_level(60, evaluation=3)["level"] for _ in range(10)}
+        assert len(held) == 1
+        cluster.start(1)
+        driver.until_workers(1)
+        assert driver.finish() == local_plan
+
+
+def test_machine_with_less_memory_gets_no_worker(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    cluster.kill(3)
+    cluster.start(3, ray_options="--memory=300000000")
+    cluster.wait_for_machines(1, 2, 3)
+    with driving(cluster, tmp_path) as driver:
+        driver.until_all_join(2)
+        assert cluster.with_worker() == [1, 2]
+        assert driver.finish() == local_plan
+    cluster.kill(3)
+    cluster.wait_for_machines(1, 2)
