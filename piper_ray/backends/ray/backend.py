@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -153,14 +153,10 @@ class RayBackend:
         self._session.close()
 
     def _wait(self, batch: Batch, heartbeat: Heartbeat) -> LevelStates:
-        while True:
-            try:
-                return batch.answer.result(timeout=_HEARTBEAT_S)
-            except NotYet:
-                if batch.answer.done():
-                    raise
+        while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
             heartbeat(batch.done)
+        return batch.answer.result()
 
     def _pass_notes_on(self) -> None:
         assert self._dispatcher is not None
