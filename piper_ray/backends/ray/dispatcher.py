@@ -41,8 +41,8 @@ class Batch:
 
     @property
     def done(self) -> int:
-        """Downsets answered."""
-        return sum(part.counts.size for part in self.found.values())
+        """Downsets answered. Asked for on another thread: ``list`` looks at the dict in one go."""
+        return sum(part.counts.size for part in list(self.found.values()))
 
     def span(self, block: int) -> tuple[int, int]:
         place = block - self.first_block
@@ -166,6 +166,9 @@ class Dispatcher:
         if isinstance(event, Started):
             return self._start(event, now)
         if isinstance(event, _ComputedHere):
+            fault = event.states.exception()
+            if fault is not None:
+                return self._coordinator.failed(HERE, event.block, now, _last_line(fault))
             return self._finish(HERE, event.block, event.states.result(), 0.0, now)
         return self._answer(event, now)
 
@@ -202,7 +205,8 @@ class Dispatcher:
             return self._finish(event.worker, event.block, reply.states, reply.seconds, now)
         if isinstance(error, RayTaskError) and not isinstance(error, RayActorError):
             # It lives but cannot do it: it starts afresh with this evaluation's tables.
-            self._known[event.worker] = {}
+            if event.worker in self._known:
+                self._known[event.worker] = {}
             return self._coordinator.failed(event.worker, event.block, now, _last_line(error))
         if not isinstance(error, (RayActorError, RaySystemError)):
             raise error
