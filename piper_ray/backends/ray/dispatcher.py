@@ -263,9 +263,11 @@ class Dispatcher:
         future.add_done_callback(lambda states: self._events.put(_ComputedHere(block, states)))
 
     def _send(self, command: Send, batch: Batch) -> None:
-        states, known = batch.states, self._known[command.worker]
+        states = batch.states
         published = self.publisher.publish(states)
-        key = published.order.key
+        key, in_use = published.order.key, self.publisher.keys_in_use()
+        known = {other: level for other, level in self._known[command.worker].items() if other in in_use}
+        self._known[command.worker] = known
         objects = self.publisher.needed(states, known.get(key))
         self.publisher.sent(self._pool.node_of(command.worker), objects)
         first, last = batch.span(command.block)
@@ -276,7 +278,7 @@ class Dispatcher:
             level=states.level,
             first=first,
             last=last,
-            in_use=self.publisher.keys_in_use(),
+            in_use=in_use,
         )
         known[key] = states.level
         levels = [objects[-1].ref] if known_level < states.level else []
