@@ -9,6 +9,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from tests.ray_support import local_ray
+
+__all__ = ["local_ray"]
+
 # A first example may compile a kernel: no deadlines.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fast", _COMMON, max_examples=50, derandomize=True, database=None)

@@ -114,6 +114,7 @@ class World(RuleBasedStateMachine):
         blocks = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
         self.open -= blocks
         self.coordinator.cancel(blocks)
+        self.carry_out(self.coordinator.tick(self.now))  # what may go along now goes then
 
     @rule(seconds=st.sampled_from([0.0, 0.25, 1.5, 100.0]))
     def wait(self, seconds: float) -> None:
@@ -136,14 +137,15 @@ class World(RuleBasedStateMachine):
         held = {block for blocks in self.held.values() for block in blocks}
         if self.open - held:
             assert all(self.held[worker] for worker in self.workers)
-            if not self.suspects & self.open:
+            if not self.suspects & (self.open | held):
                 assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in self.workers)
             if self.without_workers is WithoutWorkers.CONTINUE and not self.workers:
                 assert HERE in self.held
 
     def finish_alone(self) -> None:
         """No worker says anything any more, none is known to be lost: the driver gets everything done."""
-        for _ in range(len(self.open) + 1):
+        # Each idle worker may be tried first.
+        for _ in range(len(self.open) + 2 * len(self.workers) + 1):
             self.now += 1000.0
             self.carry_out(self.coordinator.tick(self.now))
             if HERE in self.held:

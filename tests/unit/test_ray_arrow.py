@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,8 @@ def through_a_stream(table: pa.Table) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(sink.getvalue())).read_all()
 
 
-def assert_same_bytes(found: NamedTuple, expected: NamedTuple) -> None:
+def assert_same_bytes(found: Any, expected: Any) -> None:
+    """Of two of the solver's records."""
     assert type(found) is type(expected)
     for name, one, other in zip(expected._fields, found, expected, strict=True):
         if not isinstance(other, np.ndarray):
@@ -99,7 +100,7 @@ def test_limits_come_back_bit_for_bit() -> None:
 
 
 def test_arrays_of_any_type_and_shape_come_back() -> None:
-    arrays = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "none": np.zeros(0),
         "matrix of no rows": np.zeros((0, 3), np.uint64),
         "one byte": np.array([200], np.uint8),

@@ -51,7 +51,7 @@ def test_batch_has_a_level_and_all_its_bounds(
     level_start = np.cumsum([0, *sizes])
     level = data.draw(st.integers(0, len(sizes) - 1))
     used = data.draw(st.integers(1, 10**6))
-    span = Pacing(s_per_bound, round_trip_s).batch(level_start, level, used)
+    span = Pacing(s_per_near_bound=s_per_bound, round_trip_s=round_trip_s).batch(level_start, level, used)
     assert level < span.end_level <= len(sizes)
     assert span.far == used * sum(sizes[level : span.end_level])
     extra = near = 0
@@ -66,7 +66,7 @@ def test_batch_has_a_level_and_all_its_bounds(
 @given(LEVELS, st.lists(st.floats(0.0, 10.0), min_size=2, max_size=5))
 def test_dearer_round_trips_make_no_shorter_batches(sizes: list[int], round_trips_s: list[float]) -> None:
     level_start = np.cumsum([0, *sizes])
-    ends = [Pacing(1e-8, seconds).batch(level_start, 0, 10).end_level for seconds in sorted(round_trips_s)]
+    ends = [Pacing(round_trip_s=seconds).batch(level_start, 0, 10).end_level for seconds in sorted(round_trips_s)]
     assert ends == sorted(ends)
 
 

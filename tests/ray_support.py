@@ -1,0 +1,99 @@
+"""A Ray on loopback for all tests of a session, and workers that die or fail when told to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from piper_ray.backends.ray import RayBackend
+
+CPUS = 2
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """Ray of this process with two CPUs."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else it takes the machine's own address for 127.0.0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own
+        import ray
+
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            _node_ip_address="127.0.0.1",
+        )
+    try:
+        nodes: Callable[[], list[dict[str, str]]] = ray.nodes
+        assert nodes()[0]["NodeManagerAddress"] == "127.0.0.1", "Ray was imported before, and listens for everybody"
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def backend_of(**options: Any) -> Iterator[RayBackend]:
+    """A backend that ends with the block, as the command line ends it."""
+    from piper_ray.backends.ray import RayBackend
+
+    backend = RayBackend(**options)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: float = 0.003) -> None:
+    """In more blocks than workers. round_trip_s: 0 for level by level."""
+    from piper_ray.backends.ray.pacing import Pacing
+
+    monkeypatch.setattr("piper_ray.backends.ray.pacing.LEAST_BATCH_S", 0.0)
+    monkeypatch.setattr("piper_ray.backends.ray.backend.Pacing", lambda: Pacing(round_trip_s=round_trip_s))
+    monkeypatch.setattr(Pacing, "blocks", lambda _self, _seconds, _workers, downsets: min(downsets, 5))
+    monkeypatch.setattr(Pacing, "record", lambda *_: None)
+
+
+def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, downset: int) -> None:
+    """The first ``deaths`` workers to be given ``downset`` are killed while they have it in work."""
+    from piper_ray.backends.ray.worker import BlockOrder, BlockReply, Worker
+
+    # Local, so that Ray ships it whole: workers cannot import the tests.
+    class Mortal(Worker):
+        def evaluate(self, order: BlockOrder, *finished: Any) -> BlockReply:
+            for death in range(deaths):
+                if order.first <= downset < order.last and not (folder / str(death)).exists():
+                    (folder / str(death)).touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return super().evaluate(order, *finished)
+
+    monkeypatch.setattr("piper_ray.backends.ray.worker.Worker", Mortal)
+
+
+def workers_that_fail(monkeypatch: pytest.MonkeyPatch, folder: Path, failures: int) -> None:
+    """The first ``failures`` blocks raise an error."""
+    from piper_ray.backends.ray.worker import BlockOrder, BlockReply, Worker
+
+    class Faulty(Worker):
+        def evaluate(self, order: BlockOrder, *finished: Any) -> BlockReply:
+            for failure in range(failures):
+                if not (folder / str(failure)).exists():
+                    (folder / str(failure)).touch(exist_ok=False)
+                    raise OSError(f"no room for downset {order.first}")
+            return super().evaluate(order, *finished)
+
+    monkeypatch.setattr("piper_ray.backends.ray.worker.Worker", Faulty)

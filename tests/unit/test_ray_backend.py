@@ -1,0 +1,301 @@
+"""The Ray backend on a Ray of this machine: the answer of the threads, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from piper_ray.backends.ray import RayBackend, WithoutWorkers
+from piper_ray.errors import ClusterError, UsageError
+from piper_ray.model import Instance
+from piper_ray.progress import EvaluationAdvanced, Event, Note
+from piper_ray.solution import EvaluationStats, Solution, Status
+from piper_ray.solver import solve
+from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
+from tests.ray_support import backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
+from tests.solver_support import ONE_THREAD
+from tests.solver_support import tables as solver_tables
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+WAIT, CONTINUE = WithoutWorkers.WAIT, WithoutWorkers.CONTINUE
+
+INSTANCES: dict[str, Instance] = {
+    "towers": two_towers(7, devices=9, microbatches=12, memory_bytes=90.0),
+    "branches": parallel_branches(2, 5, devices=12, microbatches=8, memory_bytes=120.0),
+    "chain": equal_chain(9, devices=5, memory_bytes=60.0),
+    "does not fit": two_towers(3, devices=2, memory_bytes=7.0),
+    "one layer": equal_chain(1),
+    **{f"random {seed}": random_instance(seed, most_layers=8, most_devices=9).replace(devices=9) for seed in (1, 5)},
+}
+TOWERS = INSTANCES["towers"]
+
+
+class Log:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note)]
+
+
+@cache
+def by_threads(name: str) -> Solution:
+    return solve(INSTANCES[name], options=ONE_THREAD)
+
+
+def plan_bytes(solution: Solution) -> bytes | None:
+    return None if solution.plan is None else json.dumps(solution.plan.to_dict()).encode()
+
+
+def assert_same_answer(found: Solution, expected: Solution) -> None:
+    """Byte for byte: plan, values, and each evaluation's answer. How much was tested may differ."""
+    for solution in (found, expected):
+        assert solution.stopped_by is None
+    assert (found.status, found.infeasibility) == (expected.status, expected.infeasibility)
+    assert repr(found.time_per_sample) == repr(expected.time_per_sample)
+    assert repr(found.lower_bound) == repr(expected.lower_bound)
+    assert plan_bytes(found) == plan_bytes(expected)
+    assert answers(found) == answers(expected)
+
+
+def answers(solution: Solution) -> list[EvaluationStats]:
+    return [
+        replace(evaluation, seconds=0.0, blocks_tested=0, candidates_tested=0, stages_costed=0)
+        for evaluation in solution.stats.evaluations
+    ]
+
+
+def assert_gone(processes: list[int]) -> None:
+    """Ray ends actors soon, not at once."""
+    deadline = time.monotonic() + 30
+    for process in processes:
+        while Path("/proc", str(process)).exists():
+            assert time.monotonic() < deadline, f"process {process} goes on"
+            time.sleep(0.02)
+
+
+def wait_for_workers(backend: RayBackend, count: int) -> None:
+    """A small solve starts them; the driver does it alone until they are there."""
+    deadline = time.monotonic() + 60
+    while backend.activity().workers < count:
+        assert time.monotonic() < deadline, "no worker came"
+        solve(INSTANCES["one layer"], backend=backend)
+
+
+def processes_of(backend: RayBackend) -> list[int]:
+    assert backend._dispatcher is not None
+    return [hello.process for hello in backend._dispatcher._pool._ready.values()]
+
+
+@pytest.mark.parametrize(("workers", "cpus_per_worker"), [(2, 1), (1, 2)])
+def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, cpus_per_worker: int) -> None:
+    """All instances on one backend: what workers keep of one must not leak into the next."""
+    send_every_level_to_workers(monkeypatch)
+    with backend_of(workers=workers, cpus_per_worker=cpus_per_worker, without_workers=WAIT) as backend:
+        for name, instance in INSTANCES.items():
+            found = solve(instance, backend=backend)
+            assert_same_answer(found, by_threads(name))
+            assert found.stats.threads == workers * cpus_per_worker
+        stats = backend.stats()
+        assert stats.workers == workers
+        assert sum(node.blocks for node in stats.nodes) == stats.blocks > stats.batches > 0
+        assert stats.worked_s > 0
+        processes = processes_of(backend)
+    assert len(processes) == workers
+    assert_gone(processes)
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0, 10.0], ids=["level by level", "in long batches"])
+def test_same_answer_whatever_the_batches(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
+    send_every_level_to_workers(monkeypatch, round_trip_s)
+    with backend_of(workers=2, without_workers=WAIT) as backend:
+        for name in ("branches", "random 5"):
+            assert_same_answer(solve(INSTANCES[name], backend=backend), by_threads(name))
+
+
+def test_small_problem_needs_no_worker() -> None:
+    with backend_of(workers=2) as backend:
+        found = solve(TOWERS, backend=backend)
+        assert_same_answer(found, by_threads("towers"))
+        assert backend.activity() == (0, 0)
+        assert found.stats.cluster is not None
+        assert (found.stats.cluster.workers, found.stats.cluster.blocks, found.stats.cluster.nodes) == (0, 0, ())
+
+
+def test_nothing_is_fetched_on_the_drivers_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_every_level_to_workers(monkeypatch)
+    with backend_of(workers=2, without_workers=WAIT) as backend:
+        stats = solve(TOWERS, backend=backend).stats.cluster
+    assert stats is not None
+    (node,) = stats.nodes
+    assert node.fetched_bytes == 0
+    assert node.blocks == stats.blocks
+    # At least the workload's tables are put, once; levels of past evaluations are let go.
+    tables = solver_tables(TOWERS).problem.tables
+    downset_bytes = tables.lattice.bits.nbytes + tables.costs.need_s.nbytes
+    assert downset_bytes < node.held_bytes <= stats.put_bytes
+
+
+@pytest.mark.parametrize(("workers", "deaths", "downset"), [(2, 2, 30), (1, 1, 10)])
+def test_same_answer_when_workers_are_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, deaths: int, downset: int
+) -> None:
+    """In the middle of a block; others come in their place."""
+    send_every_level_to_workers(monkeypatch)
+    workers_that_die(monkeypatch, tmp_path, deaths, downset)
+    log = Log()
+    with backend_of(workers=workers, without_workers=WAIT) as backend:
+        assert_same_answer(solve(TOWERS, backend=backend, listener=log), by_threads("towers"))
+    assert len(list(tmp_path.iterdir())) == deaths
+    assert sum("is lost" in note for note in log.notes) == deaths
+    assert workers > 1 or "no worker is left: waiting for one" in log.notes
+
+
+def test_driver_goes_on_when_all_workers_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    send_every_level_to_workers(monkeypatch)
+    workers_that_die(monkeypatch, tmp_path, deaths=1, downset=30)
+    log = Log()
+    with backend_of(workers=1, without_workers=CONTINUE) as backend:
+        wait_for_workers(backend, 1)
+        assert_same_answer(solve(TOWERS, backend=backend, listener=log), by_threads("towers"))
+    assert "no worker is left: going on in the driver" in log.notes
+    assert (tmp_path / "0").exists()
+
+
+def test_block_that_kills_each_worker_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    send_every_level_to_workers(monkeypatch)
+    workers_that_die(monkeypatch, tmp_path, deaths=10**6, downset=50)
+    with backend_of(workers=1, without_workers=WAIT) as backend:
+        with pytest.raises(ClusterError, match=r"downsets \d+ to \d+ ended 3 workers in turn.* MB in each worker"):
+            solve(TOWERS, backend=backend)
+        processes = processes_of(backend)
+    assert len(list(tmp_path.iterdir())) in (3, 4), "the first time it may be behind another block"
+    assert_gone(processes)
+
+
+def test_block_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    send_every_level_to_workers(monkeypatch)
+    workers_that_fail(monkeypatch, tmp_path, failures=2)
+    with backend_of(workers=1, without_workers=WAIT) as backend:
+        assert_same_answer(solve(TOWERS, backend=backend), by_threads("towers"))
+        assert len(list(tmp_path.iterdir())) == 2
+        assert backend.stats().workers == 1
+
+
+def test_block_that_fails_always_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    send_every_level_to_workers(monkeypatch)
+    workers_that_fail(monkeypatch, tmp_path, failures=10**6)
+    with (
+        backend_of(workers=1, without_workers=WAIT) as backend,
+        pytest.raises(ClusterError, match="no room for downset"),
+    ):
+        solve(TOWERS, backend=backend)
+
+
+def test_fault_of_the_dispatcher_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not leave the caller waiting."""
+
+    def full(*_: object) -> None:
+        raise OSError("the object store is full")
+
+    send_every_level_to_workers(monkeypatch)
+    monkeypatch.setattr("piper_ray.backends.ray.publication.Publisher.put", full)
+    with backend_of(workers=1, without_workers=WAIT) as backend:
+        for _ in range(2):
+            with pytest.raises(OSError, match="the object store is full"):
+                solve(TOWERS, backend=backend)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_workers_are_gone_after_an_error_in_a_listener(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Raised once workers have answered; an interrupt ends the search with the best plan so far."""
+    send_every_level_to_workers(monkeypatch)
+    backend = RayBackend(workers=2, without_workers=WAIT)
+    processes: list[int] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, EvaluationAdvanced) and event.done > 20:
+            processes.extend(processes_of(backend))
+            raise error
+
+    with closing(backend):
+        if error is KeyboardInterrupt:
+            found = solve(TOWERS, backend=backend, listener=listener)
+            assert (found.status, found.stopped_by) == (Status.FEASIBLE, "interrupt")
+        else:
+            with pytest.raises(error):
+                solve(TOWERS, backend=backend, listener=listener)
+    assert processes
+    assert_gone(processes)
+
+
+def test_backend_serves_again_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_every_level_to_workers(monkeypatch)
+    with backend_of(workers=1, without_workers=WAIT) as backend:
+
+        def listener(event: Event) -> None:
+            if isinstance(event, EvaluationAdvanced) and event.done > 20:
+                raise KeyboardInterrupt
+
+        assert solve(TOWERS, backend=backend, listener=listener).stopped_by == "interrupt"
+        assert_same_answer(solve(TOWERS, backend=backend), by_threads("towers"))
+
+
+def test_ray_of_the_process_is_used_and_left_alone() -> None:
+    import ray
+
+    job = ray.get_runtime_context().get_job_id()
+    with backend_of(address="198.51.100.1:6379") as backend:
+        assert backend.stats().workers == 0
+    assert ray.is_initialized()
+    assert ray.get_runtime_context().get_job_id() == job
+
+
+def test_ray_of_our_own_listens_on_loopback_asks_for_a_token_and_ends() -> None:
+    script = """
+from piper_ray.backends.ray import RayBackend
+import os, sys
+assert "ray" not in sys.modules
+backend = RayBackend("local", workers=1)
+import ray
+print(ray.nodes()[0]["NodeManagerAddress"], os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]))
+backend.close()
+print(ray.is_initialized())
+"""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    run = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["127.0.0.1", "token", "64", "False"]
+
+
+def test_cluster_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once: Ray itself would try for a quarter of an hour."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
+        with pytest.raises(
+            ClusterError, match=r"no Ray cluster could be reached at 127\.0\.0\.1:(?s:.*)--address local"
+        ):
+            RayBackend(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("option", ["workers", "cpus_per_worker"])
+def test_counts_below_one_are_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} must be at least 1, not 0"):
+        RayBackend(**{option: 0})  # type: ignore[arg-type]
