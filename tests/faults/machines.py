@@ -93,6 +93,12 @@ class Machines:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def kill_services_of_head(self) -> None:
+        """SIGKILL to what holds the cluster together. Returns when it has been started again, with no memory of it."""
+        log_bytes = (self._harness.dir / "n0.log").stat().st_size
+        self.kill_process(HEAD, "/gcs_server ")
+        self._harness._wait_head(log_bytes)
+
     def with_worker(self) -> list[int]:
         """Machines that a worker of ours runs on."""
         return [m for m in range(1, self.count + 1) if self.is_up(m) and self.processes(m, ACTOR)]
@@ -114,12 +120,19 @@ class Machines:
         assert left == "{} []"
 
     def ask(self, program: str) -> str:
-        """What a short Ray program, run on the head with its connection made, prints."""
-        source = f"import ray\nray.init('{self.address}', log_to_driver=False, logging_level='ERROR')\n{program}"
-        process = self.popen(HEAD, [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, errors = process.communicate(timeout=LONG_S)
+        """What a short Ray program prints, which is run on the head with its connection made."""
+        with self.program(program) as process:
+            out, errors = process.communicate(timeout=LONG_S)
         assert process.returncode == 0, errors
         return out.strip()
+
+    @contextmanager
+    def program(self, program: str) -> Iterator[subprocess.Popen[str]]:
+        """The same, while it runs. It ends when its stdin does."""
+        source = f"import ray\nray.init('{self.address}', log_to_driver=False, logging_level='ERROR')\n{program}"
+        pipe = subprocess.PIPE
+        with self.popen(HEAD, [sys.executable, "-c", source], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+            yield process
 
     def wait_for_machines(self, *machines: int) -> None:
         """Until exactly these have joined the cluster, beside the head."""
@@ -129,6 +142,9 @@ class Machines:
             f"while sorted(n['NodeManagerAddress'] for n in ray.nodes() if n['Alive']) != {names}: time.sleep(0.1)"
         )
 
+
+_names = iter("abcdefgh")
+"""Network namespaces have names that the whole machine shares."""
 
 ACTOR = "ray::Worker"
 """The command line of a worker of ours, as Ray sets it."""
@@ -140,9 +156,10 @@ def machines(count: int, **options: Any) -> Iterator[Machines]:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = {"PATH": path, **options.pop("env", {})}
     with ExitStack() as stack:
+        prefix = f"pr{os.getpid()}{next(_names)}"
         with _files_left_open():
             harness = stack.enter_context(
-                _harness().NetCluster(workers=count, respawn=True, env=environment, **options)
+                _harness().NetCluster(workers=count, respawn=True, prefix=prefix, env=environment, **options)
             )
         cluster = Machines(harness)
         cluster.wait_for_machines(*range(1, count + 1))

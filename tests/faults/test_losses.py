@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
+from piper_ray.errors import EXIT_INTERRUPTED
 from tests.faults.driver import driving
 from tests.faults.machines import ACTOR, Machines
 
@@ -33,19 +35,6 @@ def test_cut_off_machine_comes_back(cluster: Machines, local_plan: bytes, tmp_pa
         assert driver.was_told("is lost, 2 left")
 
 
-def test_machines_join_late(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    cluster.kill(1)
-    cluster.kill(2)
-    cluster.wait_for_machines(3)
-    with driving(cluster, tmp_path) as driver:
-        driver.until_all_join(1)
-        cluster.start(1)
-        driver.until_workers(2)
-        cluster.start(2)
-        driver.until_workers(3)
-        assert driver.finish() == local_plan
-
-
 def test_last_worker_lost_and_the_driver_goes_on(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     with driving(cluster, tmp_path, "--workers", "1", "--without-workers", "continue") as driver:
         driver.until_all_join(1)
@@ -64,7 +53,9 @@ def test_last_worker_lost_and_the_driver_waits(cluster: Machines, local_plan: by
         held = {driver.until_level(60, evaluation=3)["level"] for _ in range(10)}
         assert len(held) == 1
         cluster.start(1)
-        driver.until_workers(1)
+        driver.until_workers(1)  # late, and then another one
+        cluster.start(2)
+        driver.until_workers(2)
         assert driver.finish() == local_plan
 
 
@@ -78,3 +69,45 @@ def test_machine_with_less_memory_gets_no_worker(cluster: Machines, local_plan: 
         assert driver.finish() == local_plan
     cluster.kill(3)
     cluster.wait_for_machines(1, 2)
+
+
+def test_object_stores_full(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    """Somebody else keeps nearly all of them, on every machine, and nothing of that can be spilled."""
+    with cluster.program(_KEEP_STORES) as keeper, driving(cluster, tmp_path) as driver:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == "kept\n"
+        driver.until_all_join(3)
+        assert driver.finish() == local_plan
+
+
+def test_interrupted_and_resumed(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with driving(cluster, tmp_path, "--resume", str(state)) as driver:
+        driver.until_all_join(3)
+        driver.signal(signal.SIGINT)
+        assert driver.end() == EXIT_INTERRUPTED, driver.text
+        assert driver.document()["stopped_by"] == "interrupt"
+    cluster.assert_nothing_left()
+    assert {path.name.partition(".")[0] for path in state.iterdir()} == {"outcomes"}
+    with driving(cluster, tmp_path, "--resume", str(state)) as driver:
+        assert driver.finish() == local_plan
+        assert driver.was_told("2 evaluations are on record")
+    assert {path.name.partition(".")[0] for path in state.iterdir()} == {"outcomes"}
+
+
+_KEEP_STORES = """
+import sys
+import numpy as np
+
+@ray.remote(num_cpus=0)
+class Keeper:
+    def keep(self):
+        self.refs = [ray.put(np.zeros(8 << 20, np.uint8)) for _ in range(30)]  # 240 of 256 MiB
+        self.views = ray.get(self.refs)
+
+nodes = [node['NodeID'] for node in ray.nodes() if node['Alive']]
+keepers = [Keeper.options(label_selector={'ray.io/node-id': node}).remote() for node in nodes]
+ray.get([keeper.keep.remote() for keeper in keepers])
+print('kept', flush=True)
+sys.stdin.read()
+"""
