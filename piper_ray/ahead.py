@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from piper_ray.threshold import OnProgress, Outcome
@@ -33,13 +32,9 @@ class Ahead:
     def result(self, on_progress: OnProgress) -> Outcome:
         """The outcome, when it is there; what ``on_progress`` raises meanwhile ends the evaluation."""
         try:
-            while True:
-                try:
-                    return self._outcome.result(timeout=_POLL_S)
-                except NotYet:
-                    if self._outcome.done():
-                        raise
+            while not wait([self._outcome], timeout=_POLL_S).done:
                 on_progress(*self._done)
+            return self._outcome.result()
         finally:
             self.cancel()
 

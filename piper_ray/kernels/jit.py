@@ -21,13 +21,19 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @cache
+def sources_digest() -> str:
+    """Changes with any kernel: who has the same computes the same."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
 def cache_directory() -> str:
     """Where compiled kernels lie; its last part changes with any of their sources."""
     here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(here.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    folder = f"kernels-{digest.hexdigest()[:16]}"
+    folder = f"kernels-{sources_digest()}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
     named = os.environ.get("NUMBA_CACHE_DIR")
     candidates = [Path(named)] if named else [here / "__pycache__", home]

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
+from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 
 from piper_ray.backends.local import LocalBackend
 from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Send, WithoutWorkers
@@ -66,7 +66,7 @@ class _Cancelled:
 @dataclass(frozen=True)
 class _ComputedHere:
     block: int
-    states: Future[LevelStates]
+    states: Future[tuple[LevelStates, float]]  # and the seconds that they took
 
 
 _Event = _Added | _Cancelled | _ComputedHere | Started | Answered
@@ -95,7 +95,6 @@ class Dispatcher:
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
-        self._had_workers = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
@@ -134,7 +133,7 @@ class Dispatcher:
                     self._guarded(partial(self._take, event))
                 try:
                     self._pool.keep_up(time.monotonic())
-                except (RayError, ConnectionError) as error:
+                except Exception as error:  # noqa: BLE001 - whatever Ray raises, whoever waits must hear of it
                     self._fail(ClusterError(f"the connection to the cluster is lost: {error}"))
 
     def _guarded(self, step: Callable[[], list[Command]]) -> None:
@@ -169,7 +168,8 @@ class Dispatcher:
             fault = event.states.exception()
             if fault is not None:
                 return self._coordinator.failed(HERE, event.block, now, _last_line(fault))
-            return self._finish(HERE, event.block, event.states.result(), 0.0, now)
+            states, seconds = event.states.result()
+            return self._finish(HERE, event.block, states, seconds, now)
         return self._answer(event, now)
 
     def _add(self, batch: Batch, now: float) -> list[Command]:
@@ -193,7 +193,6 @@ class Dispatcher:
         if wrong is not None:
             raise ClusterError(f"{wrong}: install the same version on all machines of the cluster")
         self._known[event.worker] = {}
-        self._had_workers = True
         return self._coordinator.joined(event.worker, now)
 
     def _answer(self, event: Answered, now: float) -> list[Command]:
@@ -251,15 +250,19 @@ class Dispatcher:
         self._forget(batch)
         batch.answer.set_exception(
             ClusterError(
-                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, the last with: "
-                f"{command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if memory ran out, use "
+                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, or failed on them, at last "
+                f"with: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if memory ran out, use "
                 "machines with more of it, or fewer workers on each (--cpus-per-worker)"
             )
         )
 
     def _compute_here(self, block: int, batch: Batch) -> None:
-        first, last = batch.span(block)
-        future = self._here_thread.submit(self._here.evaluate_downsets, batch.states, first, last, _ignore)
+        def compute() -> tuple[LevelStates, float]:
+            began = time.perf_counter()
+            found = self._here.evaluate_downsets(batch.states, *batch.span(block), _ignore)
+            return found, time.perf_counter() - began
+
+        future = self._here_thread.submit(compute)
         future.add_done_callback(lambda states: self._events.put(_ComputedHere(block, states)))
 
     def _send(self, command: Send, batch: Batch) -> None:

@@ -12,6 +12,7 @@ import ray
 
 import piper_ray
 from piper_ray.backends.ray.worker import BlockOrder, BlockReply, Hello, remote_worker
+from piper_ray.kernels.jit import sources_digest
 
 _GROWTH_CHECK_S = 2.0
 _LONGEST_PAUSE_S = 30.0
@@ -84,9 +85,12 @@ class Pool:
         """Takes the worker in; returns what is wrong with it, if anything."""
         self._ready[worker] = hello
         self._failures = 0
-        if hello.version != piper_ray.__version__:
-            return f"piper_ray {hello.version} is installed on node {hello.node[:8]}, {piper_ray.__version__} here"
-        return None
+        if (hello.version, hello.kernels) == (piper_ray.__version__, sources_digest()):
+            return None
+        return (
+            f"piper_ray {hello.version} (kernels {hello.kernels}) is installed on node {hello.node[:8]}, "
+            f"{piper_ray.__version__} (kernels {sources_digest()}) here"
+        )
 
     def send(self, worker: int, block: int, order: BlockOrder, finished: list[Any]) -> None:
         reply = self._actors[worker].evaluate.remote(order, *finished)

@@ -62,7 +62,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
 def _set_environment() -> None:
     """For a Ray of our own. It listens on loopback, and still asks for a token: other users share the machine.
 
-    Ray reads these when it is imported: where that has happened, its own defaults stand.
+    Ray reads these when it is imported. Where that has happened its own defaults stand: it listens everywhere.
     """
     if "ray" in sys.modules:
         return

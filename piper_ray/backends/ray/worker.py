@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import piper_ray
 from piper_ray.backends.local import LocalBackend
 from piper_ray.backends.ray.arrow import narrow, states_of, tables_of, target_of
 from piper_ray.backends.ray.warm import compile_kernels
-from piper_ray.kernels.jit import cache_directory
+from piper_ray.kernels.jit import sources_digest
 from piper_ray.kernels.types import ClusterArrays, IndexArray, LevelStates
 from piper_ray.state_tables import StateTables
 
@@ -94,9 +93,7 @@ class Worker:
         self._evaluations: dict[int, StateTables] = {}
 
     def hello(self) -> Hello:
-        return Hello(
-            ray.get_runtime_context().get_node_id(), os.getpid(), piper_ray.__version__, Path(cache_directory()).name
-        )
+        return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), piper_ray.__version__, sources_digest())
 
     def evaluate(self, order: BlockOrder, *finished: pa.Table) -> BlockReply:
         """finished: the levels from ``known_level`` to ``level``, in order, as one state table or several."""
