@@ -1,0 +1,75 @@
+"""``scripts/bench_ray``: the options, and what is printed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from piper_ray.errors import EXIT_INTERRUPTED
+from scripts.benchmarks.runner import describe_machine
+from scripts.ray_benchmarks.cases import RAY_CASES
+from scripts.ray_benchmarks.model import fit
+from scripts.ray_benchmarks.results import ONE, RayResult
+from scripts.ray_benchmarks.runner import WorkersMissingError, measure
+from scripts.ray_benchmarks.tables import constants_line, tables_of
+
+
+def main(
+    cases: Annotated[
+        str,
+        typer.Option(
+            "--cases", metavar="NAMES", help=f"Only these, with commas between: {', '.join(c.id for c in RAY_CASES)}."
+        ),
+    ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out Inception: two minutes instead of fifteen.")
+    ] = False,
+    workers_per_node: Annotated[
+        int, typer.Option("--workers-per-node", metavar="C", min=1, help="Of each machine in the model.")
+    ] = 8,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables in Markdown.")] = False,
+) -> None:
+    """Measure the Ray backend beside one local thread, and predict the time on 1 to 256 machines.
+
+    Needs two free cores. Tables go to stdout, progress to stderr. Ctrl-C prints what is finished. Exit code 1: answers
+    differ or no worker started; a missed goal is no failure.
+    """
+    wanted = [name.strip() for name in cases.split(",") if name.strip()]
+    unknown = sorted({*wanted} - {case.id for case in RAY_CASES})
+    if unknown:
+        raise typer.BadParameter(f"--cases: there is no {', '.join(unknown)}")
+    chosen = [case for case in RAY_CASES if (case.id in wanted if wanted else case.quick or not quick)]
+    for case in chosen:
+        if not case.is_there:
+            _tell(f"{case.title}: left out, the shared folder belongs beside the checkout")
+    results: list[RayResult] = []
+    code = 0
+    machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
+    try:
+        measure([case for case in chosen if case.is_there], results, _tell)
+    except KeyboardInterrupt:
+        _tell("interrupted: what follows is what was finished")
+        code = EXIT_INTERRUPTED
+    except WorkersMissingError as error:
+        _tell(str(error))
+        code = 1
+    typer.echo(f"Machine: {machine}.\n")
+    batches = [batch for result in results for run in result.runs[ONE] for batch in run.batches]
+    if batches:
+        constants = fit(batches)
+        typer.echo(f"{constants_line(constants)}\n")
+        for table in tables_of(results, constants, workers_per_node):
+            typer.echo(table.to_markdown() if markdown else table.to_text())
+    for difference in [difference for result in results for difference in result.differences]:
+        _tell(difference)
+        code = code or 1
+    raise typer.Exit(code)
+
+
+def _tell(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

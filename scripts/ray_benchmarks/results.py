@@ -1,0 +1,146 @@
+"""What was measured, and whether the answers agree. Measures nothing."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from piper_ray.solution import Solution, Status
+from scripts.ray_benchmarks.cases import RayCase
+from scripts.ray_benchmarks.meter import BatchRecord
+
+LOCAL, ONE, TWO = "local", "1 worker", "2 workers"
+EXECUTORS = (LOCAL, ONE, TWO)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One solve. bounded: the time limit came first, in the search or in the explanation why there is no plan."""
+
+    solution: Solution
+    batches: tuple[BatchRecord, ...]
+    bounded: bool
+
+    @property
+    def search_s(self) -> float:
+        return self.solution.stats.search_s
+
+    @property
+    def waited_s(self) -> float:
+        """With at least one batch under way."""
+        total_s, until_s = 0.0, float("-inf")
+        for batch in sorted(self.batches, key=lambda batch: batch.began_s):
+            end_s = batch.began_s + batch.seconds
+            total_s += max(0.0, end_s - max(batch.began_s, until_s))
+            until_s = max(until_s, end_s)
+        return total_s
+
+    @property
+    def worked_s(self) -> float:
+        return sum(batch.worked_s for batch in self.batches)
+
+    @property
+    def driver_s(self) -> float:
+        """Of the driver alone, while no batch was under way."""
+        return self.search_s - self.waited_s
+
+    @property
+    def driver_share(self) -> float:
+        return self.driver_s / self.search_s
+
+    @property
+    def tables_bytes(self) -> int:
+        """Put before the first batch of each evaluation: the workload, its limits, the levels that stayed here."""
+        return sum(batch.put_bytes for batch in self.batches if batch.first)
+
+    @property
+    def levels_bytes(self) -> int:
+        return sum(batch.put_bytes for batch in self.batches if not batch.first)
+
+    @property
+    def later_levels(self) -> int:
+        """Levels of all batches but each evaluation's first."""
+        return sum(batch.levels for batch in self.batches if not batch.first)
+
+
+@dataclass
+class RayResult:
+    """All runs of a case, those of one round one after the other."""
+
+    case: RayCase
+    runs: dict[str, list[Run]] = field(default_factory=lambda: {name: [] for name in EXECUTORS})
+
+    @property
+    def bounded(self) -> bool:
+        return any(run.bounded for runs in self.runs.values() for run in runs)
+
+    @property
+    def common_evaluations(self) -> int:
+        """The first evaluations that all runs share, in the same order."""
+        thresholds = [
+            [evaluation.threshold_s for evaluation in run.solution.stats.evaluations]
+            for runs in self.runs.values()
+            for run in runs
+        ]
+        shared = (len(set(of_all)) == 1 for of_all in zip(*thresholds, strict=False))
+        return sum(takewhile(bool, shared))
+
+    def seconds(self, name: str) -> float:
+        """Median over the runs: of the search, or of the evaluations that all finished if one was bounded."""
+        if not self.bounded:
+            return statistics.median(run.search_s for run in self.runs[name])
+        count = self.common_evaluations
+        return statistics.median(
+            sum(evaluation.seconds for evaluation in run.solution.stats.evaluations[:count]) for run in self.runs[name]
+        )
+
+    def middle(self, name: str) -> Run:
+        """The run of median time, the faster of two."""
+        runs = sorted(self.runs[name], key=lambda run: run.search_s)
+        return runs[(len(runs) - 1) // 2]
+
+    @property
+    def efficiency(self) -> float:
+        """One worker against one local thread."""
+        return self.seconds(LOCAL) / self.seconds(ONE)
+
+    @property
+    def speed_up(self) -> float:
+        """Two workers against one."""
+        return self.seconds(ONE) / self.seconds(TWO)
+
+    @property
+    def slower_work(self) -> float | None:
+        """Time of all blocks with two workers busy, against one; None if they were not the same, or there were none."""
+        one, two = self.middle(ONE), self.middle(TWO)
+        same = not self.bounded and one.batches and two.batches
+        return two.worked_s / one.worked_s if same else None
+
+    @property
+    def differences(self) -> list[str]:
+        """Runs whose answer is not the local one's, or any threshold's that both evaluated."""
+        reference = self.runs[LOCAL][0].solution
+        expected = _by_threshold(reference)
+        found = []
+        for name in EXECUTORS:
+            for run in self.runs[name]:
+                answers = _by_threshold(run.solution)
+                same = all(answers[threshold_s] == expected[threshold_s] for threshold_s in answers.keys() & expected)
+                if not (same and (self.bounded or _outcome(run.solution) == _outcome(reference))):
+                    found.append(f"{self.case.title}: {name} does not answer as the local search does")
+        return found
+
+
+def _by_threshold(solution: Solution) -> dict[tuple[float, bool], tuple[bool, int]]:
+    """The last evaluation may look for fewest stages at a threshold that was tried before: states differ then."""
+    evaluations = solution.stats.evaluations
+    proved = solution.status is Status.OPTIMAL
+    return {
+        (evaluation.threshold_s, proved and evaluation is evaluations[-1]): (evaluation.feasible, evaluation.cells)
+        for evaluation in evaluations
+    }
+
+
+def _outcome(solution: Solution) -> tuple[object, ...]:
+    return solution.status, solution.time_per_sample, solution.plan

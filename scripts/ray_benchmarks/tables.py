@@ -1,0 +1,147 @@
+"""Results and predictions as tables. Only words: nothing here measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scripts.benchmarks.table import Table, seconds, size
+from scripts.ray_benchmarks.model import CALL_ACROSS_S, CALL_HERE_S, NODES, Constants, crossing, predict
+from scripts.ray_benchmarks.results import LOCAL, ONE, TWO, RayResult
+
+GOAL_EFFICIENCY, GOAL_SPEED_UP = 0.9, 1.8
+
+
+def tables_of(results: Sequence[RayResult], constants: Constants, workers_per_node: int) -> Iterator[Table]:
+    """Times, traffic, the model beside what was measured, and the model of many machines for each case."""
+    yield _times(results)
+    yield _traffic(results)
+    yield _check(results, constants)
+    for result in results:
+        if result.middle(ONE).batches:
+            yield _nodes(result, constants.across(), workers_per_node)
+
+
+def constants_line(constants: Constants) -> str:
+    across = constants.across()
+    return (
+        f"Constants: a batch's round trip {constants.round_trip_s * 1e3:.2f} ms here, "
+        f"{across.round_trip_s * 1e3:.2f} ms to other machines "
+        f"(a call takes {CALL_ACROSS_S * 1e3:g} ms instead of {CALL_HERE_S * 1e3:g}); "
+        f"{constants.call_s * 1e3:.2f} ms of the driver for each block; a table reaches n other machines after "
+        f"{constants.fetch_s_per_byte * 1e9:.2f} + {constants.fetch_s_per_byte_and_node * 1e9:.2f} n ns for each byte."
+    )
+
+
+def _times(results: Sequence[RayResult]) -> Table:
+    def line(result: RayResult) -> tuple[str, ...]:
+        solution, slower = result.runs[LOCAL][0].solution, result.slower_work
+        return (
+            result.case.title,
+            f"{solution.stats.pairs or 0:,}",
+            solution.status.value + (", limit" if result.bounded else ""),
+            str(result.common_evaluations),
+            str(result.case.repeats),
+            *(seconds(result.seconds(name)) for name in (LOCAL, ONE, TWO)),
+            _against(result.efficiency, GOAL_EFFICIENCY),
+            _against(result.speed_up, GOAL_SPEED_UP),
+            "-" if slower is None else f"{slower:.2f}",
+        )
+
+    header = ("instance", "pairs", "answer", "evaluations", "runs", "local", "1 worker", "2 workers")
+    return Table(
+        "One local thread, one worker, two",
+        "Medians of the search, in turns in one process; where the limit came first, of the evaluations that all "
+        f"finished. Goals: local / 1 worker {GOAL_EFFICIENCY}, 1 / 2 workers {GOAL_SPEED_UP}; ! marks a miss. "
+        "Same blocks: their time with two workers busy against one, which is the machine's doing.",
+        (*header, "local / 1", "1 / 2", "same blocks"),
+        tuple(map(line, results)),
+    )
+
+
+def _traffic(results: Sequence[RayResult]) -> Table:
+    def lines(result: RayResult) -> Iterator[tuple[str, ...]]:
+        for name in (ONE, TWO):
+            run = result.middle(name)
+            levels = run.later_levels
+            longest = max((batch.put_bytes for batch in run.batches if not batch.first), default=0)
+            yield (
+                f"{result.case.title}, {name}",
+                f"{len(run.batches):,}",
+                f"{sum(batch.levels for batch in run.batches):,}",
+                f"{sum(batch.blocks for batch in run.batches):,}",
+                size(run.tables_bytes),
+                size(run.levels_bytes),
+                f"{run.levels_bytes / levels / 1e3:,.1f} kB" if levels else "-",
+                f"{longest / 1e3:,.0f} kB",
+                f"{run.driver_share:.1%}",
+            )
+
+    return Table(
+        "What moves",
+        "Of the run of median time, all of its evaluations. Each table is put once and fetched once by each other "
+        "machine. Driver: its share of the search, while no batch is under way.",
+        ("instance", "batches", "levels", "blocks", "tables", "states", "for a level", "largest", "driver"),
+        tuple(line for result in results for line in lines(result)),
+    )
+
+
+def _check(results: Sequence[RayResult], constants: Constants) -> Table:
+    def lines(result: RayResult) -> Iterator[tuple[str, ...]]:
+        one, slower = result.middle(ONE), result.slower_work
+        if slower is None:
+            return
+        for workers, name in ((1, ONE), (2, TWO)):
+            measured_s = result.middle(name).search_s
+            modelled_s = predict(one, constants, 1, workers, slower if workers == 2 else 1.0).seconds
+            yield (
+                f"{result.case.title}, {name}",
+                seconds(measured_s),
+                seconds(modelled_s),
+                f"{modelled_s / measured_s:.2f}",
+            )
+
+    return Table(
+        "The model beside what was measured here",
+        "With the blocks' own slowness on this machine; searches that ended by themselves.",
+        ("instance", "measured", "model", "ratio"),
+        tuple(line for result in results for line in lines(result)),
+    )
+
+
+def _nodes(result: RayResult, constants: Constants, workers_per_node: int) -> Table:
+    run = result.middle(ONE)
+    alone_s = predict(run, constants, 1, 1).seconds
+    rows = []
+    for nodes in NODES:
+        found = predict(run, constants, nodes, workers_per_node)
+        faster = alone_s / found.seconds
+        rows.append(
+            (
+                str(nodes),
+                f"{found.workers:,}",
+                seconds(found.seconds),
+                f"{faster:.1f}",
+                f"{faster / found.workers:.0%}",
+                *(seconds(part) for part in (found.work_s, found.driver_s, found.calls_s, found.fetched_s)),
+                f"{found.share:.0%}",
+            )
+        )
+    return Table(
+        f"Model: {result.case.title}",
+        _crossing(result, constants, workers_per_node),
+        ("machines", "workers", "time", "faster", "of ideal", "work", "driver", "calls", "fetches", "communication"),
+        tuple(rows),
+    )
+
+
+def _crossing(result: RayResult, constants: Constants, workers_per_node: int) -> str:
+    found = crossing(result.middle(ONE), constants, workers_per_node)
+    bounded = " As far as the time limit let it come." if result.middle(ONE).bounded else ""
+    if found is None:
+        return f"Communication and the driver stay below half up to {NODES[-1]} machines.{bounded}"
+    machines = "1 machine" if found.nodes == 1 else f"{found.nodes} machines"
+    return f"Communication and the driver take more than half from {machines} ({found.workers:,} workers) on.{bounded}"
+
+
+def _against(value: float, goal: float) -> str:
+    return f"{value:.2f}" + ("" if value >= goal else " !")
