@@ -250,9 +250,9 @@ class Dispatcher:
         self._forget(batch)
         batch.answer.set_exception(
             ClusterError(
-                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, or failed on them, at last "
-                f"with: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if memory ran out, use "
-                "machines with more of it, or fewer workers on each (--cpus-per-worker)"
+                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, or failed on them; "
+                f"the last said: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if memory "
+                "ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
             )
         )
 
