@@ -13,6 +13,9 @@ from scripts.ray_benchmarks.meter import BatchRecord
 LOCAL, ONE, TWO = "local", "1 worker", "2 workers"
 EXECUTORS = (LOCAL, ONE, TWO)
 
+_SAME = 0.05
+"""Batches are cut by what earlier ones took: two runs never send quite the same downsets."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -39,6 +42,10 @@ class Run:
     @property
     def worked_s(self) -> float:
         return sum(batch.worked_s for batch in self.batches)
+
+    @property
+    def sent_downsets(self) -> int:
+        return sum(batch.downsets for batch in self.batches)
 
     @property
     def driver_s(self) -> float:
@@ -112,10 +119,11 @@ class RayResult:
 
     @property
     def slower_work(self) -> float | None:
-        """Time of all blocks with two workers busy, against one; None if they were not the same, or there were none."""
+        """Time for each downset with two workers busy, against one; None if not about the same ones were sent."""
         one, two = self.middle(ONE), self.middle(TWO)
-        same = not self.bounded and one.batches and two.batches
-        return two.worked_s / one.worked_s if same else None
+        if self.bounded or not one.batches or abs(two.sent_downsets / one.sent_downsets - 1.0) > _SAME:
+            return None
+        return two.worked_s / two.sent_downsets / (one.worked_s / one.sent_downsets)
 
     @property
     def differences(self) -> list[str]:

@@ -52,8 +52,8 @@ def _times(results: Sequence[RayResult]) -> Table:
         "One local thread, one worker, two",
         "Medians of the search, in turns in one process; where the limit came first, of the evaluations that all "
         f"finished. Goals: local / 1 worker {GOAL_EFFICIENCY}, 1 / 2 workers {GOAL_SPEED_UP}; ! marks a miss. "
-        "Same blocks: their time with two workers busy against one, which is the machine's doing.",
-        (*header, "local / 1", "1 / 2", "same blocks"),
+        "Same work: its time with two workers busy against one; - where the limit came first, or other levels were sent.",
+        (*header, "local / 1", "1 / 2", "same work"),
         tuple(map(line, results)),
     )
 
@@ -102,7 +102,8 @@ def _check(results: Sequence[RayResult], constants: Constants) -> Table:
 
     return Table(
         "The model beside what was measured here",
-        "With the blocks' own slowness on this machine; searches that ended by themselves.",
+        "The work is measured, with one worker, and for two made slower as it was found to be: what this checks is the "
+        "rest. Searches that ended by themselves and sent about the same work.",
         ("instance", "measured", "model", "ratio"),
         tuple(line for result in results for line in lines(result)),
     )
