@@ -52,7 +52,8 @@ def _times(results: Sequence[RayResult]) -> Table:
         "One local thread, one worker, two",
         "Medians of the search, in turns in one process; where the limit came first, of the evaluations that all "
         f"finished. Goals: local / 1 worker {GOAL_EFFICIENCY}, 1 / 2 workers {GOAL_SPEED_UP}; ! marks a miss. "
-        "Same work: its time with two workers busy against one; - where the limit came first, or other levels were sent.",
+        "Same work: its time with two workers busy against one; - where the limit came first, or the two did not send "
+        "the same levels.",
         (*header, "local / 1", "1 / 2", "same work"),
         tuple(map(line, results)),
     )
