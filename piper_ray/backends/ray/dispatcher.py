@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from ray.exceptions import RayActorError, RaySystemError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 
 from piper_ray.backends.local import LocalBackend
 from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Send, WithoutWorkers
@@ -25,6 +25,9 @@ from piper_ray.kernels.types import LevelStates
 from piper_ray.state_tables import StateTables, joined
 
 _TICK_S = 0.25
+
+_LONG_WAIT_S = 30.0
+"""Without a worker, before the user is told."""
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Dispatcher:
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self._failure: Exception | None = None
+        self._alone_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
 
@@ -131,14 +135,28 @@ class Dispatcher:
                     if event is None:
                         return
                     self._guarded(partial(self._take, event))
-                try:
-                    self._pool.keep_up(time.monotonic())
-                except Exception as error:  # noqa: BLE001 - whatever Ray raises, whoever waits must hear of it
-                    self._fail(ClusterError(f"the connection to the cluster is lost: {error}"))
+                self._guarded(self._keep_up)
+
+    def _keep_up(self) -> list[Command]:
+        now = time.monotonic()
+        self._pool.keep_up(now)
+        if self._alone_since is None and self._coordinator.workers == 0:
+            self._alone_since = now
+        if self._coordinator.workers > 0:
+            self._alone_since = None
+        elif self._alone_since is not None and now - self._alone_since > _LONG_WAIT_S:
+            self._alone_since = float("inf")
+            self.notes.put(
+                f"no worker for {_LONG_WAIT_S:.0f} s: perhaps the cluster has neither CPUs nor memory free for one"
+            )
+        return []
 
     def _guarded(self, step: Callable[[], list[Command]]) -> None:
         try:
             self._carry_out(step())
+        except (RayError, ConnectionError) as error:
+            self._failure = ClusterError(f"the connection to the cluster is lost: {_last_line(error)}")
+            self._fail(self._failure)
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
             # What was to be sent may not have been: there is no going on from here.
             self._failure = error
@@ -251,8 +269,8 @@ class Dispatcher:
         batch.answer.set_exception(
             ClusterError(
                 f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, or failed on them; "
-                f"the last said: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if memory "
-                "ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
+                f"the last said: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if "
+                "memory ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
             )
         )
 
