@@ -1,0 +1,308 @@
+"""GPT and Llama-style decoders: embedding, equal layers, and the vocabulary projection as a layer of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from piper_ray.estimate.architectures.transformer import (
+    HIDDEN,
+    Style,
+    block,
+    norm,
+    parallel_block,
+)
+from piper_ray.estimate.families import COUNT_WORDS, Count, Family, Flag, Microbatch, Share
+from piper_ray.estimate.operators import Architecture, Exchange, LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.formats.faults import Faults
+from piper_ray.formats.fields import Open
+
+LEGEND = {
+    "s": "tokens of a sample",
+    "b": "samples of a microbatch",
+    "h": "width",
+    "a": "attention heads",
+    "g": "key-value heads",
+    "d": "size of a head",
+    "z": "tokens that a token attends to",
+    "f": "inner width of the feed-forward part",
+    "V": "size of the vocabulary",
+    "P": "learned positions",
+}
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder's shape. positions: learned ones, 0 if positions are rotary. parallel_norms: of a layer that runs
+    attention and feed-forward part side by side; 0 for one after the other. tied: the vocabulary projection uses the
+    embedding's weights."""
+
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    head_size: int
+    inner: int
+    vocabulary: int
+    positions: int
+    tied: bool
+    style: Style
+    parallel_norms: int = 0
+
+    def symbols(self, microbatch: Microbatch) -> dict[str, float]:
+        tokens = microbatch.tokens or 1
+        return {
+            "s": tokens, "z": tokens, "b": microbatch.samples, "h": self.width, "a": self.heads, "g": self.key_heads,
+            "d": self.head_size, "f": self.inner, "V": self.vocabulary, "P": self.positions,
+        }  # fmt: skip
+
+
+def embedding_kind(symbols: dict[str, float], style: Style, heads: tuple[int, ...] = ()) -> LayerKind:
+    """Rows of the vocabulary over devices, each looking up its own, summed (Megatron)."""
+    operators = [
+        Operator(
+            "token embedding",
+            forward_bytes="4 s b h",
+            backward_bytes="6 s b h",
+            split=Split.SEQUENCE,
+            parameters="V h",
+            saved=(Saved("8 s b", Split.WHOLE),),
+        )
+    ]
+    if symbols["P"]:
+        operators.append(
+            Operator(
+                "position embedding",
+                forward_bytes="4 s b h",
+                backward_bytes="2 s b h",
+                split=Split.SEQUENCE,
+                parameters="P h",
+                parameters_split=Split.WHOLE,
+            )
+        )
+    if style.dropout:
+        operators.append(
+            Operator(
+                "dropout",
+                forward_bytes="5 s b h",
+                backward_bytes="5 s b h",
+                split=Split.SEQUENCE,
+                saved=(Saved("s b h", Split.SEQUENCE),),
+            )
+        )
+    exchange = Exchange("embedding", HIDDEN, backward=0.0)
+    return LayerKind("embedding", "embedding", symbols, tuple(operators), HIDDEN, exchanges=(exchange,), heads=heads)
+
+
+def head_kind(symbols: dict[str, float], style: Style, tied: bool, heads: tuple[int, ...] = ()) -> LayerKind:
+    """Last norm, vocabulary projection divided by columns, and the loss on logits in fp32."""
+    operators = (
+        norm(style, "last norm"),
+        Operator(
+            "vocabulary projection",
+            products=(Product("s b", "V", "h", divided="columns"),),
+            parameters="h V",
+            saved=(Saved(HIDDEN, Split.SEQUENCE),),
+        ),
+        Operator("loss", forward_bytes="8 s b V", backward_bytes="6 s b V", saved=(Saved("4 s b V", Split.TENSOR),)),
+    )
+    return LayerKind(
+        "head",
+        "norm and vocabulary projection",
+        symbols,
+        operators,
+        output="0",
+        inputs=HIDDEN,
+        exchanges=(Exchange("input of the projection", HIDDEN, forward=0.0),),
+        heads=heads,
+        tied="h V" if tied else "0",
+    )
+
+
+def block_kind(decoder: Decoder, symbols: dict[str, float], style: Style) -> LayerKind:
+    """One layer of a decoder."""
+    if decoder.parallel_norms:
+        operators, exchanges = parallel_block(style, decoder.parallel_norms)
+    else:
+        operators, exchanges = block(style)
+    return LayerKind(
+        "block",
+        "decoder layer",
+        symbols,
+        operators,
+        output=HIDDEN,
+        inputs=HIDDEN,
+        exchanges=exchanges,
+        heads=(decoder.heads, decoder.key_heads),
+        recomputable=True,
+    )
+
+
+def chain(*kinds: LayerKind) -> tuple[Node, ...]:
+    """Layers that each read the one before."""
+    return tuple(Node(kind, (index - 1,) if index else ()) for index, kind in enumerate(kinds))
+
+
+def sample_text(microbatch: Microbatch) -> str:
+    """A microbatch in words."""
+    of = f"sequence{'s' if microbatch.samples > 1 else ''} of {microbatch.tokens:,} tokens"
+    return f"{microbatch.samples:,} {of}"
+
+
+def build_decoder(decoder: Decoder, microbatch: Microbatch, name: str) -> Architecture:
+    """Embedding, layers, head, one after the other."""
+    symbols = decoder.symbols(microbatch)
+    style = replace(decoder.style, fused=microbatch.fused)
+    layer = block_kind(decoder, symbols, style)
+    nodes = chain(embedding_kind(symbols, style), *[layer] * decoder.layers, head_kind(symbols, style, decoder.tied))
+    return Architecture(name, nodes, sample_text(microbatch), LEGEND)
+
+
+class Gpt2Config(Open):
+    """``gpt2``."""
+
+    n_embd: Count
+    n_layer: Count
+    n_head: Count
+    vocab_size: Count
+    n_positions: Count = 1024
+    n_inner: Annotated[int, Field(strict=True, ge=1, description=COUNT_WORDS)] | None = None
+    resid_pdrop: Share = 0.1
+    tie_word_embeddings: Flag = True
+
+    def decoder(self) -> Decoder:
+        return Decoder(
+            layers=self.n_layer,
+            width=self.n_embd,
+            heads=self.n_head,
+            key_heads=self.n_head,
+            head_size=self.n_embd // self.n_head,
+            inner=self.n_inner or 4 * self.n_embd,
+            vocabulary=self.vocab_size,
+            positions=self.n_positions,
+            tied=self.tie_word_embeddings,
+            style=Style(dropout=self.resid_pdrop > 0),
+        )
+
+
+class NeoxConfig(Open):
+    """``gpt_neox``."""
+
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    intermediate_size: Count
+    vocab_size: Count
+    max_position_embeddings: Count = 2048
+    hidden_dropout: Share = 0.0
+    use_parallel_residual: Flag = True
+    attention_bias: Flag = True
+    tie_word_embeddings: Flag = False
+
+    def decoder(self) -> Decoder:
+        return Decoder(
+            layers=self.num_hidden_layers,
+            width=self.hidden_size,
+            heads=self.num_attention_heads,
+            key_heads=self.num_attention_heads,
+            head_size=self.hidden_size // self.num_attention_heads,
+            inner=self.intermediate_size,
+            vocabulary=self.vocab_size,
+            positions=0,
+            tied=self.tie_word_embeddings,
+            style=Style(dropout=self.hidden_dropout > 0, rotary=True, query_bias=self.attention_bias),
+            parallel_norms=2 if self.use_parallel_residual else 0,
+        )
+
+
+class LlamaConfig(Open):
+    """``llama`` and its likes: RMS norm, rotary positions, SwiGLU, grouped-query attention."""
+
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    intermediate_size: Count
+    vocab_size: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    max_position_embeddings: Count = 2048
+    attention_bias: Flag = False
+    tie_word_embeddings: Flag = False
+
+    def style(self) -> Style:
+        return Style(norm_parameters="h", bias=False, query_bias=self.attention_bias, gated=True, rotary=True)
+
+    def decoder(self) -> Decoder:
+        return Decoder(
+            layers=self.num_hidden_layers,
+            width=self.hidden_size,
+            heads=self.num_attention_heads,
+            key_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_size=self.head_dim or self.hidden_size // self.num_attention_heads,
+            inner=self.intermediate_size,
+            vocabulary=self.vocab_size,
+            positions=0,
+            tied=self.tie_word_embeddings,
+            style=self.style(),
+        )
+
+
+class Qwen2Config(LlamaConfig):
+    """``qwen2``: as Llama, with a bias on queries, keys and values."""
+
+    attention_bias: Flag = True
+
+
+class Qwen3Config(LlamaConfig):
+    """``qwen3``: as Llama, with norms of queries and keys."""
+
+    head_dim: Count | None = 128
+
+    def style(self) -> Style:
+        return replace(super().style(), query_norm="2 d")
+
+
+def check_heads(width_key: str, width: int, heads_key: str, heads: int, faults: Faults) -> None:
+    """Heads must divide the width."""
+    if width % heads:
+        faults.at(width_key, f"{width} is no multiple of {heads_key} = {heads}; expected one")
+
+
+def check_groups(heads: int, key_heads: int | None, faults: Faults) -> None:
+    """Key-value heads must divide the heads."""
+    if key_heads is not None and heads % key_heads:
+        faults.at("num_key_value_heads", f"{key_heads} does not divide num_attention_heads = {heads}")
+
+
+def check_gpt2(config: Gpt2Config, faults: Faults) -> None:
+    check_heads("n_embd", config.n_embd, "n_head", config.n_head, faults)
+
+
+def check_neox(config: NeoxConfig, faults: Faults) -> None:
+    check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
+
+
+def check_llama(config: LlamaConfig, faults: Faults) -> None:
+    if config.head_dim is None:
+        check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
+    check_groups(config.num_attention_heads, config.num_key_value_heads, faults)
+
+
+def _build(config: Gpt2Config | NeoxConfig | LlamaConfig, microbatch: Microbatch, name: str) -> Architecture:
+    return build_decoder(config.decoder(), microbatch, name)
+
+
+def _positions(config: LlamaConfig | NeoxConfig) -> int:
+    return config.max_position_embeddings
+
+
+FAMILIES = {
+    "gpt2": Family(Gpt2Config, _build, check_gpt2, lambda config: config.n_positions),
+    "gpt_neox": Family(NeoxConfig, _build, check_neox, _positions),
+    "llama": Family(LlamaConfig, _build, check_llama, _positions),
+    "mistral": Family(LlamaConfig, _build, check_llama, _positions),
+    "qwen2": Family(Qwen2Config, _build, check_llama, _positions),
+    "qwen3": Family(Qwen3Config, _build, check_llama, _positions),
+}

@@ -1,0 +1,195 @@
+"""Each figure of a layer with its formula and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper_ray.errors import UsageError
+from piper_ray.estimate.build import Estimate
+from piper_ray.estimate.costs import Costs, edge_bytes, sync_bytes
+from piper_ray.estimate.formulas import number_text, substituted
+from piper_ray.estimate.memory import kept_bytes
+from piper_ray.estimate.modes import Mode
+from piper_ray.estimate.operators import LayerKind, Operator, Split
+from piper_ray.estimate.roofline import (
+    achieved_fraction,
+    backward_s,
+    exchange_s,
+    forward_s,
+    product_s,
+    shape_on,
+    traffic_s,
+)
+from piper_ray.report.figures import given_size_text, range_text, size_text, time_text
+
+
+def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
+    """All about one kind of layer; ``layer`` is its key, its name or the number of a layer. Raises UsageError."""
+    kind = _find(result, layer)
+    numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
+    yield f"{kind.name} ({kind.key}): layers {range_text(numbers)} of {result.architecture.name}"
+    yield from _symbols(result, kind)
+    yield ""
+    yield from _rules(result)
+    yield ""
+    yield f"Parameters: {kind.parameters:,}"
+    for operator in kind.operators:
+        if kind.value(operator.parameters):
+            yield f"  {_term(operator.name, operator.parameters, kind)}{_share(operator.parameters_split)}"
+    yield ""
+    yield from _saved(kind)
+    for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
+        yield ""
+        yield from _passes(result, kind, *sharing)
+        for mode in result.modes[kind.key]:
+            if (mode.degree, mode.sequence_parallel) == sharing:
+                yield from _figures(result, kind, mode)
+
+
+def _find(result: Estimate, layer: str) -> LayerKind:
+    kinds = result.architecture.kinds
+    nodes = result.architecture.nodes
+    if layer.isdecimal() and int(layer) < len(nodes):
+        return nodes[int(layer)].kind
+    for kind in kinds:
+        if layer in (kind.key, kind.name):
+            return kind
+    raise UsageError(
+        f"--explain {layer}: no such layer; expected a number from 0 to {len(nodes) - 1} or one of "
+        f"{', '.join(kind.key for kind in kinds)}"
+    )
+
+
+def _symbols(result: Estimate, kind: LayerKind) -> Iterator[str]:
+    used = {
+        word
+        for operator in kind.operators
+        for formula in (
+            operator.parameters,
+            operator.forward_bytes,
+            *(saved.bytes for saved in operator.saved),
+            *(side for p in operator.products for side in (p.rows, p.columns, p.depth, p.count)),
+        )
+        for word in formula.split()
+    }
+    for symbol, value in kind.symbols.items():
+        if symbol in used:
+            yield f"  {symbol} = {number_text(value)}  {result.architecture.legend.get(symbol, '')}".rstrip()
+
+
+def _rules(result: Estimate) -> Iterator[str]:
+    gpu, setting = result.setting.gpu, result.setting
+    ring = f"{given_size_text(gpu.link_bytes_per_s)}/s{' x (t-1)' if gpu.mesh else ''} x {gpu.link_fraction:g}"
+    memory = f"{given_size_text(gpu.memory_bytes_per_s)}/s x {gpu.memory_fraction:g}"
+    yield f"On {gpu.name}:"
+    yield (
+        f"  product m x k by k x n: 2 m k n / ({gpu.matrix_flop_per_s:.4g} FLOP/s x share), share = "
+        f"{gpu.matrix_fraction:g} m/(m+{gpu.edge:g}) n/(n+{gpu.edge:g}) k/(k+{gpu.depth_edge:g});"
+    )
+    yield f"    not less than 2 (m k + k n + m n) bytes / ({memory}); backward: once for each operand"
+    yield f"  other work: bytes / ({memory})"
+    yield f"  all-reduce over {gpu.link}: 2 (t-1) x (bytes / t / ({ring}) + {time_text(gpu.link_latency_s, 1)})"
+    yield f"  set aside for one layer while it is recomputed: {setting.workspace_bytes:,.0f} bytes"
+
+
+def _term(name: str, formula: str, kind: LayerKind) -> str:
+    return f"{name}: {formula} = {substituted(formula, kind.symbols)} = {kind.value(formula):,.0f}"
+
+
+def _share(split: Split) -> str:
+    return {Split.TENSOR: ", 1/t on each", Split.SEQUENCE: ", 1/t on each with sp", Split.WHOLE: ""}[split]
+
+
+def _saved(kind: LayerKind) -> Iterator[str]:
+    yield "Kept by a microbatch for its backward pass, bytes:"
+    for operator in kind.operators:
+        for saved in operator.saved:
+            cheap = "; selective makes it again" if saved.cheap else ""
+            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(saved.split)}{cheap}"
+    if kind.recomputable:
+        yield f"  {_term('full keeps its inputs only', kind.inputs, kind)}{_share(Split.SEQUENCE)}"
+
+
+def _passes(result: Estimate, kind: LayerKind, degree: int, sequence: bool) -> Iterator[str]:
+    gpu = result.setting.gpu
+    yield f"t = {degree}{', sp' if sequence else ''}: forward and backward pass of each operator"
+    for operator in kind.operators:
+        there = forward_s(operator, kind, gpu, degree, sequence)
+        back = backward_s(operator, kind, gpu, degree, sequence)
+        yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
+        yield from (f"    {line}" for line in _work(result, kind, operator, degree, sequence))
+    for exchange in kind.exchanges if degree > 1 else ():
+        once = time_text(exchange_s(exchange, kind, gpu, degree, sequence), 4)
+        formula, how = exchange.bytes, "all-reduce"
+        if sequence:
+            how = "reduce-scatter and all-gather"
+            if exchange.expert_bytes:
+                formula, how = exchange.expert_bytes, "all-to-all"
+        yield (
+            f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
+            f"{exchange.backward:g} backward"
+        )
+
+
+def _work(result: Estimate, kind: LayerKind, operator: Operator, degree: int, sequence: bool) -> Iterator[str]:
+    gpu = result.setting.gpu
+    for product in operator.products:
+        shape = shape_on(product, kind, degree)
+        sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
+        times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
+        yield (
+            f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
+            f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
+            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu):.3f} of the peak"
+            f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
+            f"{time_text(product_s(shape, gpu, operator.on_chip), 4)}"
+        )
+    parts = operator.split.parts(degree, sequence)
+    for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
+        if kind.value(formula):
+            size = kind.value(formula) / parts
+            over = f" / {parts}" if parts > 1 else ""
+            yield f"{word} {formula}{over} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
+
+
+def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
+    setting, costs = result.setting, result.costs(kind, mode)
+    yield f"  TMPC {mode.id} at t = {mode.degree}"
+    yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
+    kept = f"{kept_bytes(kind, mode):,.0f}"
+    yield f"    a = {f'0, {kept} in host memory' if mode.offload else kept} bytes"
+    training = setting.training
+    zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
+    yield (
+        f"    b = {costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + "
+        f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer)"
+        f"{_excess_text(costs)} = {costs.fixed_bytes:,.0f} bytes"
+    )
+    yield f"    w = {costs.parameters:,.0f} x {training.gradient_bytes:g} = {costs.gradient_bytes:,.0f} bytes"
+    output = kind.value(kind.output)
+    if output:
+        extra = sync_bytes(output, mode, setting)
+        yield (
+            f"    c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each "
+            f"layer that reads it; bw = {output:,.0f} / {mode.degree} - c"
+            f"{'' if mode.degree == 1 or mode.sequence_parallel else ' + gathering'} = {extra:,.0f} bytes; fw of what "
+            "it reads likewise"
+        )
+
+
+def _time_terms(costs: Costs) -> str:
+    terms = [
+        ("forward", costs.forward_s),
+        ("backward", costs.backward_s),
+        ("again", costs.recompute_s),
+        ("exchanges", costs.exchange_forward_s + costs.exchange_backward_s + costs.exchange_recompute_s),
+        ("waiting for host memory", costs.offload_s),
+        ("gathering updated weights", costs.zero_s),
+    ]
+    return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")
+
+
+def _excess_text(costs: Costs) -> str:
+    if not costs.excess_bytes:
+        return ""
+    return f" + {size_text(costs.transient_bytes, 4)} while recomputing beyond what is set aside"
