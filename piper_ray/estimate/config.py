@@ -17,9 +17,6 @@ from piper_ray.formats.documents import parse_json, parse_toml, read_text, refus
 from piper_ray.formats.faults import Faults, shown
 from piper_ray.formats.fields import Open
 
-LONGEST = 8192
-"""Tokens of a sample where neither the user nor the model's own training says: at most so many."""
-
 
 @dataclass(frozen=True)
 class Model:
@@ -89,7 +86,7 @@ def _model(
         name=name,
         family=family,
         config=config,
-        tokens=training.get("tokens", None if most is None else min(most, LONGEST)),
+        tokens=training.get("tokens", None if most is None else min(most, family.tokens)),
         samples=training.get("samples", family.samples),
         batch=training.get("batch", family.batch),
     )

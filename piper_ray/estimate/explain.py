@@ -107,7 +107,7 @@ def _saved(kind: LayerKind) -> Iterator[str]:
             cheap = "; selective makes it again" if saved.cheap else ""
             yield f"  {_term(operator.name, saved.bytes, kind)}{_share(saved.split)}{cheap}"
     if kind.recomputable:
-        yield f"  {_term('full keeps its inputs only', kind.inputs, kind)}{_share(Split.SEQUENCE)}"
+        yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(Split.SEQUENCE)}"
 
 
 def _passes(result: Estimate, kind: LayerKind, degree: int, sequence: bool) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _passes(result: Estimate, kind: LayerKind, degree: int, sequence: bool) -> I
 def _work(result: Estimate, kind: LayerKind, operator: Operator, degree: int, sequence: bool) -> Iterator[str]:
     gpu = result.setting.gpu
     for product in operator.products:
-        shape = shape_on(product, kind, degree)
+        shape = shape_on(product, kind, degree, sequence)
         sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
         times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
         yield (

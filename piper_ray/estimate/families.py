@@ -37,13 +37,15 @@ class Family:
     """A family of models by its Hugging Face ``model_type``.
 
     check: notes what is wrong with a config beyond its fields' ranges. most_tokens: of a sample; None where the
-    length is no choice. build: the layers of a config for a microbatch, named as given.
+    length is no choice. build: the layers of a config for a microbatch, named as given. tokens, samples, batch: of a
+    sample, a microbatch and a batch where neither user nor model says; tokens at most what the model has.
     """
 
     config: type[Open]
     build: Callable[[Any, Microbatch, str], Architecture]
     check: Callable[[Any, Faults], None]
     most_tokens: Callable[[Any], int | None]
+    tokens: int = 8192
     samples: int = 1
     batch: int = 1024
 

@@ -26,10 +26,11 @@ def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
 def kept_bytes(kind: LayerKind, mode: Mode) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
-    Full recomputation keeps the layer's inputs; selective recomputation all but what is cheap to make again.
+    Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what is
+    cheap to make again.
     """
     if mode.recomputation is Recomputation.FULL:
-        return kind.value(kind.inputs) / Split.SEQUENCE.parts(mode.degree, mode.sequence_parallel)
+        return kind.value(kind.checkpoint) / Split.SEQUENCE.parts(mode.degree, mode.sequence_parallel)
     selective = mode.recomputation is Recomputation.SELECTIVE
     return _saved_bytes(kind, mode, (saved for saved in _all_saved(kind) if not (selective and saved.cheap)))
 

@@ -28,13 +28,16 @@ class Split(Enum):
 
 @dataclass(frozen=True)
 class Product:
-    """``count`` products of a rows x depth with a depth x columns matrix; t devices divide the one named."""
+    """``count`` products of a rows x depth with a depth x columns matrix.
+
+    divided: the side that t devices divide; "tokens" is rows with sequence parallelism and nothing without.
+    """
 
     rows: str
     columns: str
     depth: str
     count: str = "1"
-    divided: Literal["rows", "columns", "depth", "count"] | None = None
+    divided: Literal["tokens", "columns", "depth", "count"] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,10 @@ class Exchange:
 class LayerKind:
     """A kind of layer: all layers of a kind have the same figures.
 
-    key: a short label. inputs: bytes of the tensors it reads, which full recomputation keeps. output: bytes it hands
-    to each layer that reads it. heads: what a tensor-parallel degree must divide; none for layers that run whole on
-    every device, and at any degree that other layers have. tensor_parallel: False for what runs at t = 1 only.
-    recomputable: whether recomputing it is offered. tied: parameters that another layer has too, counted there.
+    key: a short label. output: bytes it hands to each layer that reads it. checkpoint: bytes that full recomputation
+    keeps, as a rule the tensors it reads. heads: what a tensor-parallel degree must divide; a layer without heads runs
+    at any degree that others have. tensor_parallel: False for what runs at t = 1 only. recomputable: whether
+    recomputing it is offered. tied: parameters that another layer has too and that are counted there.
     """
 
     key: str
@@ -99,7 +102,7 @@ class LayerKind:
     symbols: Mapping[str, float]
     operators: tuple[Operator, ...]
     output: str
-    inputs: str = "0"
+    checkpoint: str = "0"
     exchanges: tuple[Exchange, ...] = ()
     heads: tuple[int, ...] = ()
     tensor_parallel: bool = True

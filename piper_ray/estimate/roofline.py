@@ -29,10 +29,13 @@ class Shape:
         return _NUMBER_BYTES * self.count * (rows * depth + depth * columns + rows * columns)
 
 
-def shape_on(product: Product, kind: LayerKind, degree: int) -> Shape:
+def shape_on(product: Product, kind: LayerKind, degree: int, sequence_parallel: bool) -> Shape:
     """The share of one of ``degree`` devices."""
+    divided: str | None = product.divided
+    if divided == "tokens":
+        divided = "rows" if sequence_parallel else None
     sides = {
-        side: kind.value(getattr(product, side)) / (degree if product.divided == side else 1)
+        side: kind.value(getattr(product, side)) / (degree if divided == side else 1)
         for side in ("rows", "columns", "depth", "count")
     }
     return Shape(**sides)
@@ -61,20 +64,20 @@ def traffic_s(size_bytes: float, gpu: Gpu) -> float:
 
 def forward_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
     """One operator's forward pass on each of ``degree`` devices."""
-    parts = operator.split.parts(degree, sequence_parallel)
-    traffic = traffic_s(kind.value(operator.forward_bytes) / parts, gpu)
-    return _products_s(operator, kind, gpu, degree) + traffic
+    size_bytes = kind.value(operator.forward_bytes) / operator.split.parts(degree, sequence_parallel)
+    return _products_s(operator, kind, gpu, degree, sequence_parallel) + traffic_s(size_bytes, gpu)
 
 
 def backward_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
     """The same for the backward pass: the gradients of a product are products of the same three sides."""
-    parts = operator.split.parts(degree, sequence_parallel)
-    traffic = traffic_s(kind.value(operator.backward_bytes) / parts, gpu)
-    return operator.backward_products * _products_s(operator, kind, gpu, degree) + traffic
+    size_bytes = kind.value(operator.backward_bytes) / operator.split.parts(degree, sequence_parallel)
+    products = _products_s(operator, kind, gpu, degree, sequence_parallel)
+    return operator.backward_products * products + traffic_s(size_bytes, gpu)
 
 
-def _products_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int) -> float:
-    return sum(product_s(shape_on(product, kind, degree), gpu, operator.on_chip) for product in operator.products)
+def _products_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
+    shapes = [shape_on(product, kind, degree, sequence_parallel) for product in operator.products]
+    return sum(product_s(shape, gpu, operator.on_chip) for shape in shapes)
 
 
 def all_reduce_s(size_bytes: float, gpu: Gpu, degree: int) -> float:

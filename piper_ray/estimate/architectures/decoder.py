@@ -7,15 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.estimate.architectures.transformer import (
-    HIDDEN,
-    Style,
-    block,
-    norm,
-    parallel_block,
-)
+from piper_ray.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
+from piper_ray.estimate.architectures.transformer import HIDDEN, Style, block, parallel_block
 from piper_ray.estimate.families import COUNT_WORDS, Count, Family, Flag, Microbatch, Share
-from piper_ray.estimate.operators import Architecture, Exchange, LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.estimate.operators import Architecture, LayerKind
 from piper_ray.formats.faults import Faults
 from piper_ray.formats.fields import Open
 
@@ -26,7 +21,6 @@ LEGEND = {
     "a": "attention heads",
     "g": "key-value heads",
     "d": "size of a head",
-    "z": "tokens that a token attends to",
     "f": "inner width of the feed-forward part",
     "V": "size of the vocabulary",
     "P": "learned positions",
@@ -54,71 +48,9 @@ class Decoder:
     def symbols(self, microbatch: Microbatch) -> dict[str, float]:
         tokens = microbatch.tokens or 1
         return {
-            "s": tokens, "z": tokens, "b": microbatch.samples, "h": self.width, "a": self.heads, "g": self.key_heads,
+            "s": tokens, "b": microbatch.samples, "h": self.width, "a": self.heads, "g": self.key_heads,
             "d": self.head_size, "f": self.inner, "V": self.vocabulary, "P": self.positions,
         }  # fmt: skip
-
-
-def embedding_kind(symbols: dict[str, float], style: Style, heads: tuple[int, ...] = ()) -> LayerKind:
-    """Rows of the vocabulary over devices, each looking up its own, summed (Megatron)."""
-    operators = [
-        Operator(
-            "token embedding",
-            forward_bytes="4 s b h",
-            backward_bytes="6 s b h",
-            split=Split.SEQUENCE,
-            parameters="V h",
-            saved=(Saved("8 s b", Split.WHOLE),),
-        )
-    ]
-    if symbols["P"]:
-        operators.append(
-            Operator(
-                "position embedding",
-                forward_bytes="4 s b h",
-                backward_bytes="2 s b h",
-                split=Split.SEQUENCE,
-                parameters="P h",
-                parameters_split=Split.WHOLE,
-            )
-        )
-    if style.dropout:
-        operators.append(
-            Operator(
-                "dropout",
-                forward_bytes="5 s b h",
-                backward_bytes="5 s b h",
-                split=Split.SEQUENCE,
-                saved=(Saved("s b h", Split.SEQUENCE),),
-            )
-        )
-    exchange = Exchange("embedding", HIDDEN, backward=0.0)
-    return LayerKind("embedding", "embedding", symbols, tuple(operators), HIDDEN, exchanges=(exchange,), heads=heads)
-
-
-def head_kind(symbols: dict[str, float], style: Style, tied: bool, heads: tuple[int, ...] = ()) -> LayerKind:
-    """Last norm, vocabulary projection divided by columns, and the loss on logits in fp32."""
-    operators = (
-        norm(style, "last norm"),
-        Operator(
-            "vocabulary projection",
-            products=(Product("s b", "V", "h", divided="columns"),),
-            parameters="h V",
-            saved=(Saved(HIDDEN, Split.SEQUENCE),),
-        ),
-        Operator("loss", forward_bytes="8 s b V", backward_bytes="6 s b V", saved=(Saved("4 s b V", Split.TENSOR),)),
-    )
-    return LayerKind(
-        "head",
-        "norm and vocabulary projection",
-        symbols,
-        operators,
-        output="0",
-        inputs=HIDDEN,
-        exchanges=(Exchange("input of the projection", HIDDEN, forward=0.0),),
-        heads=heads,
-        tied="h V" if tied else "0",
-    )
 
 
 def block_kind(decoder: Decoder, symbols: dict[str, float], style: Style) -> LayerKind:
@@ -133,22 +65,11 @@ def block_kind(decoder: Decoder, symbols: dict[str, float], style: Style) -> Lay
         symbols,
         operators,
         output=HIDDEN,
-        inputs=HIDDEN,
+        checkpoint=HIDDEN,
         exchanges=exchanges,
         heads=(decoder.heads, decoder.key_heads),
         recomputable=True,
     )
-
-
-def chain(*kinds: LayerKind) -> tuple[Node, ...]:
-    """Layers that each read the one before."""
-    return tuple(Node(kind, (index - 1,) if index else ()) for index, kind in enumerate(kinds))
-
-
-def sample_text(microbatch: Microbatch) -> str:
-    """A microbatch in words."""
-    of = f"sequence{'s' if microbatch.samples > 1 else ''} of {microbatch.tokens:,} tokens"
-    return f"{microbatch.samples:,} {of}"
 
 
 def build_decoder(decoder: Decoder, microbatch: Microbatch, name: str) -> Architecture:
@@ -156,8 +77,13 @@ def build_decoder(decoder: Decoder, microbatch: Microbatch, name: str) -> Archit
     symbols = decoder.symbols(microbatch)
     style = replace(decoder.style, fused=microbatch.fused)
     layer = block_kind(decoder, symbols, style)
-    nodes = chain(embedding_kind(symbols, style), *[layer] * decoder.layers, head_kind(symbols, style, decoder.tied))
-    return Architecture(name, nodes, sample_text(microbatch), LEGEND)
+    tables = [("position embedding", "P h")] if decoder.positions else []
+    nodes = chain(
+        embedding_kind(symbols, style, tables=tables),
+        *[layer] * decoder.layers,
+        head_kind(symbols, style, tied=decoder.tied),
+    )
+    return Architecture(name, nodes, sequences_text(microbatch), LEGEND)
 
 
 class Gpt2Config(Open):

@@ -1,7 +1,8 @@
 """The parts of transformer layers, with Megatron's tensor parallelism (Shoeybi et al. 2019; Narayanan et al. 2021).
 
 Symbols: s tokens of a sample, b samples of a microbatch, h width, a heads, g key-value heads, d size of a head,
-f inner width of the feed-forward part, z tokens that attention looks at. Activations have 2 bytes a number, dropout
+f inner width of the feed-forward part, z tokens of
+another tensor that attention looks at. Activations have 2 bytes a number, dropout
 masks 1. With GPT's shape (f = 4h, a d = h, g = a) what is saved sums to s b h (34 + 5 a s / h), the published figure
 (Korthikanti et al. 2022, equation 1); its parts are named there.
 """
@@ -9,7 +10,7 @@ masks 1. With GPT's shape (f = 4h, a d = h, g = a) what is saved sums to s b h (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.estimate.operators import Exchange, Operator, Product, Saved, Split
 
@@ -51,21 +52,21 @@ def norm(style: Style, name: str = "norm") -> Operator:
     )
 
 
-def residual(style: Style, name: str) -> Operator:
-    """Bias, dropout and the sum with the residual stream."""
+def residual(style: Style, name: str, biases: str = "h") -> Operator:
+    """Biases of the parts before it, dropout and the sum with the residual stream."""
     return Operator(
         name,
         forward_bytes="7 s b h" if style.dropout else "6 s b h",
         backward_bytes="5 s b h" if style.dropout else "4 s b h",
         split=Split.SEQUENCE,
-        parameters="h" if style.bias else "0",
+        parameters=biases if style.bias else "0",
         parameters_split=Split.WHOLE,
         saved=(Saved("s b h", Split.SEQUENCE),) if style.dropout else (),
     )
 
 
 def attention(style: Style) -> tuple[Operator, ...]:
-    """Self-attention without its norm and residual."""
+    """Attention of s tokens to themselves, without its norm and residual."""
     query_bias = " + a d + 2 g d" if style.query_bias else ""
     query = Operator(
         "queries, keys, values",
@@ -87,76 +88,79 @@ def attention(style: Style) -> tuple[Operator, ...]:
                 parameters_split=Split.WHOLE,
             )
         ]
-    return (query, *turned, *core(style), _output())
+    return (query, *turned, *core(style), attention_output())
 
 
-def core(style: Style, value_size: str = "d") -> tuple[Operator, ...]:
-    """Scores, softmax and the weighted sum of values; ``value_size``: of a head's values, if not that of its keys."""
+def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "") -> tuple[Operator, ...]:
+    """Scores of s queries and ``keys``, softmax, the weighted sum of values (whose size may not be that of keys)."""
+    scores = f"a s {keys} b"
     if style.fused:
         half = "0.5 " if style.causal else ""
         return (
             Operator(
-                "attention core, fused",
+                f"{prefix}attention core, fused",
                 products=(
-                    Product("s", "z", "d", f"{half}b a", "count"),
-                    Product("s", value_size, "z", f"{half}b a", "count"),
+                    Product("s", keys, "d", f"{half}b a", "count"),
+                    Product("s", value_size, keys, f"{half}b a", "count"),
                 ),
                 backward_products=2.5,  # the scores are made again
-                forward_bytes="4 s b a d + 4 z b g d",
-                backward_bytes="8 s b a d + 8 z b g d",
+                forward_bytes=f"4 s b a d + 4 {keys} b g d",
+                backward_bytes=f"8 s b a d + 8 {keys} b g d",
                 on_chip=True,
                 saved=(Saved("4 s b a", Split.TENSOR),),  # the softmax's denominators
             ),
         )
     dropped = (
         Operator(
-            "dropout of scores",
-            forward_bytes="5 a s z b",
-            backward_bytes="5 a s z b",
-            saved=(Saved("3 a s z b", Split.TENSOR, cheap=True),),
+            f"{prefix}dropout of scores",
+            forward_bytes=f"5 {scores}",
+            backward_bytes=f"5 {scores}",
+            saved=(Saved(f"3 {scores}", Split.TENSOR, cheap=True),),
             cheap=True,
         ),
     )
     return (
-        Operator("scores", products=(Product("s", "z", "d", "b a", "count"),), cheap=True),
+        Operator(f"{prefix}scores", products=(Product("s", keys, "d", "b a", "count"),), cheap=True),
         Operator(
-            "softmax",
-            forward_bytes="4 a s z b",
-            backward_bytes="6 a s z b",
-            saved=(Saved("2 a s z b", Split.TENSOR, cheap=True),),
+            f"{prefix}softmax",
+            forward_bytes=f"4 {scores}",
+            backward_bytes=f"6 {scores}",
+            saved=(Saved(f"2 {scores}", Split.TENSOR, cheap=True),),
             cheap=True,
         ),
         *(dropped if style.dropout else ()),
-        Operator("weighted values", products=(Product("s", value_size, "z", "b a", "count"),), cheap=True),
+        Operator(f"{prefix}weighted values", products=(Product("s", value_size, keys, "b a", "count"),), cheap=True),
     )
 
 
 def cross_attention(style: Style) -> tuple[Operator, ...]:
     """Attention of s tokens to the z tokens of another tensor, without its norm and residual."""
+    style = replace(style, causal=False)
     return (
         Operator(
-            "queries",
+            "cross queries",
             products=(Product("s b", "a d", "h", divided="columns"),),
             parameters="h a d",
             saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused), Saved("2 s b a d", Split.TENSOR)),
         ),
         Operator(
-            "keys and values",
+            "cross keys and values",
             products=(Product("z b", "2 g d", "h", divided="columns"),),
             parameters="2 h g d",
             saved=(Saved("2 z b h", Split.SEQUENCE), Saved("4 z b g d", Split.TENSOR)),
         ),
-        *core(style),
-        _output(),
+        *core(style, keys="z", prefix="cross "),
+        attention_output("cross "),
     )
 
 
-def _output() -> Operator:
+def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
+    """The projection of the heads' values back to the width."""
     return Operator(
-        "attention output",
-        products=(Product("s b", "h", "a d", divided="depth"),),
-        parameters="h a d",
-        saved=(Saved("2 s b a d", Split.TENSOR),),
+        f"{prefix}attention output",
+        products=(Product("s b", "h", f"a {value_size}", divided="depth"),),
+        parameters=f"h a {value_size}",
+        saved=(Saved(f"2 s b a {value_size}", Split.TENSOR),),
     )
 
 
@@ -214,6 +218,6 @@ def parallel_block(style: Style, norms: int) -> tuple[tuple[Operator, ...], tupl
         *(norm(style, "norm" if norms == 1 else f"norm {index + 1}") for index in range(norms)),
         *attention(style),
         *feed_forward(style, input_saved=norms > 1),
-        residual(style, "residual"),
+        residual(style, "residual", biases="2 h"),
     )
     return operators, (all_reduce("attention and feed-forward"),)
