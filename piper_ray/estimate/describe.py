@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from piper_ray.estimate.build import Estimate
-from piper_ray.report.figures import given_size_text, size_text
+from piper_ray.report.figures import given_size_text, plural, printable, size_text
 
 
 def file_text(result: Estimate, command: str) -> str:
     """The workload as TOML under a header that says how to make it again and how to read it."""
     from piper_ray.formats import to_toml
 
-    header = "".join(f"# {line}".rstrip() + "\n" for line in header_lines(result, command))
+    header = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header_lines(result, command))
     return f"{header}\n{to_toml(result.instance)}"
 
 
@@ -64,8 +64,8 @@ def memory_line(result: Estimate) -> str:
         for layer in instance.layers
     )
     least = math.ceil(needed_bytes / instance.memory_bytes)
-    text = f"Memory    at least {given_size_text(needed_bytes)} with one microbatch in flight: {least:,} GPUs or more"
-    return text + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
+    text = f"Memory    at least {given_size_text(needed_bytes)} with one microbatch in flight: {plural(least, 'GPU')}"
+    return f"{text} or more" + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
 
 
 def _state_bytes(result: Estimate) -> float:

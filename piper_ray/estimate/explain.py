@@ -9,7 +9,7 @@ from piper_ray.estimate.build import Estimate
 from piper_ray.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.estimate.formulas import number_text, substituted
 from piper_ray.estimate.memory import kept_bytes
-from piper_ray.estimate.modes import Mode
+from piper_ray.estimate.modes import Mode, Recomputation
 from piper_ray.estimate.operators import LayerKind, Operator, Split
 from piper_ray.estimate.roofline import (
     achieved_fraction,
@@ -20,7 +20,7 @@ from piper_ray.estimate.roofline import (
     shape_on,
     traffic_s,
 )
-from piper_ray.report.figures import given_size_text, range_text, size_text, time_text
+from piper_ray.report.figures import given_size_text, range_text, time_text
 
 
 def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
@@ -89,7 +89,12 @@ def _rules(result: Estimate) -> Iterator[str]:
     yield f"    not less than 2 (m k + k n + m n) bytes / ({memory}); backward: once for each operand"
     yield f"  other work: bytes / ({memory})"
     yield f"  all-reduce over {gpu.link}: 2 (t-1) x (bytes / t / ({ring}) + {time_text(gpu.link_latency_s, 1)})"
+    yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
     yield f"  set aside for one layer while it is recomputed: {setting.workspace_bytes:,.0f} bytes"
+
+
+def _half_b(result: Estimate) -> str:
+    return f"{given_size_text(result.setting.bytes_per_s)}/s / 2"
 
 
 def _term(name: str, formula: str, kind: LayerKind) -> str:
@@ -153,28 +158,68 @@ def _work(result: Estimate, kind: LayerKind, operator: Operator, degree: int, se
 
 
 def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
-    setting, costs = result.setting, result.costs(kind, mode)
+    costs = result.costs(kind, mode)
     yield f"  TMPC {mode.id} at t = {mode.degree}"
     yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
-    kept = f"{kept_bytes(kind, mode):,.0f}"
-    yield f"    a = {f'0, {kept} in host memory' if mode.offload else kept} bytes"
-    training = setting.training
+    if mode.offload:
+        yield f"        waiting: {_offload_text(result, kind, mode, costs)}"
+    if mode.zero_shards > 1:
+        yield f"        gathering: {_zero_text(result, mode, costs)}"
+    yield f"    a = {_kept_text(kind, mode)}"
+    training = result.setting.training
     zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
     yield (
         f"    b = {costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + "
         f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer)"
-        f"{_excess_text(costs)} = {costs.fixed_bytes:,.0f} bytes"
+        f"{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
     )
     yield f"    w = {costs.parameters:,.0f} x {training.gradient_bytes:g} = {costs.gradient_bytes:,.0f} bytes"
-    output = kind.value(kind.output)
-    if output:
-        extra = sync_bytes(output, mode, setting)
-        yield (
-            f"    c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each "
-            f"layer that reads it; bw = {output:,.0f} / {mode.degree} - c"
-            f"{'' if mode.degree == 1 or mode.sequence_parallel else ' + gathering'} = {extra:,.0f} bytes; fw of what "
-            "it reads likewise"
-        )
+    if kind.value(kind.output):
+        yield f"    {_edge_text(result, kind, mode)}"
+
+
+def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
+    output, setting = kind.value(kind.output), result.setting
+    gathers = mode.degree > 1 and not mode.sequence_parallel
+    return (
+        f"c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each layer that "
+        f"reads it; bw = {output:,.0f} / {mode.degree} - c{' + gathering' if gathers else ''} = "
+        f"{sync_bytes(output, mode, setting):,.0f} bytes; fw of what it reads likewise"
+    )
+
+
+def _kept_text(kind: LayerKind, mode: Mode) -> str:
+    if mode.recomputation is Recomputation.FULL:
+        listed = [(kind.checkpoint, Split.SEQUENCE)]
+    else:
+        selective = mode.recomputation is Recomputation.SELECTIVE
+        saved = [saved for operator in kind.operators for saved in operator.saved]
+        listed = [(item.bytes, item.split) for item in saved if not (selective and item.cheap)]
+    terms = [
+        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "")
+        for formula, split in listed
+        for parts in [split.parts(mode.degree, mode.sequence_parallel)]
+    ]
+    total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"
+    return f"0; in host memory {total}" if mode.offload else total
+
+
+def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> str:
+    gpu = result.setting.gpu
+    rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
+    moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
+    return (
+        f"{kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} in each pass, less the pass: "
+        f"{time_text(costs.offload_s, 4)}"
+    )
+
+
+def _zero_text(result: Estimate, mode: Mode, costs: Costs) -> str:
+    weight_bytes, shards = result.setting.training.weight_bytes, mode.zero_shards
+    return (
+        f"{costs.parameters:,.0f} x {weight_bytes:g} bytes x {shards - 1}/{shards} / ({_half_b(result)}) x {shards} "
+        f"replicas / {result.setting.microbatches:,} microbatches = {time_text(costs.zero_s, 4)}"
+    )
 
 
 def _time_terms(costs: Costs) -> str:
@@ -189,7 +234,7 @@ def _time_terms(costs: Costs) -> str:
     return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")
 
 
-def _excess_text(costs: Costs) -> str:
+def _excess_text(result: Estimate, costs: Costs) -> str:
     if not costs.excess_bytes:
         return ""
-    return f" + {size_text(costs.transient_bytes, 4)} while recomputing beyond what is set aside"
+    return f" + {costs.transient_bytes:,.0f} while recomputing - {result.setting.workspace_bytes:,.0f} set aside"

@@ -14,8 +14,10 @@ from piper_ray.formats.fields import Open
 
 Config = TypeVar("Config", bound=Open)
 
-COUNT_WORDS = "a whole number >= 1"
-Count = Annotated[int, Field(strict=True, ge=1, le=2**40, description=COUNT_WORDS)]
+_MOST = 2**24
+_MOST_LAYERS = 2000
+Count = Annotated[int, Field(strict=True, ge=1, le=_MOST, description=f"a whole number from 1 to {_MOST}")]
+Layers = Annotated[int, Field(strict=True, ge=1, le=_MOST_LAYERS, description=f"a whole number to {_MOST_LAYERS}")]
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a share from 0 to 1")]
 Flag = Annotated[bool, Field(strict=True, description="true or false")]
 

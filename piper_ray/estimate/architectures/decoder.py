@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-from pydantic import Field
 
 from piper_ray.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
 from piper_ray.estimate.architectures.transformer import HIDDEN, Style, block, parallel_block
-from piper_ray.estimate.families import COUNT_WORDS, Count, Family, Flag, Microbatch, Share
+from piper_ray.estimate.families import Count, Family, Flag, Layers, Microbatch, Share
 from piper_ray.estimate.operators import Architecture, LayerKind
 from piper_ray.formats.faults import Faults
 from piper_ray.formats.fields import Open
@@ -90,11 +87,11 @@ class Gpt2Config(Open):
     """``gpt2``."""
 
     n_embd: Count
-    n_layer: Count
+    n_layer: Layers
     n_head: Count
     vocab_size: Count
     n_positions: Count = 1024
-    n_inner: Annotated[int, Field(strict=True, ge=1, description=COUNT_WORDS)] | None = None
+    n_inner: Count | None = None
     resid_pdrop: Share = 0.1
     tie_word_embeddings: Flag = True
 
@@ -117,7 +114,7 @@ class NeoxConfig(Open):
     """``gpt_neox``."""
 
     hidden_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Layers
     num_attention_heads: Count
     intermediate_size: Count
     vocab_size: Count
@@ -147,7 +144,7 @@ class LlamaConfig(Open):
     """``llama`` and its likes: RMS norm, rotary positions, SwiGLU, grouped-query attention."""
 
     hidden_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Layers
     num_attention_heads: Count
     intermediate_size: Count
     vocab_size: Count

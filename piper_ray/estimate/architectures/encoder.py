@@ -5,7 +5,7 @@ from __future__ import annotations
 from piper_ray.estimate.architectures.decoder import check_heads
 from piper_ray.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
 from piper_ray.estimate.architectures.transformer import HIDDEN, Style, block, norm
-from piper_ray.estimate.families import Count, Family, Microbatch, Share
+from piper_ray.estimate.families import Count, Family, Layers, Microbatch, Share
 from piper_ray.estimate.operators import Architecture, LayerKind, Operator, Product, Saved, Split
 from piper_ray.formats.faults import Faults
 from piper_ray.formats.fields import Open
@@ -28,7 +28,7 @@ class BertConfig(Open):
     """``bert``, with the heads of its pretraining: masked words and the next sentence."""
 
     hidden_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Layers
     num_attention_heads: Count
     intermediate_size: Count
     vocab_size: Count

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from piper_ray.estimate.architectures.decoder import LEGEND, LlamaConfig, check_llama
 from piper_ray.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
@@ -55,7 +58,7 @@ class DeepseekConfig(LlamaConfig):
     num_experts_per_tok: Count
     moe_intermediate_size: Count
     n_shared_experts: Count = 1
-    first_k_dense_replace: Count = 1
+    first_k_dense_replace: Annotated[int, Field(strict=True, ge=0, description="a whole number >= 0")] = 1
     kv_lora_rank: Count = 512
     q_lora_rank: Count | None = None
     qk_rope_head_dim: Count = 64

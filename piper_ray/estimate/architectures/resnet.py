@@ -8,11 +8,12 @@ from pydantic import Field
 
 from piper_ray.estimate.architectures.convolution import LEGEND, Network
 from piper_ray.estimate.architectures.vision import Labelled, images_text
-from piper_ray.estimate.families import Count, Family, Flag, Microbatch, no_length
+from piper_ray.estimate.families import Count, Family, Flag, Layers, Microbatch, no_length
 from piper_ray.estimate.operators import Architecture
 from piper_ray.formats.faults import Faults
 
-_Counts = Annotated[list[Count], Field(min_length=1)]
+_Counts = Annotated[list[Count], Field(min_length=1, max_length=20)]
+_Depths = Annotated[list[Layers], Field(min_length=1, max_length=20)]
 _COUNTS_WORDS = "a list of whole numbers >= 1"
 
 
@@ -22,7 +23,7 @@ class ResnetConfig(Labelled):
     num_channels: Count = 3
     embedding_size: Count = 64
     hidden_sizes: _Counts = Field(default=[256, 512, 1024, 2048], description=_COUNTS_WORDS)
-    depths: _Counts = Field(default=[3, 4, 6, 3], description=_COUNTS_WORDS)
+    depths: _Depths = Field(default=[3, 4, 6, 3], description=_COUNTS_WORDS)
     layer_type: Annotated[Literal["bottleneck", "basic"], Field(description='"bottleneck" or "basic"')] = "bottleneck"
     downsample_in_first_stage: Flag = False
     image_size: Count = 224

@@ -19,7 +19,7 @@ from piper_ray.estimate.architectures.transformer import (
     norm,
     residual,
 )
-from piper_ray.estimate.families import Count, Family, Flag, Microbatch, Share, no_check
+from piper_ray.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_check
 from piper_ray.estimate.operators import Architecture, Exchange, LayerKind, Node
 from piper_ray.formats.fields import Open
 
@@ -49,10 +49,10 @@ class T5Config(Open):
     d_model: Count
     d_kv: Count
     d_ff: Count
-    num_layers: Count
+    num_layers: Layers
     num_heads: Count
     vocab_size: Count
-    num_decoder_layers: Count | None = None
+    num_decoder_layers: Layers | None = None
     relative_attention_num_buckets: Count = 32
     dropout_rate: Share = 0.1
     feed_forward_proj: Annotated[str, Field(description="a text, such as relu or gated-gelu")] = "relu"

@@ -10,7 +10,7 @@ from pydantic import Field
 from piper_ray.estimate.architectures.text import embedding_kind
 from piper_ray.estimate.architectures.transformer import HIDDEN, Style, block, norm
 from piper_ray.estimate.architectures.vision import patches_kind, tokens_of
-from piper_ray.estimate.families import Count, Family, Microbatch, no_length
+from piper_ray.estimate.families import Count, Family, Layers, Microbatch, no_length
 from piper_ray.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
 from piper_ray.formats.faults import Faults
 from piper_ray.formats.fields import Open
@@ -29,6 +29,10 @@ LEGEND = {
     "j": "width of the joint space",
     "w": "towers",
 }
+
+
+_PART_WORDS = "an object of whole numbers >= 1"
+_TOWERS_WORDS = "a list of 2 to 20 towers, each with a name, whole numbers >= 1, and vocab_size or patch_numbers"
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class ClipText(Open):
     """``text_config`` of ``clip``, with its defaults."""
 
     hidden_size: Count = 512
-    num_hidden_layers: Count = 12
+    num_hidden_layers: Layers = 12
     num_attention_heads: Count = 8
     intermediate_size: Count = 2048
     vocab_size: Count = 49408
@@ -145,7 +149,7 @@ class ClipVision(Open):
     """``vision_config`` of ``clip``, with its defaults."""
 
     hidden_size: Count = 768
-    num_hidden_layers: Count = 12
+    num_hidden_layers: Layers = 12
     num_attention_heads: Count = 12
     intermediate_size: Count = 3072
     num_channels: Count = 3
@@ -156,8 +160,8 @@ class ClipVision(Open):
 class ClipConfig(Open):
     """``clip``: an image and its caption."""
 
-    text_config: Annotated[ClipText, Field(description="an object")] = ClipText()
-    vision_config: Annotated[ClipVision, Field(description="an object")] = ClipVision()
+    text_config: Annotated[ClipText, Field(description=_PART_WORDS)] = ClipText()
+    vision_config: Annotated[ClipVision, Field(description=_PART_WORDS)] = ClipVision()
     projection_dim: Count = 512
 
 
@@ -206,7 +210,7 @@ class TowerConfig(Open):
 
     name: Annotated[str, Field(min_length=1, description="a text")]
     hidden_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Layers
     num_attention_heads: Count
     tokens: Count
     vocab_size: Count | None = None
@@ -216,7 +220,7 @@ class TowerConfig(Open):
 class TowersConfig(Open):
     """``towers``, a form of our own: any number of towers and the width of their joint space."""
 
-    towers: Annotated[list[TowerConfig], Field(min_length=2, description="a list of at least two towers")]
+    towers: Annotated[list[TowerConfig], Field(min_length=2, max_length=20, description=_TOWERS_WORDS)]
     projection_dim: Count
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from piper_ray.estimate.architectures.decoder import check_heads
 from piper_ray.estimate.architectures.text import chain, dropout
 from piper_ray.estimate.architectures.transformer import HIDDEN, Style, block, norm, parallel_block
-from piper_ray.estimate.families import Count, Family, Flag, Microbatch, Share, no_length
+from piper_ray.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_length
 from piper_ray.estimate.operators import Architecture, LayerKind, Operator, Product, Saved, Split
 from piper_ray.formats.faults import Faults
 from piper_ray.formats.fields import Open
@@ -44,7 +44,7 @@ class VitConfig(Labelled):
     and feed-forward part side by side, norms of queries and keys."""
 
     hidden_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Layers
     num_attention_heads: Count
     intermediate_size: Count
     image_size: Count = 224
