@@ -33,22 +33,22 @@ def estimated(
     gpu: str = "A100-80",
     *,
     nodes: int = 1,
+    gpus_per_node: int | None = None,
     samples: int | None = None,
     batch: int | None = None,
     fused: bool = True,
     zero_shards: int = 1,
     offload: bool = False,
-    degrees: tuple[int, ...] | None = None,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
     request = Request(
         nodes=nodes,
+        gpus_per_node=gpus_per_node,
         samples=samples,
         batch=batch,
         fused=fused,
         zero_shards=zero_shards,
         offload=offload,
-        degrees=degrees,
     )
     return estimate(model, load_hardware(), gpu, request)
 

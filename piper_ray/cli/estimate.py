@@ -55,8 +55,8 @@ def estimate(
             "--zero",
             metavar="SHARDS",
             min=1,
-            help="Offer sharding the optimizer's state over so many replicas (ZeRO-1); 1 offers none. It holds in "
-            "stages whose data-parallel degree is a multiple.",
+            help="Offer sharding the optimizer's state over so many replicas (ZeRO-1); 1 offers none. Such a TMPC is "
+            "valid in stages of at least so many replicas; solve does not know that: look at the plan's d.",
         ),
     ] = 1,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,

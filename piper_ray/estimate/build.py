@@ -23,7 +23,7 @@ class Request:
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
     fused: attention as one kernel. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
-    offload: activations in host memory as a further choice. degrees: the only tensor-parallel degrees.
+    offload: activations in host memory as a further choice.
     """
 
     nodes: int
@@ -34,7 +34,6 @@ class Request:
     fused: bool = True
     zero_shards: int = 1
     offload: bool = False
-    degrees: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def estimate(model: Model, hardware: Hardware, gpu_key: str, request: Request) -
         raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
     architecture = model.architecture(microbatch)
-    degrees = _degrees(architecture, per_node, request.degrees)
+    degrees = degrees_of(architecture.kinds, per_node)
     modes = {
         kind.key: tuple(
             mode for t in degrees[kind.key] for mode in modes_of(kind, t, request.zero_shards, request.offload)
@@ -96,13 +95,6 @@ def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
     if nodes == 1:
         return 2.0 * gpu.link_bytes_per_s * gpu.link_fraction
     return 2.0 * gpu.network_bytes_per_s * gpu.network_fraction
-
-
-def _degrees(architecture: Architecture, per_node: int, only: Sequence[int] | None) -> dict[str, tuple[int, ...]]:
-    degrees = degrees_of(architecture.kinds, per_node)
-    if only is None:
-        return degrees
-    return {key: tuple(t for t in of_kind if t in only) for key, of_kind in degrees.items()}
 
 
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from piper_ray.estimate.hardware import Gpu, Training
@@ -16,7 +16,7 @@ from piper_ray.estimate.memory import (
 )
 from piper_ray.estimate.modes import Mode, Recomputation
 from piper_ray.estimate.operators import LayerKind
-from piper_ray.estimate.roofline import backward_s, exchange_s, forward_s
+from piper_ray.estimate.roofline import backward_s, exchange_s, forward_s, traffic_s
 from piper_ray.model import Tmpc
 
 
@@ -40,7 +40,7 @@ class Setting:
 class Costs:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
-    offload_s, zero_s: waiting for host memory, and gathering the parameters that others have updated.
+    offload_s, zero_s: moving activations to the host and back, gathering the parameters that others have updated.
     """
 
     forward_s: float
@@ -92,11 +92,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     talk_again = talk_forward if mode.recomputation is Recomputation.FULL else 0.0
     parameters = parameters_on_device(kind, mode)
     transient = transient_bytes(kind, mode)
-    offload_s = 0.0
-    if mode.offload:  # out during the forward pass, back during the backward pass
-        moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
-        passes_s = (sum(forward) + talk_forward, backward + talk_backward + again + talk_again)
-        offload_s = sum(max(0.0, moved_s - pass_s) for pass_s in passes_s)
+    passes_s = (sum(forward) + talk_forward, backward + talk_backward + again + talk_again)
     return Costs(
         forward_s=sum(forward),
         backward_s=backward,
@@ -104,7 +100,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         exchange_forward_s=talk_forward,
         exchange_backward_s=talk_backward,
         exchange_recompute_s=talk_again,
-        offload_s=offload_s,
+        offload_s=offload_s(kept_bytes(kind, mode), passes_s, gpu) if mode.offload else 0.0,
         zero_s=_zero_s(parameters, mode, setting),
         parameters=parameters,
         gradient_bytes=parameters * setting.training.gradient_bytes,
@@ -115,10 +111,21 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     )
 
 
+def offload_s(kept_bytes: float, passes_s: Iterable[float], gpu: Gpu) -> float:
+    """Activations go to the host beside the forward pass and come back beside the backward pass.
+
+    Each waits for what takes longer than the pass, and takes its share of the GPU's own memory bandwidth.
+    """
+    moved_s = kept_bytes / (gpu.host_bytes_per_s * gpu.host_fraction)
+    return sum(max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu) for pass_s in passes_s)
+
+
 def _zero_s(parameters: float, mode: Mode, setting: Setting) -> float:
     """ZeRO-1 (Rajbhandari et al. 2020): once a batch, replicas gather the weights that others have updated.
 
-    The planner divides p by d and a batch's figures by N; so a batch's time counts d / N times, with d = the shards.
+    The planner divides p by d; so that a batch's time comes to 1 / N of it a sample, d / N of it is charged, with
+    d = the shards. Stages of more replicas gather a little more than that; their reduction, counted in w as if all
+    gradients were gathered too, takes less than w says.
     """
     shards = mode.zero_shards
     gathered_bytes = parameters * setting.training.weight_bytes * (shards - 1) / shards

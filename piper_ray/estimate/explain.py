@@ -162,7 +162,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     yield f"  TMPC {mode.id} at t = {mode.degree}"
     yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
     if mode.offload:
-        yield f"        waiting: {_offload_text(result, kind, mode, costs)}"
+        yield f"        offload: {_offload_text(result, kind, mode, costs)}"
     if mode.zero_shards > 1:
         yield f"        gathering: {_zero_text(result, mode, costs)}"
     yield f"    a = {_kept_text(kind, mode)}"
@@ -209,8 +209,8 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
     rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
     moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
     return (
-        f"{kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} in each pass, less the pass: "
-        f"{time_text(costs.offload_s, 4)}"
+        f"{kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and through "
+        f"the GPU's memory: {time_text(costs.offload_s, 4)}"
     )
 
 
@@ -228,7 +228,7 @@ def _time_terms(costs: Costs) -> str:
         ("backward", costs.backward_s),
         ("again", costs.recompute_s),
         ("exchanges", costs.exchange_forward_s + costs.exchange_backward_s + costs.exchange_recompute_s),
-        ("waiting for host memory", costs.offload_s),
+        ("offload", costs.offload_s),
         ("gathering updated weights", costs.zero_s),
     ]
     return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")

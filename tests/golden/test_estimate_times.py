@@ -61,7 +61,7 @@ def test_megatrons_runs_within_15_percent(row: tuple[float, ...]) -> None:
     heads, width, layers, t, stages, gpus, batch = whole
     samples = int(row[9])
     result = estimated(
-        gpt(layers, width, heads), nodes=gpus // 8, samples=samples, batch=batch, fused=False, degrees=(t,)
+        gpt(layers, width, heads), nodes=gpus // t, gpus_per_node=t, samples=samples, batch=batch, fused=False
     )
     assert result.architecture.parameters == pytest.approx(billions * 1e9, rel=0.03)
     found = cost(result, equal_stages(layers, stages), gpus // (t * stages), t, "full")

@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 
 import piper_ray
 from piper_ray.cli.app import app
+from piper_ray.estimate.build import Request, estimate
+from piper_ray.estimate.config import read_model
+from piper_ray.estimate.hardware import load_hardware
 from piper_ray.evaluate import MEMORY_TOLERANCE, StageEvaluation
 from piper_ray.model import Instance
 from piper_ray.plan import Plan, Stage
@@ -146,3 +149,14 @@ def test_six_towers_are_too_wide_to_plan_layer_by_layer() -> None:
         piper_ray.LimitError, match=r"28,704,376 downsets, which take about \d+\.\d GiB; the limit is 3.7"
     ):
         piper_ray.solve(instance, options=piper_ray.SolveOptions(memory_limit_bytes=4e9))
+
+
+def test_sharding_and_offload_are_used_where_memory_binds_and_only_there() -> None:
+    request = Request(nodes=128, zero_shards=2, offload=True)
+    instance = estimate(read_model("llama3-405b"), load_hardware(), "H100-SXM", request).instance
+    plan, _, time_s = optimum(instance)
+    used = {option for stage in plan.stages for tmpc_id in stage.tmpc_ids.values() for option in tmpc_id.split("+")}
+    assert used >= {"zero2", "offload"}
+    assert time_s < optimum(loaded("llama3-405b", 1024))[2]
+    roomy = optimum(instance.replace(memory_bytes=1e14))[0]
+    assert {tmpc_id for stage in roomy.stages for tmpc_id in stage.tmpc_ids.values()} <= {"plain", "sp"}

@@ -67,7 +67,7 @@ def test_options_reach_the_figures(config: Path, tmp_path: Path) -> None:
     ids = {tmpc.id for tmpc in instance.layers[1].tmpcs[4]}
     assert len(ids) == 2 * 3 * 2 * 2
     assert {"plain", "sp+selective+zero4+offload", "full+zero4"} <= ids
-    assert "zero4: optimizer state over 4 replicas, in stages whose d is a multiple; offload: activations" in text
+    assert "zero4: optimizer state over 4 replicas, valid where d is not less; offload: activations" in text
     assert "gradients, 2 bytes a parameter" in text
     assert "16 bytes a parameter" in text
     assert "NVLink 3 within the node, 234 GB/s a GPU, both directions together" in text
@@ -104,7 +104,7 @@ def test_the_options_are_explained_too(config: Path) -> None:
     lines = run(config, *options, "--explain", "block").output.splitlines()
     gathering = "15,730,688 x 2 bytes x 3/4 / (85 GB/s / 2) x 4 replicas / 16 microbatches = 138.8 us"
     assert f"        gathering: {gathering}" in lines
-    assert any(line.startswith("        waiting: ") and "/ (64 GB/s x 0.8) = " in line for line in lines)
+    assert any(line.startswith("        offload: ") and "/ (64 GB/s x 0.8) = " in line for line in lines)
     assert any(line.startswith("    a = 0; in host memory ") for line in lines)
 
 
