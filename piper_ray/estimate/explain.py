@@ -35,7 +35,7 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     yield f"Parameters: {kind.parameters:,}"
     for operator in kind.operators:
         if kind.value(operator.parameters):
-            yield f"  {_term(operator.name, operator.parameters, kind)}{_share(operator.parameters_split)}"
+            yield f"  {_term(operator.name, operator.parameters, kind)}{_share(kind, operator.parameters_split)}"
     yield ""
     yield from _saved(kind)
     for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
@@ -101,7 +101,9 @@ def _term(name: str, formula: str, kind: LayerKind) -> str:
     return f"{name}: {formula} = {substituted(formula, kind.symbols)} = {kind.value(formula):,.0f}"
 
 
-def _share(split: Split) -> str:
+def _share(kind: LayerKind, split: Split) -> str:
+    if not kind.tensor_parallel:
+        return ""
     return {Split.TENSOR: ", 1/t on each", Split.SEQUENCE: ", 1/t on each with sp", Split.WHOLE: ""}[split]
 
 
@@ -110,9 +112,9 @@ def _saved(kind: LayerKind) -> Iterator[str]:
     for operator in kind.operators:
         for saved in operator.saved:
             cheap = "; selective makes it again" if saved.cheap else ""
-            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(saved.split)}{cheap}"
+            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(kind, saved.split)}{cheap}"
     if kind.recomputable:
-        yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(Split.SEQUENCE)}"
+        yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(kind, Split.SEQUENCE)}"
 
 
 def _passes(result: Estimate, kind: LayerKind, degree: int, sequence: bool) -> Iterator[str]:
@@ -153,8 +155,8 @@ def _work(result: Estimate, kind: LayerKind, operator: Operator, degree: int, se
     for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
         if kind.value(formula):
             size = kind.value(formula) / parts
-            over = f" / {parts}" if parts > 1 else ""
-            yield f"{word} {formula}{over} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
+            shown = f"({formula}) / {parts}" if parts > 1 else formula
+            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
 
 
 def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
