@@ -1,0 +1,43 @@
+"""One configuration for each layer, the same way in all stages: a degree t, and recomputation everywhere or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from piper_ray.model import Instance, Tmpc
+from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.stage_cost.options import fastest
+from piper_ray.variants import stage_variants
+
+
+@dataclass(frozen=True)
+class UniformChoice:
+    """degree: t. tmpcs: for each layer id the TMPC it runs in whatever stage it is."""
+
+    degree: int
+    tmpcs: Mapping[int, Tmpc]
+
+    @property
+    def recompute_words(self) -> str:
+        recomputes = any(tmpc.recompute for tmpc in self.tmpcs.values())
+        return "recomputation everywhere" if recomputes else "no recomputation"
+
+
+def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[UniformChoice, ...]:
+    """All that the restrictions leave, by ascending degree, nowhere before everywhere.
+
+    Of several TMPCs with the same role (recomputing or not) a layer runs the fastest; a layer without the choice
+    keeps what it has. A degree that some layer cannot run at is left out.
+    """
+    if restrictions.recompute is Recompute.AUTO:
+        restrictions = replace(restrictions, recompute=Recompute.ALL_OR_NONE)
+    choices: list[UniformChoice] = []
+    for variant in stage_variants(instance, restrictions):
+        if all(variant.tmpcs.values()):
+            choice = UniformChoice(
+                variant.degree, {layer_id: fastest(tmpcs) for layer_id, tmpcs in variant.tmpcs.items()}
+            )
+            if choice not in choices:
+                choices.append(choice)
+    return tuple(choices)

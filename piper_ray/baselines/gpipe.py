@@ -1,0 +1,19 @@
+"""Pipeline parallelism alone, stages as GPipe cuts them (Huang et al., NeurIPS 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.baselines.equal_runs import EqualRuns
+from piper_ray.baselines.planner import Proposal
+from piper_ray.model import Instance
+from piper_ray.restrictions import Restrictions
+
+
+@dataclass(frozen=True)
+class GPipe:
+    """Equal stages on one device each: d = 1, t = 1. Valued like all plans, without GPipe's flushes."""
+
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        grid = EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,))
+        return grid.propose(instance, restrictions)

@@ -1,0 +1,23 @@
+"""PipeDream-2BW's planner (Narayanan et al., ICML 2021), the "equi" baseline of Piper (NeurIPS 2021, section 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.baselines.equal_runs import EqualRuns
+from piper_ray.baselines.planner import Proposal
+from piper_ray.model import Instance
+from piper_ray.restrictions import Restrictions
+
+
+@dataclass(frozen=True)
+class PipeDream2BW:
+    """The whole grid of equal runs. separate: try the layers before and after the repeated ones as own stages too.
+
+    Without tensor parallelism under ``Restrictions(tensor_parallelism=False)``.
+    """
+
+    separate: bool = False
+
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(separate=self.separate).propose(instance, restrictions)

@@ -1,0 +1,32 @@
+"""Piper as published: the paper's table with upstream's greedy choice of TMPCs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.baselines.planner import Proposal
+from piper_ray.model import Instance
+from piper_ray.reference.paper_table import DEFAULT_TABLE_LIMIT_BYTES, TmpcChoice, paper_table
+from piper_ray.restrictions import Restrictions
+
+
+@dataclass(frozen=True)
+class PiperPublished:
+    """dp[I][k][s] over all downsets, on one thread: seconds to minutes at thousands of devices.
+
+    Raises LimitError when the table would take more than ``table_limit_bytes``.
+    """
+
+    table_limit_bytes: int = DEFAULT_TABLE_LIMIT_BYTES
+
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        table = paper_table(
+            instance,
+            restrictions=restrictions,
+            choice=TmpcChoice.GREEDY,
+            table_limit_bytes=self.table_limit_bytes,
+        )
+        size = f"table of {table.downsets:,} downsets and {table.pairs:,} pairs"
+        if table.plan is None:
+            return Proposal(None, table.pairs, f"no plan in a {size}")
+        return Proposal(table.plan, table.pairs, f"{size}, greedy choice of TMPCs: {table.time_per_sample:.6g} s")

@@ -1,0 +1,104 @@
+"""What the stages cost when layers in a given order are cut into runs: all degrees and choices at once, with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.baselines.choices import UniformChoice
+from piper_ray.evaluate import MEMORY_TOLERANCE
+from piper_ray.model import Instance
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_FITS = 1.0 + MEMORY_TOLERANCE / 2
+"""Half of what ``evaluate`` allows, which adds the same bytes in another order."""
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """Figures of n layers in order and of their e edges, for r choices.
+
+    layers: float64[4, r, n]: p (s), w, a, b (bytes). tail, head: int64[e], places in the order, tail < head.
+    out_bytes, in_bytes: float64[r, e], 2 (c + bw) and 2 (c + fw): charged to the stage of the tail and of the head.
+    """
+
+    instance: Instance
+    degree: Integers
+    layers: Floats
+    tail: Integers
+    head: Integers
+    out_bytes: Floats
+    in_bytes: Floats
+
+    @classmethod
+    def build(cls, instance: Instance, order: Sequence[int], choices: Sequence[UniformChoice]) -> RunCosts:
+        place = {layer: i for i, layer in enumerate(order)}
+        chosen = [[choice.tmpcs[layer] for layer in order] for choice in choices]
+        return cls(
+            instance,
+            degree=np.array([choice.degree for choice in choices], np.int64),
+            layers=np.array(
+                [
+                    [[tmpc.time_per_sample_s for tmpc in row] for row in chosen],
+                    [[tmpc.weights_bytes for tmpc in row] for row in chosen],
+                    [[tmpc.activation_bytes for tmpc in row] for row in chosen],
+                    [[tmpc.fixed_bytes for tmpc in row] for row in chosen],
+                ],
+                np.float64,
+            ),
+            tail=np.array([place[edge.source] for edge in instance.edges], np.int64),
+            head=np.array([place[edge.target] for edge in instance.edges], np.int64),
+            out_bytes=np.array(
+                [
+                    [
+                        2.0 * (e.communication_bytes + c.tmpcs[e.source].backward_sync_bytes.get(e.target, 0.0))
+                        for e in instance.edges
+                    ]
+                    for c in choices
+                ],
+                np.float64,
+            ),
+            in_bytes=np.array(
+                [
+                    [
+                        2.0 * (e.communication_bytes + c.tmpcs[e.target].forward_sync_bytes.get(e.source, 0.0))
+                        for e in instance.edges
+                    ]
+                    for c in choices
+                ],
+                np.float64,
+            ),
+        )
+
+    def of(self, starts: Integers, data_parallel_degrees: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Slowest stage's time in s, float64[r, len(data_parallel_degrees)], and whether memory suffices, bool[r].
+
+        starts: int64[l], where in the order each stage begins, ascending from 0. All stages have the same d; so the
+        i-th of l has y = ceil((l - i) d / d) = l - i microbatches in flight whatever d is.
+        """
+        stages = len(starts)
+        work_s, weights, activation, fixed = np.add.reduceat(self.layers, starts, axis=2)
+        fits = (activation * np.arange(stages, 0, -1) + fixed).max(axis=1) <= self.instance.memory_bytes * _FITS
+        bandwidth = self.instance.bandwidth_bytes_per_s
+        once_s = work_s + self._crossing_bytes(starts) / bandwidth
+        resync_s = 4.0 * weights / (self.instance.microbatches * bandwidth)
+        d = data_parallel_degrees[None, :, None]
+        times: Floats = (once_s[:, None, :] / d + (d - 1) / d * resync_s[:, None, :]).max(axis=2)
+        return times, fits
+
+    def _crossing_bytes(self, starts: Integers) -> Floats:
+        """float64[r, l]: what each stage sends and receives, both ways."""
+        choices, stages = self.degree.size, len(starts)
+        tail = np.searchsorted(starts, self.tail, side="right") - 1
+        head = np.searchsorted(starts, self.head, side="right") - 1
+        crosses = tail != head
+        row = stages * np.arange(choices)[:, None]
+        cells = np.concatenate([row + tail[crosses], row + head[crosses]], axis=1)
+        charges = np.concatenate([self.out_bytes[:, crosses], self.in_bytes[:, crosses]], axis=1)
+        sums: Floats = np.bincount(cells.ravel(), charges.ravel(), choices * stages).astype(np.float64)
+        return sums.reshape(choices, stages)

@@ -1,0 +1,128 @@
+"""``piper-ray estimate``: a workload from a model's config and the name of a GPU."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.errors import UsageError
+
+
+def estimate(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            help="A Hugging Face config.json, or the name of a known model, such as llama3-405b.",
+        ),
+    ],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="NAME", show_default=False, help="The GPU, such as H100-SXM or A100-80.")
+    ],
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="COUNT", min=1, show_default=False, help="Nodes of the cluster.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Write the workload to FILE (.toml or .json) and not to stdout."
+        ),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas.")
+    ] = None,
+    microbatch: Annotated[
+        int | None, typer.Option("--microbatch", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
+    unfused_attention: Annotated[
+        bool,
+        typer.Option("--unfused-attention", help="Attention that keeps its scores, as before FlashAttention."),
+    ] = False,
+    zero: Annotated[
+        int,
+        typer.Option(
+            "--zero",
+            metavar="SHARDS",
+            min=1,
+            help="Offer sharding the optimizer's state over so many replicas (ZeRO-1); 1 offers none. Such a TMPC is "
+            "valid in stages of at least so many replicas; solve does not know that: look at the plan's d.",
+        ),
+    ] = 1,
+    offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
+    hardware: Annotated[
+        Path | None,
+        typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            "--explain", metavar="LAYER", help="Show how each figure of a layer (its kind or number) comes about."
+        ),
+    ] = None,
+) -> None:
+    """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
+    from piper_ray.estimate.build import Request
+    from piper_ray.estimate.build import estimate as run
+    from piper_ray.estimate.config import read_model
+    from piper_ray.estimate.describe import file_text, summary_lines
+    from piper_ray.estimate.hardware import load_hardware
+
+    if out is not None and out.suffix.lower() not in (".toml", ".json"):
+        raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
+    request = Request(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        tokens=tokens,
+        samples=microbatch,
+        batch=batch,
+        fused=not unfused_attention,
+        zero_shards=zero,
+        offload=offload,
+    )
+    result = run(read_model(model), load_hardware(hardware), gpu, request)
+    if explain is not None:
+        from piper_ray.estimate.explain import explanation_lines
+
+        typer.echo("\n".join(explanation_lines(result, explain)))
+        if out is None:
+            return
+    if out is None:
+        typer.echo(file_text(result, _command(context)), nl=False)
+        return
+    if out.suffix.lower() == ".json":
+        piper_ray.dump(result.instance, out)
+    else:
+        _write(out, file_text(result, _command(context)))
+    typer.echo("\n".join(summary_lines(result)))
+
+
+def _command(context: typer.Context) -> str:
+    """The command as it was given, options in the order of the help and without those at their defaults."""
+    words = ["piper-ray", "estimate"]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name in ("explain", "help") or value is None or value == parameter.default:
+            continue
+        if parameter.param_type_name == "argument":
+            words.append(str(value))
+        else:
+            words += [parameter.opts[-1]] if value is True else [parameter.opts[-1], str(value)]
+    return shlex.join(words)
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be written: {error.strerror or error}") from error

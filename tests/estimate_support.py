@@ -1,0 +1,63 @@
+"""Models and settings for the tests of the estimator."""
+
+from __future__ import annotations
+
+from piper_ray.estimate.architectures import FAMILIES
+from piper_ray.estimate.build import Estimate, Request, estimate
+from piper_ray.estimate.config import Model
+from piper_ray.estimate.hardware import load_hardware
+from piper_ray.estimate.modes import Mode
+from piper_ray.estimate.operators import LayerKind
+from piper_ray.model import Tmpc
+
+
+def model_of(model_type: str, *, tokens: int | None = None, **config: object) -> Model:
+    """A model from the keys of a config."""
+    family = FAMILIES[model_type]
+    read = family.config.model_validate(config)
+    most = family.most_tokens(read)
+    if tokens is None and most is not None:
+        tokens = min(most, family.tokens)
+    return Model(model_type, family, read, tokens, family.samples, family.batch)
+
+
+def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, tokens: int = 2048) -> Model:
+    """A GPT as Megatron's papers describe it."""
+    return model_of(
+        "gpt2", tokens=tokens, n_embd=width, n_layer=layers, n_head=heads, vocab_size=vocabulary, n_positions=tokens
+    )
+
+
+def estimated(
+    model: Model,
+    gpu: str = "A100-80",
+    *,
+    nodes: int = 1,
+    gpus_per_node: int | None = None,
+    samples: int | None = None,
+    batch: int | None = None,
+    fused: bool = True,
+    zero_shards: int = 1,
+    offload: bool = False,
+) -> Estimate:
+    """The estimate with the built-in hardware."""
+    request = Request(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        samples=samples,
+        batch=batch,
+        fused=fused,
+        zero_shards=zero_shards,
+        offload=offload,
+    )
+    return estimate(model, load_hardware(), gpu, request)
+
+
+def kind_of(result: Estimate, key: str = "block") -> LayerKind:
+    return next(kind for kind in result.architecture.kinds if kind.key == key)
+
+
+def tmpc_of(result: Estimate, mode: Mode, key: str = "block") -> Tmpc:
+    """The TMPC of the first layer of a kind in a mode."""
+    index = next(index for index, node in enumerate(result.architecture.nodes) if node.kind.key == key)
+    return next(tmpc for tmpc in result.instance.layers[index].tmpcs[mode.degree] if tmpc.id == mode.id)

@@ -1,0 +1,63 @@
+"""Whatever stands in a config or a hardware file: an estimate or an error in words, never anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper_ray.errors import PiperRayError
+from piper_ray.estimate.build import Request, estimate
+from piper_ray.estimate.config import model_names, read_model
+from piper_ray.estimate.hardware import load_hardware
+from piper_ray.formats.documents import parse_toml
+from tests.formats_support import NASTY, TOKENS
+
+MODELS = Path(__file__).resolve().parents[2] / "piper_ray" / "estimate" / "models.toml"
+HARDWARE = MODELS.with_name("hardware.toml")
+
+
+def configs() -> list[dict[str, Any]]:
+    known = parse_toml("models.toml", MODELS.read_text(encoding="utf-8"))
+    return [known[name]["config"] for name in model_names()]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_configs(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    refused = 0
+    for number in range(150):
+        document = json.loads(json.dumps(rng.choice(configs())))
+        for _ in range(rng.randint(1, 2)):
+            inner = [value for value in document.values() if isinstance(value, dict) and value]
+            container = rng.choice([document, *inner])
+            key = rng.choice(list(container) or ["model_type"])
+            if rng.random() < 0.2:
+                container.pop(key, None)
+            else:
+                container[key] = rng.choice(NASTY)
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        try:
+            result = estimate(read_model(str(path)), load_hardware(), "H100-SXM", Request(nodes=2))
+        except PiperRayError:
+            refused += 1
+        else:
+            assert result.instance.layers
+    assert refused > 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_hardware(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    whole = HARDWARE.read_text(encoding="utf-8")
+    for number in range(100):
+        at = rng.randrange(len(whole))
+        path = tmp_path / f"{number}.toml"
+        path.write_text(whole[:at] + rng.choice(TOKENS) + whole[at + rng.choice([0, 1, 5]) :], encoding="utf-8")
+        with contextlib.suppress(PiperRayError):
+            load_hardware(path)
