@@ -21,8 +21,8 @@ def no_states(downsets: int) -> LevelStates:
     return LevelStates(np.zeros(downsets, np.int64), empty, empty, np.zeros(COUNTERS, np.int64))
 
 
-class Finishing(NamedTuple):
-    """Block bounds inside a batch, and the seconds that they and what came of them took here."""
+class Spent(NamedTuple):
+    """Block bounds, and the seconds that they and what came of them took here."""
 
     bounds: int
     seconds: float
@@ -31,8 +31,8 @@ class Finishing(NamedTuple):
 class StateTables:
     """Starts with the empty downset finished. The arrays are replaced as they grow: take them anew for each use.
 
-    used: states in use. level: the first that is not finished. tested: counters over all levels. finishing: of the last
-    batch that was finished here.
+    used: states in use. level: the first that is not finished. tested: counters over all levels. whole: spent on the
+    last levels evaluated here; inside: on the last batch that was only finished here.
     """
 
     def __init__(self, tables: Tables, target: Target) -> None:
@@ -52,7 +52,7 @@ class StateTables:
         self.used = 1
         self.level = 1
         self.tested: IndexArray = np.zeros(COUNTERS, np.int64)
-        self.finishing = Finishing(0, 0.0)
+        self.whole = self.inside = Spent(0, 0.0)
         self.fronts.states[0] = 1
         add_level(0, 1, target.device_cost, tables.lattice, tables.costs, self.fronts, self.blocks)
 
@@ -97,8 +97,11 @@ class StateTables:
             if self.level < end_level:
                 self._reserve_states(self.fronts.cost.size)
                 rest = without_first(rest, self.downsets(end_level)[0] - first)
-        if before is not None:
-            self.finishing = Finishing(int(self.tested[BLOCKS_TESTED]) - bounds, time.perf_counter() - began)
+        spent = Spent(int(self.tested[BLOCKS_TESTED]) - bounds, time.perf_counter() - began)
+        if before is None:
+            self.whole = spent
+        else:
+            self.inside = spent
 
     def take(self, states: LevelStates) -> None:
         """Takes in finished levels; their downsets are the first unfinished ones."""

@@ -9,9 +9,11 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from tests.ray_support import local_ray
+from tests.ray_support import RAY_ENVIRONMENT, local_ray
 
 __all__ = ["local_ray"]
+
+os.environ.update(RAY_ENVIRONMENT)  # before any test imports Ray, which reads it then
 
 # A first example may compile a kernel: no deadlines.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 CPUS = 2
 
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it takes the machine's own address for 127.0.0.1
+}
+
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """Ray of this process with two CPUs."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else it takes the machine's own address for 127.0.0.1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         import ray
@@ -40,7 +43,7 @@ def local_ray() -> Iterator[None]:
         )
     try:
         nodes: Callable[[], list[dict[str, str]]] = ray.nodes
-        assert nodes()[0]["NodeManagerAddress"] == "127.0.0.1", "Ray was imported before, and listens for everybody"
+        assert nodes()[0]["NodeManagerAddress"] == "127.0.0.1", "it listens for everybody"
         yield
     finally:
         ray.shutdown()

@@ -50,8 +50,8 @@ def _from_file(case_id: str, limit_s: float, repeats: int = 1, *, quick: bool = 
 RAY_CASES = (
     _from_file("gnmt-k16", 30.0, 3),
     RayCase(TOWERS, f"two towers of {_TOWER_HEIGHT} K=16 N=64 M=8GiB", 60.0),
-    _from_file("inception-k128", 90.0, quick=False),
-    _from_file("inception-tight", 60.0, quick=False),
+    _from_file("inception-k128", 60.0, 3),
+    _from_file("inception-tight", 150.0, quick=False),
     _from_file("inception-k48", 20.0, quick=False),
 )
 

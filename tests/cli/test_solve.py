@@ -80,7 +80,13 @@ def test_overrides_and_restrictions_reach_the_solver(small: Path) -> None:
         "data_parallelism": False,
         "recompute": "all-or-none",
     }
-    assert document["options"] == {"gap": 0.01, "time_limit_s": 60.0, "threads": 1, "memory_limit_bytes": 4e9}
+    assert document["options"] == {
+        "gap": 0.01,
+        "time_limit_s": 60.0,
+        "threads": 1,
+        "memory_limit_bytes": 4e9,
+        "resume": None,
+    }
     assert all(stage["dataParallelDegree"] == 1 for stage in document["plan"]["stages"])
 
 

@@ -23,7 +23,7 @@ INCEPTION = [
     str(SHARED / "pipedream" / "inception_v3.graph.txt"),
     *("--devices", "128", "--microbatches", "256", "--memory", "16GiB", "--bandwidth", "25GiB/s"),
 ]
-"""326 levels of 221,565 downsets. Of four evaluations the last two are large enough for workers."""
+"""326 levels of 221,565 downsets. The last two of four evaluations are the larger ones."""
 
 Event = dict[str, Any]
 

@@ -1,7 +1,8 @@
 """The command line, but each event of the solve waits on stdin until the test lets it pass.
 
 Run as a program with the arguments of ``piper-ray``. Events go to stderr, a line of JSON each. An empty line on stdin
-lets the solve go on; any other is a question, how many workers there are, and is answered as an event.
+lets the solve go on; any other is a question, how many workers there are, and is answered as an event. Workers get all
+levels, however fast or slow this machine is just now.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import piper_ray.cli
-from piper_ray.backends.ray import RayBackend
+from piper_ray.backends.ray import RayBackend, pacing
 from piper_ray.progress import Event, Listener
 from piper_ray.report.log import SolverLog
 
@@ -42,4 +43,5 @@ def _remembered(backend: RayBackend, listener: Listener) -> None:
 if __name__ == "__main__":
     SolverLog.__call__ = _stepped  # type: ignore[method-assign, assignment]
     RayBackend.listen = _remembered  # type: ignore[method-assign, assignment]
+    pacing.LEAST_BATCH_S = 0.0
     sys.exit(piper_ray.cli.main())

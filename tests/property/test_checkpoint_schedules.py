@@ -123,6 +123,8 @@ def simulate(seed: int, drivers: int, longest_nap_s: float = 0.0, left: bytes | 
         patch("piper_ray.checkpoint.lease.BEAT_S", 1e6),  # signs of life are part of the simulation
     ):
         simulation.run([f"driver {number}" for number in range(drivers)])
+    for lease in simulation.working.values():
+        lease._ended.set()  # its thread ends; its file stays, for a look at what it would do
     return simulation
 
 

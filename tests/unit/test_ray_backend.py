@@ -279,9 +279,25 @@ print(ray.nodes()[0]["NodeManagerAddress"], os.environ["RAY_AUTH_MODE"], len(os.
 backend.close()
 print(ray.is_initialized())
 """
+    assert output_of(script) == ["127.0.0.1", "token", "64", "False"]
+
+
+def test_ray_of_our_own_listens_on_loopback_where_it_was_imported_before() -> None:
+    script = """
+import ray
+from piper_ray.backends.ray import RayBackend
+backend = RayBackend("local", workers=1)
+print(ray.nodes()[0]["NodeManagerAddress"])
+backend.close()
+"""
+    assert output_of(script) == ["127.0.0.1"]
+
+
+def output_of(script: str) -> list[str]:
+    """The words that it prints, in a process whose environment says nothing of Ray."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["127.0.0.1", "token", "64", "False"]
+    return run.stdout.split()
 
 
 def test_cluster_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,10 @@ class RayBackend:
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Workers take what is worth a round trip; the driver what is not."""
+        self._pass_notes_on()
         level_start = states.tables.lattice.level_start
-        self._pacing.record_near(*states.finishing)
+        self._pacing.record_whole(*states.whole)
+        self._pacing.record_near(*states.inside)
         span = self._pacing.batch(level_start, states.level, states.blocks_used)
         workers = self._dispatcher.workers if self._dispatcher else self._workers or 1
         if self._pacing.pays(span, workers):
@@ -159,9 +161,8 @@ class RayBackend:
         return batch.answer.result()
 
     def _pass_notes_on(self) -> None:
-        assert self._dispatcher is not None
-        if threading.get_ident() != self._listening:
-            return  # an evaluation ahead of need: the listener's own thread comes by as well
+        if self._dispatcher is None or threading.get_ident() != self._listening:
+            return  # in an evaluation ahead of need: the listener's own thread comes by as well
         while not self._dispatcher.notes.empty():
             self._listener(Note(self._dispatcher.notes.get()))
 

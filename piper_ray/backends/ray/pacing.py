@@ -14,6 +14,7 @@ LEAST_BATCH_S = 0.02
 _BLOCK_S = 0.075
 _LEAST_BLOCK_S = 0.005
 _PER_WORKER = 2
+_FEWEST_BOUNDS = 100_000  # fewer say little
 _MARGIN = 1.5
 _WEIGHT = 0.3  # of the newest figure in a running mean
 
@@ -37,6 +38,11 @@ class Pacing:
     s_per_bound: float = 8e-9
     s_per_near_bound: float = 3e-8
     round_trip_s: float = 0.003
+
+    def record_whole(self, bounds: int, seconds: float) -> None:
+        """What the driver took for levels of its own: so dear levels are seen to be worth sending."""
+        if bounds >= _FEWEST_BOUNDS:
+            self.s_per_bound += _WEIGHT * (min(seconds / bounds, 1e-6) - self.s_per_bound)
 
     def record_near(self, bounds: int, seconds: float) -> None:
         """What the driver took for a batch's inside: dearer, as the stages there are short and most of them fit."""

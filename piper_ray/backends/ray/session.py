@@ -62,9 +62,12 @@ def connect(address: str | None, cpus: int | None) -> Session:
 def _set_environment() -> None:
     """For a Ray of our own. It listens on loopback, and still asks for a token: other users share the machine.
 
-    Ray reads these when it is imported. Where that has happened its own defaults stand: it listens everywhere.
+    Ray reads these when it is imported. Where that has happened it is too late for a token.
     """
     if "ray" in sys.modules:
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Else Ray puts the machine's own address in the place of 127.0.0.1, and listens on all interfaces.
