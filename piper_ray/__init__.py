@@ -89,6 +89,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "baselines":
+        return import_module("piper_ray.baselines")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_LAZY[name]), name)

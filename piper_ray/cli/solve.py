@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
+from piper_ray.cli.baseline import PIPER, PlannerName, refuse_search_options, solve_by_baseline
 from piper_ray.cli.cluster import (
     Address,
     Alone,
@@ -96,6 +97,7 @@ def solve(
         int | None,
         typer.Option("--threads", metavar="T", help="Worker threads; one for each core if not given."),
     ] = None,
+    planner: PlannerName = PIPER,
     memory_limit: Annotated[
         float | None,
         typer.Option(
@@ -130,6 +132,10 @@ def solve(
     )
     if out is not None:
         _refuse_unwritable(out)
+    if planner != PIPER:
+        refuse_search_options(planner, gap=gap, time_limit=time_limit, address=address, resume=resume)
+        instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+        raise typer.Exit(solve_by_baseline(instance, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
     from piper_ray.report.document import solution_document, to_text
@@ -198,6 +204,6 @@ def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: E
         typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
         return
 
-    from piper_ray.report.document import plan_document, to_text, write_atomically
+    from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
 
-    write_atomically(out, to_text(plan_document(instance, solution, solution.plan, evaluation)))
+    write_atomically(out, to_text(plan_document(instance, solution.plan, evaluation, proof_document(solution))))

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 import piper_ray
+from piper_ray.baselines.planner import BaselineResult
 from piper_ray.errors import UsageError
 from piper_ray.evaluate import Evaluation
 from piper_ray.model import Instance
@@ -49,15 +50,39 @@ def solution_document(
     }
 
 
-def plan_document(instance: Instance, solution: Solution, plan: Plan, evaluation: Evaluation) -> Document:
-    """The plan file: upstream's ``stages`` first, with our figures in each, then what they hold for."""
+def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin: Document) -> Document:
+    """The plan file: upstream's ``stages`` first, with our figures in each, then what they hold for.
+
+    origin: what is known of the plan: ``proof_document`` of a solve, or ``baseline_facts`` of another planner.
+    """
     return {
         **_plan_with_figures(instance, plan, evaluation),
         **_header("plan", instance),
-        "status": solution.status.value,
         "time_per_sample_s": evaluation.time_per_sample_s,
-        "lower_bound_s": _plain(solution.lower_bound),
-        "gap": solution.gap,
+        **origin,
+    }
+
+
+def proof_document(solution: Solution) -> Document:
+    """What a solve proved about its plan."""
+    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound), "gap": solution.gap}
+
+
+def baseline_facts(result: BaselineResult) -> Document:
+    """Which planner made the plan, out of how many, and in its own words."""
+    return {"planner": result.planner, "tried": result.tried, "note": result.note}
+
+
+def baseline_document(instance: Instance, restrictions: Restrictions, result: BaselineResult) -> Document:
+    """Everything about another planner's answer, with or without a plan."""
+    plan, evaluation = result.plan, result.evaluation
+    return {
+        **_header("baseline", instance),
+        "restrictions": _plain(restrictions),
+        **baseline_facts(result),
+        "time_per_sample_s": result.time_per_sample,
+        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
     }
 
 

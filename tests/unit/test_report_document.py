@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from piper_ray import Restrictions, SolveOptions, UsageError, __version__, evaluate, load_plan
-from piper_ray.report.document import plan_document, solution_document, to_text, write_atomically
+from piper_ray.report.document import plan_document, proof_document, solution_document, to_text, write_atomically
 from piper_ray.solution import Infeasibility, Solution, Status
 from tests.report_cases import small_instance, small_plan, solution
 
@@ -69,9 +69,10 @@ def test_an_infeasible_instance_has_no_infinity_in_its_document() -> None:
 
 def test_plan_file_and_document_hold_the_same_plan_for_a_reader(tmp_path: Path) -> None:
     instance, plan = small_instance(), small_plan()
-    written = plan_document(instance, solution(plan=plan), plan, evaluate(instance, plan))
+    written = plan_document(instance, plan, evaluate(instance, plan), proof_document(solution(plan=plan)))
     assert written["time_per_sample_s"] == 0.01004
     assert next(iter(written)) == "stages"
+    assert written["status"] == solution(plan=plan).status.value
     path = tmp_path / "plan.json"
     write_atomically(path, to_text(written))
     assert load_plan(path, instance) == plan

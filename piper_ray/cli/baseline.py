@@ -1,0 +1,73 @@
+"""``piper-ray solve --planner``: the plan of a simpler planner, to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from piper_ray.errors import EXIT_SOLVED, InfeasibleError, UsageError
+from piper_ray.model import Instance
+from piper_ray.restrictions import Restrictions
+
+PIPER = "piper"
+
+PlannerName = Annotated[
+    str,
+    typer.Option(
+        "--planner",
+        metavar="NAME",
+        help="piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, "
+        "tensor-parallel, pipedream, piper-published. Some take settings, as pipedream:levels=4x100GB/s+8x10GB/s.",
+    ),
+]
+
+
+def refuse_search_options(planner: str, **options: object) -> None:
+    """Raises UsageError for an unknown planner, and for what only the exact one knows."""
+    from piper_ray.baselines import planner_of
+
+    planner_of(planner)
+    for name, value in options.items():
+        if value:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is for the exact planner; --planner {planner} knows nothing of it")
+
+
+def solve_by_baseline(
+    instance: Instance, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
+) -> int:
+    """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
+    from piper_ray.baselines import plan
+    from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
+    from piper_ray.report.layout import console
+    from piper_ray.report.stages import print_plan
+    from piper_ray.report.summary import cost_text, instance_lines
+
+    screen = console(stderr=json)
+    for line in instance_lines(instance):
+        screen.print(line, soft_wrap=True, highlight=False)
+    result = plan(instance, planner, restrictions=restrictions)
+    screen.print()
+    if result.plan is None or result.evaluation is None:
+        screen.print(f"{planner}: no plan: {result.note}", soft_wrap=True, markup=False, highlight=False)
+        if out is not None:
+            typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
+    else:
+        if not json:
+            print_plan(screen, instance, result.plan, result.evaluation)
+            screen.print()
+        screen.print(
+            f"{planner}: {cost_text(instance, result.evaluation)}; not proved to be the best",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+        screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
+        if out is not None:
+            document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result))
+            write_atomically(out, to_text(document))
+    if json:
+        typer.echo(to_text(baseline_document(instance, restrictions, result)), nl=False)
+    return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code
