@@ -67,6 +67,8 @@ class RayBackend:
         return max(1, workers or self._workers or 1) * self._cpus_per_worker
 
     def activity(self) -> Activity:
+        """Asked for while another thread waits for a batch, too: then this is where notes pass."""
+        self._pass_notes_on()
         dispatcher = self._dispatcher
         return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
 
@@ -162,7 +164,7 @@ class RayBackend:
 
     def _pass_notes_on(self) -> None:
         if self._dispatcher is None or threading.get_ident() != self._listening:
-            return  # in an evaluation ahead of need: the listener's own thread comes by as well
+            return  # an evaluation ahead of need: the listener's own thread comes by as well
         while not self._dispatcher.notes.empty():
             self._listener(Note(self._dispatcher.notes.get()))
 
