@@ -60,6 +60,7 @@ class RayBackend:
         self._listening = threading.get_ident()
         self._told_of_room = False
         self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
+        self._asked_at_s = (0.0, 0.0)  # the worked and the passed time when last asked for room
         self._batches = self._blocks = 0
 
     @property
@@ -74,11 +75,13 @@ class RayBackend:
         return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
 
     def has_room(self) -> bool:
-        """Where levels are too small to keep all workers busy: then two thresholds a pass."""
+        """Where levels were too small to keep all workers busy since the last time: then two thresholds a pass."""
         dispatcher = self._dispatcher
-        if dispatcher is None or dispatcher.workers < 2 or self._batches == 0:
+        if dispatcher is None or dispatcher.workers < 2:
             return False
-        room = self._worked_s < _BUSY * (self._waited_s + self._here_s) * dispatcher.workers
+        worked_s, passed_s = self._worked_s, self._waited_s + self._here_s
+        before_s, self._asked_at_s = self._asked_at_s, (worked_s, passed_s)
+        room = worked_s - before_s[0] < _BUSY * (passed_s - before_s[1]) * dispatcher.workers
         if room and not self._told_of_room:
             self._told_of_room = True
             self._listener(Note("levels are too small to keep all workers busy: two thresholds are tried at a time"))
