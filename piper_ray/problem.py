@@ -11,6 +11,7 @@ from piper_ray.kernels.selection import StepCache, make_step_cache
 from piper_ray.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
 from piper_ray.lattice.downsets import Lattice
 from piper_ray.model import Instance, divisors
+from piper_ray.rate import Rates
 from piper_ray.stage_cost.options import Options
 from piper_ray.stage_cost.tables import StageSums, build_sums, cost_arrays
 
@@ -38,6 +39,7 @@ class Problem:
     workload: Workload
     tables: Tables
     resync_s_per_byte: float
+    rates: Rates = field(default_factory=Rates, repr=False, compare=False)
     _scratch: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     @property

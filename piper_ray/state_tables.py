@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.kernels.blocks import add_level, empty_blocks
 from piper_ray.kernels.evaluation import evaluate_levels, store_states
-from piper_ray.kernels.level import BLOCKS_TESTED, COUNTERS
+from piper_ray.kernels.level import COUNTERS
 from piper_ray.kernels.selection import StepCache
 from piper_ray.kernels.types import BlockArrays, FrontArrays, IndexArray, LevelStates, Tables, Target
+from piper_ray.rate import Rates
 
 
 def no_states(downsets: int) -> LevelStates:
@@ -21,21 +21,14 @@ def no_states(downsets: int) -> LevelStates:
     return LevelStates(np.zeros(downsets, np.int64), empty, empty, np.zeros(COUNTERS, np.int64))
 
 
-class Spent(NamedTuple):
-    """Block bounds, and the seconds that they and what came of them took here."""
-
-    bounds: int
-    seconds: float
-
-
 class StateTables:
     """Starts with the empty downset finished. The arrays are replaced as they grow: take them anew for each use.
 
-    used: states in use. level: the first that is not finished. tested: counters over all levels. whole: spent on the
-    last levels evaluated here; inside: on the last batch that was only finished here.
+    used: states in use. level: the first that is not finished. tested: counters over all levels. rates: learn from what
+    is evaluated here.
     """
 
-    def __init__(self, tables: Tables, target: Target) -> None:
+    def __init__(self, tables: Tables, target: Target, rates: Rates | None = None) -> None:
         self.tables = tables
         self.target = target
         self._downsets = int(tables.lattice.level_start[-1])
@@ -52,7 +45,7 @@ class StateTables:
         self.used = 1
         self.level = 1
         self.tested: IndexArray = np.zeros(COUNTERS, np.int64)
-        self.whole = self.inside = Spent(0, 0.0)
+        self.rates = rates or Rates()
         self.fronts.states[0] = 1
         add_level(0, 1, target.device_cost, tables.lattice, tables.costs, self.fronts, self.blocks)
 
@@ -72,12 +65,12 @@ class StateTables:
 
         before: their fronts over the blocks before ``begin_block``, and what those took.
         """
-        began, bounds = time.perf_counter(), int(self.tested[BLOCKS_TESTED])
+        began, blocks = time.perf_counter(), self.blocks_used - begin_block
         first, last = self.downsets(end_level)
+        downsets = last - first
         self._reserve_blocks(last - first)
         rest = no_states(last - first) if before is None else before
         self.tested += rest.tested
-        bounds += int(rest.tested[BLOCKS_TESTED])
         while self.level < end_level:
             first = self.downsets(end_level)[0]
             level, used = evaluate_levels(
@@ -97,11 +90,9 @@ class StateTables:
             if self.level < end_level:
                 self._reserve_states(self.fronts.cost.size)
                 rest = without_first(rest, self.downsets(end_level)[0] - first)
-        spent = Spent(int(self.tested[BLOCKS_TESTED]) - bounds, time.perf_counter() - began)
-        if before is None:
-            self.whole = spent
-        else:
-            self.inside = spent
+        mean_blocks = (blocks + self.blocks_used - begin_block) / 2
+        rate = self.rates.far if before is None else self.rates.near
+        rate.record(int(downsets * mean_blocks), time.perf_counter() - began)
 
     def take(self, states: LevelStates) -> None:
         """Takes in finished levels; their downsets are the first unfinished ones."""

@@ -102,7 +102,7 @@ def evaluate_threshold(
     each batch of levels, to keep them for a later one.
     """
     target = _target(problem, threshold_s, fewest_stages)
-    states = StateTables(problem.tables, target)
+    states = StateTables(problem.tables, target, problem.rates)
     if finished is not None:
         states.take(finished)
     level_start = problem.lattice.level_start

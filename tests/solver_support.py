@@ -127,7 +127,7 @@ class RecordingBackend:
 
 def send_every_level_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small levels too, which otherwise stay with the caller."""
-    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL", 0)
+    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL_S", 0.0)
 
 
 def downsets_by_definition(instance: Instance) -> list[frozenset[int]]:

@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     def activity(self) -> Activity:
-        """For a progress line."""
+        """For a progress line. Notes that wait are passed on first."""
         ...
 
     def stats(self) -> ClusterStats | None:

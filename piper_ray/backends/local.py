@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -17,15 +18,14 @@ from piper_ray.kernels.types import LevelStates, OptionArrays
 from piper_ray.progress import Listener
 from piper_ray.state_tables import StateTables, joined, no_states
 
-_BLOCKS_PER_TASK = 2_000_000
-"""Block bounds in one task: some tens of milliseconds, so that an interrupt is seen soon."""
+_TASK_S = 0.02
+"""Of one task: an interrupt is seen soon."""
 
+_SMALL_LEVEL_S = 1e-3
+"""What a level takes below which threads cost more than they save."""
 
-_SMALL_LEVEL = 20_000
-"""Block bounds of a level below which threads cost more than they save."""
-
-_LONG_RUN = 1_000_000
-"""Block bounds of small levels in one kernel call, which cannot be interrupted."""
+_LONG_RUN_S = 0.02
+"""Of small levels in one kernel call, which cannot be interrupted."""
 
 
 class LocalBackend:
@@ -62,12 +62,13 @@ class LocalBackend:
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
         # Every downset looks at the same blocks, so equal counts are about equal cost.
-        cost = (last - first) * states.blocks_used
-        tasks = max(1, min(last - first, max(4 * self._threads, cost // _BLOCKS_PER_TASK)))
+        bounds = (last - first) * states.blocks_used
+        tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
-        def run(begin: int, end: int) -> LevelStates:
-            return evaluate_downsets(
+        def run(begin: int, end: int) -> tuple[LevelStates, float]:
+            began = time.perf_counter()
+            found: LevelStates = evaluate_downsets(
                 begin,
                 end,
                 states.tables,
@@ -78,17 +79,22 @@ class LocalBackend:
                 no_states(end - begin),
                 self._scratch_of(states.tables.options),
             )
+            return found, time.perf_counter() - began
 
         futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]
         parts: list[LevelStates] = []
+        worked_s = 0.0
         try:
             for future in futures:
-                parts.append(future.result())
+                part, seconds = future.result()
+                parts.append(part)
+                worked_s += seconds
                 heartbeat(edges[len(parts)] - first)
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+        states.rates.far.record(bounds, worked_s)
         return joined(parts)
 
     def _scratch_of(self, options: OptionArrays) -> StepCache:
@@ -110,11 +116,12 @@ def end_of_small_levels(states: StateTables) -> int:
     """
     starts = states.tables.lattice.level_start
     level, blocks, total = states.level, states.blocks_used, 0
+    rate = states.rates.far
+    longest = rate.bounds_within(_LONG_RUN_S)
     while level < starts.size - 1:
         size = int(starts[level + 1] - starts[level])
-        cost = size * blocks
-        total += cost
-        if cost > _SMALL_LEVEL or total > _LONG_RUN:
+        total += size * blocks
+        if rate.seconds(size * blocks) > _SMALL_LEVEL_S or (total > longest and level > states.level):
             break
         blocks += 1 + size // BLOCK_SIZE
         level += 1

@@ -43,6 +43,7 @@ class Driver:
     out: Path
     waits: bool = False
     log: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     events: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
 
@@ -99,21 +100,26 @@ class Driver:
 
     def document(self) -> Any:
         """The JSON document on stdout."""
-        return json.loads((self.out.parent / "stdout").read_bytes())
+        return json.loads("".join(self.output))
 
     @property
     def text(self) -> str:
         return "\n".join(self.log)
 
     def listen(self) -> None:
-        """Sorts what the driver says into log and events; returns at its end."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        """Sorts what the driver says on stdout into events and output; returns at its end."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             if line.startswith(stepped.EVENT):
                 self.events.put(json.loads(line.removeprefix(stepped.EVENT)))
             else:
-                self.log.append(line.rstrip())
+                self.output.append(line)
         self.events.put(None)
+
+    def listen_to_log(self) -> None:
+        """Likewise for stderr."""
+        assert self.process.stderr is not None
+        self.log.extend(line.rstrip() for line in self.process.stderr)
 
     def _workers(self) -> int:
         self._say("workers?")
@@ -152,19 +158,21 @@ def driving(cluster: Machines, folder: Path, *options: str, solve: Sequence[str]
     out.unlink(missing_ok=True)
     arguments = [*solve, "--address", cluster.address, "--out", str(out), "--json", *options]
     command = [sys.executable, "-m", stepped.__name__, "solve", *arguments]
-    with (folder / "stdout").open("wb") as stdout:
-        process = cluster.popen(HEAD, command, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
-    driver = Driver(process, out)
-    listener = threading.Thread(target=driver.listen)
-    listener.start()
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    driver = Driver(cluster.popen(HEAD, command, **pipes), out)
+    process = driver.process
+    listeners = [threading.Thread(target=listen) for listen in (driver.listen, driver.listen_to_log)]
+    for listener in listeners:
+        listener.start()
     try:
         yield driver
     finally:
         if process.poll() is None:
             driver.signal(signal.SIGKILL)
             process.wait(LONG_S)
-        listener.join(LONG_S)
-        for stream in (process.stdin, process.stderr):
+        for listener in listeners:
+            listener.join(LONG_S)
+        for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()

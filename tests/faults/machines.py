@@ -154,7 +154,7 @@ ACTOR = "ray::Worker"
 def machines(count: int, **options: Any) -> Iterator[Machines]:
     """options: of the harness."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = {"PATH": path, **options.pop("env", {})}
+    environment = {"PATH": path, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", **options.pop("env", {})}
     with ExitStack() as stack:
         prefix = f"pr{os.getpid()}{next(_names)}"
         with _files_left_open():

@@ -1,6 +1,7 @@
 """The command line, but each event of the solve waits on stdin until the test lets it pass.
 
-Run as a program with the arguments of ``piper-ray``. Events go to stderr, a line of JSON each. An empty line on stdin
+Run as a program with the arguments of ``piper-ray``. Events go to stdout, a line of JSON each: on stderr Ray's own
+lines could come between. An empty line on stdin
 lets the solve go on; any other is a question, how many workers there are, and is answered as an event. Workers get all
 levels, however fast or slow this machine is just now.
 """
@@ -8,6 +9,7 @@ levels, however fast or slow this machine is just now.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -22,17 +24,20 @@ EVENT = "event "
 _log = SolverLog.__call__
 _listen = RayBackend.listen
 _backends: list[RayBackend] = []
+_events = os.fdopen(os.dup(1), "w", encoding="utf-8")  # wherever stdout is sent meanwhile
 
 
 def _say(kind: str, facts: dict[str, Any]) -> None:
-    print(EVENT + json.dumps({"kind": kind, **facts}), file=sys.stderr, flush=True)  # noqa: T201 - for the test
+    _events.write(EVENT + json.dumps({"kind": kind, **facts}) + "\n")
+    _events.flush()
 
 
 def _stepped(log: SolverLog, event: Event) -> None:
     _log(log, event)
     _say(type(event).__name__, asdict(event))
     while sys.stdin.readline().strip():
-        _say("Workers", {"workers": _backends[-1].activity().workers})
+        dispatcher = _backends[-1]._dispatcher  # not by activity(), which passes notes on
+        _say("Workers", {"workers": 0 if dispatcher is None else dispatcher.workers})
 
 
 def _remembered(backend: RayBackend, listener: Listener) -> None:

@@ -21,7 +21,6 @@ from piper_ray.solver import solve
 from piper_ray.state_tables import StateTables
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import (
-    MANY,
     ONE_THREAD,
     RecordingBackend,
     assert_plan_is_worth_its_value,
@@ -163,7 +162,7 @@ def test_who_computes_a_level_changes_no_byte(name: str, monkeypatch: pytest.Mon
     apart = solve(WIDE[name], options=ONE_THREAD)
     send_every_level_to_the_backend(monkeypatch)
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
-    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL", MANY**2)
+    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL_S", float("inf"))
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
 
 

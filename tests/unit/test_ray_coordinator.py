@@ -202,6 +202,19 @@ def test_each_block_is_blamed_for_its_own_deaths_alone() -> None:
     assert {c.deaths for c in given_up} == {Coordinator.MOST_DEATHS}
 
 
+def test_lost_machines_are_not_its_fault_unless_there_are_many() -> None:
+    coordinator = coordinator_with(0, WithoutWorkers.WAIT)
+    coordinator.add(blocks(1), 0.0)
+    for loss in range(1, Coordinator.MOST_MACHINES):
+        coordinator.joined(loss, 0.0)
+        assert coordinator.lost(loss, 0.0, "no sign of life", with_machine=True) == []
+    coordinator.joined(0, 0.0)
+    assert coordinator.lost(0, 0.0, "killed") == []
+    coordinator.joined(99, 0.0)
+    losses = Coordinator.MOST_MACHINES + 1
+    assert coordinator.lost(99, 0.0, "no sign of life", with_machine=True) == [GiveUp(0, losses, "no sign of life")]
+
+
 def test_failure_keeps_the_worker_and_counts_like_a_death() -> None:
     coordinator = coordinator_with(1)
     coordinator.add(blocks(1), 0.0)

@@ -14,6 +14,7 @@ from piper_ray.backends.ray.coordinator import WithoutWorkers
 from piper_ray.backends.ray.pacing import Pacing
 from piper_ray.backends.ray.session import connect
 from piper_ray.errors import UsageError
+from piper_ray.kernels.blocks import BLOCK_SIZE
 from piper_ray.kernels.types import LevelStates
 from piper_ray.progress import Listener, Note, silent
 from piper_ray.solution import ClusterStats, NodeStats
@@ -59,6 +60,7 @@ class RayBackend:
         self._listening = threading.get_ident()
         self._told_of_room = False
         self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
+        self._asked_at_s = (0.0, 0.0)  # the worked and the passed time when last asked for room
         self._batches = self._blocks = 0
 
     @property
@@ -67,15 +69,19 @@ class RayBackend:
         return max(1, workers or self._workers or 1) * self._cpus_per_worker
 
     def activity(self) -> Activity:
+        """Asked for while another thread waits for a batch, too: then this is where notes pass."""
+        self._pass_notes_on()
         dispatcher = self._dispatcher
         return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
 
     def has_room(self) -> bool:
-        """Where levels are too small to keep all workers busy: then two thresholds a pass."""
+        """Where levels were too small to keep all workers busy since the last time: then two thresholds a pass."""
         dispatcher = self._dispatcher
-        if dispatcher is None or dispatcher.workers < 2 or self._batches == 0:
+        if dispatcher is None or dispatcher.workers < 2:
             return False
-        room = self._worked_s < _BUSY * (self._waited_s + self._here_s) * dispatcher.workers
+        worked_s, passed_s = self._worked_s, self._waited_s + self._here_s
+        before_s, self._asked_at_s = self._asked_at_s, (worked_s, passed_s)
+        room = worked_s - before_s[0] < _BUSY * (passed_s - before_s[1]) * dispatcher.workers
         if room and not self._told_of_room:
             self._told_of_room = True
             self._listener(Note("levels are too small to keep all workers busy: two thresholds are tried at a time"))
@@ -88,19 +94,21 @@ class RayBackend:
         """Workers take what is worth a round trip; the driver what is not."""
         self._pass_notes_on()
         level_start = states.tables.lattice.level_start
-        self._pacing.record_whole(*states.whole)
-        self._pacing.record_near(*states.inside)
-        span = self._pacing.batch(level_start, states.level, states.blocks_used)
+        rates, pays = states.rates, self._pacing.pays
+        span = self._pacing.batch(rates.near, level_start, states.level, states.blocks_used)
         workers = self._dispatcher.workers if self._dispatcher else self._workers or 1
-        if self._pacing.pays(span, workers):
+        if pays(rates.far.seconds(span.far), workers):
             return NextBatch(span.end_level, here=False)
-        spent, end, blocks = 0.0, states.level, states.blocks_used
-        while end < level_start.size - 1 and spent < _HERE_S:
+        longest = rates.far.bounds_within(_HERE_S)
+        end, blocks, total = states.level, states.blocks_used, 0
+        while end < level_start.size - 1 and total < longest:
             size = int(level_start[end + 1] - level_start[end])
-            spent += size * blocks * self._pacing.s_per_bound
-            blocks += 1 + size // 32
+            if end > states.level and pays(rates.far.seconds(size * blocks), workers):
+                break
+            total += size * blocks
+            blocks += 1 + size // BLOCK_SIZE
             end += 1
-        self._here_s += spent
+        self._here_s += rates.far.seconds(total)
         return NextBatch(end, here=True)
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
@@ -108,7 +116,7 @@ class RayBackend:
 
         dispatcher = self._started(states)
         bounds = (last - first) * states.blocks_used
-        seconds = bounds * self._pacing.s_per_bound
+        seconds = states.rates.far.seconds(bounds)
         count = self._pacing.blocks(seconds, max(1, dispatcher.workers), last - first)
         edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
         batch = Batch(states, edges, seconds / count)
@@ -122,7 +130,8 @@ class RayBackend:
         finally:
             self._pass_notes_on()
         elapsed_s = time.perf_counter() - began
-        self._pacing.record(bounds, batch.worked_s, elapsed_s, dispatcher.workers)
+        states.rates.far.record(bounds, batch.worked_s)
+        self._pacing.record(batch.worked_s, elapsed_s, dispatcher.workers)
         self._worked_s += batch.worked_s
         self._waited_s += elapsed_s
         self._batches += 1
@@ -162,7 +171,7 @@ class RayBackend:
 
     def _pass_notes_on(self) -> None:
         if self._dispatcher is None or threading.get_ident() != self._listening:
-            return  # in an evaluation ahead of need: the listener's own thread comes by as well
+            return  # an evaluation ahead of need: the listener's own thread comes by as well
         while not self._dispatcher.notes.empty():
             self._listener(Note(self._dispatcher.notes.get()))
 

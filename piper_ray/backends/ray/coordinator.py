@@ -51,6 +51,14 @@ Command = Send | GiveUp
 
 
 @dataclass
+class _Losses:
+    """Workers that a block may have ended. with_machine: those whose whole machine went, likely not because of it."""
+
+    alone: int = 0
+    with_machine: int = 0
+
+
+@dataclass
 class _Worker:
     """in_flight: blocks given and not answered, the one in work first. since: when that one's turn came."""
 
@@ -63,6 +71,7 @@ class Coordinator:
 
     IN_FLIGHT = 2
     MOST_DEATHS = 3
+    MOST_MACHINES = 10
     OVERDUE_FACTOR = 4.0
     OVERDUE_FLOOR_S = 1.0
     MOST_COPIES = 3
@@ -71,7 +80,7 @@ class Coordinator:
         self._without_workers = without_workers
         self._queue: deque[int] = deque()
         self._blocks: dict[int, Block] = {}  # neither answered nor given up
-        self._deaths: dict[int, int] = {}  # of blocks that a lost worker had: those that they are blamed for
+        self._losses: dict[int, _Losses] = {}  # of blocks that a lost worker had: those that they are blamed for
         self._workers: dict[int, _Worker] = {}
         self._here: int | None = None  # what the driver computes
 
@@ -99,15 +108,15 @@ class Coordinator:
         gone = set(blocks)
         for block in gone:
             self._blocks.pop(block, None)
-            self._deaths.pop(block, None)
+            self._losses.pop(block, None)
         self._queue = deque(block for block in self._queue if block not in gone)
 
     def joined(self, worker: int, now: float) -> list[Command]:
         self._workers.setdefault(worker, _Worker(since=now))
         return self._give(now)
 
-    def lost(self, worker: int, now: float, cause: str) -> list[Command]:
-        """The worker is gone. The block that it had in work may be why."""
+    def lost(self, worker: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
+        """The worker is gone, perhaps with all of its machine. The block that it had in work may be why."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
@@ -115,9 +124,9 @@ class Coordinator:
         for place, block in enumerate(gone.in_flight):
             if block not in self._blocks:
                 continue
-            self._deaths.setdefault(block, 0)
+            self._losses.setdefault(block, _Losses())
             if place == 0:
-                commands += self._blame(block, cause)
+                commands += self._blame(block, cause, with_machine=with_machine)
             self._requeue(block)
         return commands + self._give(now)
 
@@ -133,7 +142,7 @@ class Coordinator:
         self._answered(worker, block, now)
         wanted = self._blocks.pop(block, None) is not None
         if wanted:
-            self._deaths.pop(block, None)
+            self._losses.pop(block, None)
             if block in self._queue:
                 self._queue.remove(block)
         return wanted, self._give(now)
@@ -142,13 +151,16 @@ class Coordinator:
         """To be called now and then: what is overdue is given to somebody else too."""
         return self._give(now)
 
-    def _blame(self, block: int, cause: str) -> list[Command]:
-        self._deaths[block] = self._deaths.get(block, 0) + 1
-        if self._deaths[block] < self.MOST_DEATHS:
+    def _blame(self, block: int, cause: str, *, with_machine: bool = False) -> list[Command]:
+        losses = self._losses.setdefault(block, _Losses())
+        if with_machine:
+            losses.with_machine += 1
+        else:
+            losses.alone += 1
+        if losses.alone < self.MOST_DEATHS and losses.with_machine < self.MOST_MACHINES:
             return []
-        deaths = self._deaths.pop(block)
         self.cancel([block])
-        return [GiveUp(block, deaths, cause)]
+        return [GiveUp(block, losses.alone + losses.with_machine, cause)]
 
     def _requeue(self, block: int) -> None:
         """Back to the front, unless it is answered, given up, waiting, or still in somebody's hands."""
@@ -186,7 +198,7 @@ class Coordinator:
 
     def _may_go_along(self, block: int, worker: _Worker) -> bool:
         """A block that a lost worker had is given alone: then it is known which one ends workers."""
-        return not worker.in_flight or not {block, *worker.in_flight} & self._deaths.keys()
+        return not worker.in_flight or not {block, *worker.in_flight} & self._losses.keys()
 
     def _help(self, now: float) -> list[Command]:
         """The driver takes what nobody gets done: all workers are gone, or silent, or have nothing new to do."""

@@ -232,7 +232,8 @@ class Dispatcher:
         node = self._pool.node_of(event.worker)
         self._pool.drop(event.worker, now)
         del self._known[event.worker]
-        commands = self._coordinator.lost(event.worker, now, _last_line(error))
+        gone = not self._pool.is_alive(node)
+        commands = self._coordinator.lost(event.worker, now, _last_line(error), with_machine=gone)
         left = self._coordinator.workers
         self.notes.put(f"a worker on node {node[:8]} is lost, {left} left: its blocks go to others")
         if left == 0:

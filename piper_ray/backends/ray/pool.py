@@ -68,6 +68,11 @@ class Pool:
     def node_of(self, worker: int) -> str:
         return self._ready[worker].node
 
+    def is_alive(self, node: str) -> bool:
+        """Whether Ray still has the machine."""
+        nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+        return any(other["NodeID"] == node and other["Alive"] for other in nodes())
+
     def keep_up(self, now: float) -> None:
         """Starts what is missing. Ray places an actor when there is room for it; nobody waits for that."""
         if self._wanted is None and now - self._checked_at >= _GROWTH_CHECK_S:

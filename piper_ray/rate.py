@@ -1,0 +1,44 @@
+"""How long work takes, learned as it is done: the cost of a block bound differs a thousandfold between problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_ENOUGH_BOUNDS, _ENOUGH_S = 10_000, 2e-4
+"""What is less on both counts is mostly the call itself."""
+
+_LEAST_S = 1e-12
+_WEIGHT = 0.3  # of the newest figure in a running mean
+
+
+@dataclass
+class Rate:
+    """s_per_bound: of one thread, for a block bound and what comes of it. A guess until something has been measured."""
+
+    s_per_bound: float = 8e-9
+    measured: bool = False
+
+    def record(self, bounds: int, seconds: float) -> None:
+        """Bounds as counted beforehand: every downset with every block."""
+        if bounds <= 0 or seconds <= 0 or (bounds < _ENOUGH_BOUNDS and seconds < _ENOUGH_S):
+            return
+        newest = max(seconds / bounds, _LEAST_S)
+        self.s_per_bound += (_WEIGHT if self.measured else 1.0) * (newest - self.s_per_bound)
+        self.measured = True
+
+    def seconds(self, bounds: int) -> float:
+        return bounds * self.s_per_bound
+
+    def bounds_within(self, seconds: float) -> float:
+        """Bounds of one kernel call that should take so long; few while nothing is measured."""
+        return seconds / self.s_per_bound if self.measured and self.s_per_bound > 0 else _ENOUGH_BOUNDS
+
+
+@dataclass
+class Rates:
+    """Of one problem. far: over finished levels. near: among the levels of a batch, where stages are short and more of
+    them fit.
+    """
+
+    far: Rate = field(default_factory=Rate)
+    near: Rate = field(default_factory=lambda: Rate(3e-8))
