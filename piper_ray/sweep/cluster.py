@@ -116,7 +116,7 @@ class Cluster:
         if other:
             host = report.rows[0]["host"]
             raise ClusterError(
-                f"the piper_ray on {host} is another one (kernels {', '.join(sorted(other))}, {sources_digest()} here); "
+                f"{host} has another piper_ray (kernels {', '.join(sorted(other))}, not {sources_digest()}): "
                 "install the same on every machine"
             )
         return Reply(batch, report.rows, report.seconds)

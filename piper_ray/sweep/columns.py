@@ -9,7 +9,8 @@ folders takes it, the label being a column there. A row is a finished point:
     devices, microbatches, memory_bytes, bandwidth_bytes_per_s      K, N, M, B
     tensor_parallelism, data_parallelism, recompute                 restrictions: allowed or not, and the rule
     gap_limit, time_limit_s limits of the solve; null: none
-    status                  optimal, feasible (a plan without proof), infeasible, unknown (stopped before any plan), error
+    status                  optimal, feasible (a plan without proof), infeasible, unknown (stopped before any plan) or
+                            error
     time_per_sample_s       of the plan; null without one
     lower_bound_s           no plan is faster; null if there is none: not proved, or of a baseline
     gap                     (time_per_sample_s - lower_bound_s) / time_per_sample_s

@@ -19,6 +19,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, final
 
@@ -78,9 +79,7 @@ def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = N
         if about is None:
             raise UsageError(f"{shown(text)}: there is no dataset of a sweep")
         _check_version(_decoded(about), text)
-        tables = [
-            _labelled(label, _read_all(folder, columns)) for label, folder in _folders(filesystem, root).items()
-        ]
+        tables = [_labelled(label, _read_all(folder, columns)) for label, folder in _folders(filesystem, root).items()]
     except (OSError, ArrowException) as error:
         raise UsageError(f"{shown(text)}: cannot be read: {_reason(error)}") from error
     return pa.concat_tables([_labelled("", _schema(columns).empty_table()), *tables])
@@ -246,7 +245,7 @@ def _resolve(location: str) -> tuple[fs.FileSystem, str]:
     if not location.strip("/"):
         raise OSError("it names no folder")
     if not _URI.match(location):
-        return fs.LocalFileSystem(), os.path.abspath(location)
+        return fs.LocalFileSystem(), str(Path(location).absolute())
     filesystem, path = fs.FileSystem.from_uri(location)
     return filesystem, path.rstrip("/")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,23 +19,27 @@ class Best:
 
 @dataclass
 class Progress:
-    """Points: all of the sweep; recorded before it started; done (failed among them) since then, left.
+    """points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
 
-    worked_s: of all workers together, on points. run_s: since the first point was handed out. workers: at the moment.
-    spread: points that the whole cluster solves. started_s: what came before, starting Ray above all.
+    solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
+    reading and starting Ray. workers: at the moment. best: by workload. errors: how many of each kind.
     """
 
     points: int
     recorded: int
     done: int = 0
-    failed: int = 0
     infeasible: int = 0
-    worked_s: float = 0.0
     solving_s: float = 0.0
     run_s: float = 0.0
     start_s: float = 0.0
     workers: int = 0
     best: dict[str, Best] = field(default_factory=dict)
+    latest_best: str | None = None
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        return self.errors.total()
 
     @property
     def left(self) -> int:
@@ -48,13 +53,15 @@ class Progress:
     def note(self, point: Point, row: Mapping[str, object]) -> None:
         """A point is finished."""
         self.done += 1
-        self.failed += row["status"] == "error"
+        if row["status"] == "error":
+            self.errors[str(row["error_kind"])] += 1
         self.infeasible += row["status"] == "infeasible"
         self.solving_s += float(str(row["seconds"]))
         found_s = row.get("time_per_sample_s")
         best = self.best.get(point.workload)
         if isinstance(found_s, float) and (best is None or found_s < best.time_per_sample_s):
             self.best[point.workload] = Best(point, found_s)
+            self.latest_best = point.workload
 
 
 Listener = Callable[[Progress], None]

@@ -160,9 +160,7 @@ def _listed(point: ListedPoint) -> _Draft:
     return _Draft(point.workload, point.planner, figures, restrictions)
 
 
-def _load(
-    folder: Path, label: str, workload: NamedWorkload, drafts: list[_Draft], faults: Faults
-) -> Instance | None:
+def _load(folder: Path, label: str, workload: NamedWorkload, drafts: list[_Draft], faults: Faults) -> Instance | None:
     """The workload. What every point gives need not be in its file."""
     own = [draft.figures for draft in drafts if draft.workload == label]
     given = {

@@ -1,4 +1,4 @@
-"""``sweep``: every point solved once, each on record within about a second, whatever fails and whenever it is killed."""
+"""``sweep``: every point solved once and on record within about a second, whatever fails and whenever it is killed."""
 
 from __future__ import annotations
 
@@ -99,10 +99,7 @@ class _Run:
             for point, hash_ in left:
                 if hash_ not in alone:
                     self._write()
-                    began = time.perf_counter()
-                    row = self._crew.solve_together(point)
-                    self._finished(Task(point, hash_, 1), row)
-                    self._progress.worked_s += self._crew.workers * (time.perf_counter() - began)
+                    self._finished(Task(point, hash_, 1), self._crew.solve_together(point))
                     self._tell()
         finally:
             self._write()
@@ -135,7 +132,6 @@ class _Run:
             return
         tasks = reply.batch.tasks
         schedule.took(Kind.of(tasks[0].point), len(tasks), reply.seconds)
-        self._progress.worked_s += reply.seconds
         for task, row in zip(tasks, reply.rows, strict=True):
             self._finished(task, row)
 

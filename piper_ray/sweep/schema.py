@@ -119,25 +119,13 @@ _Recompute = Annotated[str, AfterValidator(_known(tuple(rule.value for rule in R
 _Planner = Annotated[str, AfterValidator(_known(PLANNER_NAMES))]
 _Some = Field(min_length=1)
 
-_DevicesAxis = Annotated[
-    Annotated[_Devices, Tag(ONE)] | Annotated[list[_Devices], _Some, Tag(MANY)], _ONE_OR_MANY
-]
-_BatchesAxis = Annotated[
-    Annotated[_Batches, Tag(ONE)] | Annotated[list[_Batches], _Some, Tag(MANY)], _ONE_OR_MANY
-]
-_SizeAxis = Annotated[
-    Annotated[PositiveSize, Tag(ONE)] | Annotated[list[PositiveSize], _Some, Tag(MANY)], _ONE_OR_MANY
-]
-_RateAxis = Annotated[
-    Annotated[PositiveRate, Tag(ONE)] | Annotated[list[PositiveRate], _Some, Tag(MANY)], _ONE_OR_MANY
-]
+_DevicesAxis = Annotated[Annotated[_Devices, Tag(ONE)] | Annotated[list[_Devices], _Some, Tag(MANY)], _ONE_OR_MANY]
+_BatchesAxis = Annotated[Annotated[_Batches, Tag(ONE)] | Annotated[list[_Batches], _Some, Tag(MANY)], _ONE_OR_MANY]
+_SizeAxis = Annotated[Annotated[PositiveSize, Tag(ONE)] | Annotated[list[PositiveSize], _Some, Tag(MANY)], _ONE_OR_MANY]
+_RateAxis = Annotated[Annotated[PositiveRate, Tag(ONE)] | Annotated[list[PositiveRate], _Some, Tag(MANY)], _ONE_OR_MANY]
 _FlagAxis = Annotated[Annotated[bool, Tag(ONE)] | Annotated[list[bool], _Some, Tag(MANY)], _ONE_OR_MANY]
-_RuleAxis = Annotated[
-    Annotated[_Recompute, Tag(ONE)] | Annotated[list[_Recompute], _Some, Tag(MANY)], _ONE_OR_MANY
-]
-_PlannerAxis = Annotated[
-    Annotated[_Planner, Tag(ONE)] | Annotated[list[_Planner], _Some, Tag(MANY)], _ONE_OR_MANY
-]
+_RuleAxis = Annotated[Annotated[_Recompute, Tag(ONE)] | Annotated[list[_Recompute], _Some, Tag(MANY)], _ONE_OR_MANY]
+_PlannerAxis = Annotated[Annotated[_Planner, Tag(ONE)] | Annotated[list[_Planner], _Some, Tag(MANY)], _ONE_OR_MANY]
 _TextAxis = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], _Some, Tag(MANY)], _ONE_OR_MANY]
 
 
@@ -184,6 +172,4 @@ class Options(Closed):
     """Limits of every solve by the exact solver."""
 
     gap: float = Field(default=0.0, ge=0.0, lt=1.0, description="a share from 0 to below 1, such as 0.01")
-    time_limit_s: float | None = Field(
-        default=None, gt=0.0, allow_inf_nan=False, description="a number of seconds > 0"
-    )
+    time_limit_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False, description="a number of seconds > 0")

@@ -1,0 +1,1 @@
+"""Plots, drawn without a display: each module returns matplotlib figures, ``style.save`` writes them."""

@@ -1,0 +1,100 @@
+"""How all plots look: figures without a display, colours that the colour-blind tell apart, axes of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from piper_ray.errors import UsageError
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+"""After Okabe and Ito; the first is the exact solver's."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+_WIDE = 8.0
+"""Largest over smallest figure from which an axis is logarithmic."""
+
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.0,
+    "svg.hashsalt": "piper-ray",
+}
+_TICKS = 9
+
+
+def panels(count: int, title: str, width_in: float = 4.2, height_in: float = 3.3) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` axes side by side, in rows of three at most, that share what they measure."""
+    with mpl.rc_context(_STYLE):
+        columns = min(count, 3)
+        rows = -(-count // columns)
+        figure = Figure(figsize=(width_in * columns + 0.6, height_in * rows + 0.4), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        figure.suptitle(title, fontsize=11)
+        axes = [axis for row in grid for axis in row]
+        for unused in axes[count:]:
+            unused.remove()
+    return figure, axes[:count]
+
+
+def colour(index: int, count: int) -> str:
+    """Of a series. A few have colours of their own, many a scale from dark to light."""
+    if count <= len(COLOURS):
+        return COLOURS[index]
+    red, green, blue, _ = mpl.colormaps["viridis"](0.95 * index / max(1, count - 1))
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def devices_axis(axes: Axes, devices: Sequence[int]) -> None:
+    """Ticks at the numbers of devices that there are, or at powers of two where those are many."""
+    values = sorted(set(devices))
+    axes.set_xlabel("devices")
+    if values and values[-1] >= _WIDE * values[0]:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    if len(values) <= _TICKS:
+        axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(axis="x", labelrotation=45 if values and values[-1] >= 1000 else 0)
+
+
+def wide_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic y axis if the figures differ much."""
+    positive = [value for value in values if value > 0]
+    if positive and max(positive) >= _WIDE * min(positive):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """One for all axes, beside them."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        with mpl.rc_context(_STYLE):
+            figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As PNG or SVG, by the path's ending; the same bytes for the same figure. Raises UsageError."""
+    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    try:
+        with mpl.rc_context(_STYLE):
+            figure.savefig(path, dpi=150, metadata=metadata)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
