@@ -37,25 +37,29 @@ _STYLE: Any = {
 _TICKS = 9
 
 
-def panels(count: int, title: str, width_in: float = 4.2, height_in: float = 3.3) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` axes side by side, in rows of three at most, that share what they measure."""
+def panels(title: str, heads: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """A figure with an axes for each head, in rows of three at most, that share what they measure."""
     with mpl.rc_context(_STYLE):
+        count = len(heads)
         columns = min(count, 3)
         rows = -(-count // columns)
+        width_in, height_in = (4.2, 3.4) if count > 1 else (6.4, 4.4)
         figure = Figure(figsize=(width_in * columns + 0.6, height_in * rows + 0.4), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         figure.suptitle(title, fontsize=11)
         axes = [axis for row in grid for axis in row]
         for unused in axes[count:]:
             unused.remove()
+        for used, head in zip(axes, heads, strict=False):
+            used.set_title(head)
     return figure, axes[:count]
 
 
-def colour(index: int, count: int) -> str:
-    """Of a series. A few have colours of their own, many a scale from dark to light."""
-    if count <= len(COLOURS):
+def colour(index: int, count: int, *, ordered: bool) -> str:
+    """Of a series: its own, or (series that are steps of a quantity, or many) one of a scale from dark to light."""
+    if not ordered and count <= len(COLOURS):
         return COLOURS[index]
-    red, green, blue, _ = mpl.colormaps["viridis"](0.95 * index / max(1, count - 1))
+    red, green, blue, _ = mpl.colormaps["viridis"](0.9 * index / max(1, count - 1))
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
@@ -83,11 +87,11 @@ def wide_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """One for all axes, beside them."""
+    """One for all axes, below them."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         with mpl.rc_context(_STYLE):
-            figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
 
 
 def save(figure: Figure, path: Path) -> None:

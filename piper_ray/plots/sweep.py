@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +19,37 @@ from piper_ray.sweep.schema import PIPER
 _FEWEST_SIZES = 3
 _MOST_PANELS = 9
 _MOST_CURVES = 6
+_MOST_MARKERS = 40
+
+
+class _Quantity(NamedTuple):
+    """What a plot against devices shows."""
+
+    title: str
+    axis: str
+    of: Callable[[Record], float | None]
+
+
+_THROUGHPUT = _Quantity("throughput", "samples per second", lambda record: record.throughput)
+_PER_DEVICE = _Quantity(
+    "throughput per device",
+    "samples per second and device",
+    lambda record: None if record.throughput is None else record.throughput / record.devices,
+)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Of a curve among ``count``. ordered: the curves are steps of a quantity."""
+
+    label: str
+    index: int
+    count: int
+    ordered: bool = False
+
+    @property
+    def colour(self) -> str:
+        return style.colour(self.index, self.count, ordered=self.ordered)
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
@@ -30,7 +63,8 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
         methods = sorted({record.method for record in of_scene}, key=method_order)
         devices = sorted({record.devices for record in of_scene})
         if len(devices) > 1:
-            yield _file_name("throughput", scene), _against_devices(scene, of_scene, methods, memories)
+            yield _file_name("throughput", scene), _against_devices(scene, of_scene, _THROUGHPUT)
+            yield _file_name("per-device", scene), _against_devices(scene, of_scene, _PER_DEVICE)
         if len(memories) >= _FEWEST_SIZES:
             yield _file_name("memory", scene), _against_memory(scene, of_scene, methods, devices)
         others = [m for m in methods if m.planner != PIPER]
@@ -38,28 +72,27 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             yield _file_name("planners", scene), _against_exact(scene, of_scene, others, memories, exact_s)
 
 
-def _against_devices(
-    scene: Scene, records: Sequence[Record], methods: Sequence[Method], memories: Sequence[float]
-) -> Figure:
-    """A panel for each memory size; with one method, a curve for each size instead."""
-    title = f"{_scene_text(scene)}: throughput"
+def _against_devices(scene: Scene, records: Sequence[Record], quantity: _Quantity) -> Figure:
+    """A panel for each memory size and a curve for each method; with one method, a curve for each size instead."""
+    memories = sorted({record.memory_bytes for record in records})
+    methods = sorted({record.method for record in records}, key=method_order)
+    title = f"{_scene_text(scene)}: {quantity.title}"
     if len(methods) == 1:
-        figure, (axes,) = style.panels(1, f"{title}, {methods[0]}", width_in=6.0, height_in=4.0)
+        figure, every = style.panels(f"{title}, {methods[0]}", [""])
         for index, memory in enumerate(memories):
             of_curve = [record for record in records if record.memory_bytes == memory]
-            _curve(axes, of_curve, given_size_text(memory), index, len(memories))
-        every = [axes]
+            look = _Look(given_size_text(memory), index, len(memories), ordered=True)
+            _curve(every[0], of_curve, quantity, look)
     else:
         shown = _spread(memories, _MOST_PANELS)
-        figure, every = style.panels(len(shown), title)
+        figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
         for axes, memory in zip(every, shown, strict=True):
-            axes.set_title(f"M = {given_size_text(memory)}")
             for index, method in enumerate(methods):
                 of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
-                _curve(axes, of_curve, str(method), index, len(methods))
+                _curve(axes, of_curve, quantity, _Look(str(method), index, len(methods)))
     for axes in every:
         style.devices_axis(axes, [record.devices for record in records])
-    _finish(figure, every, "samples per second", [record.throughput or 0.0 for record in records])
+    _finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])
     return figure
 
 
@@ -68,16 +101,16 @@ def _against_memory(
 ) -> Figure:
     """A panel for each method, a curve for some numbers of devices."""
     shown = _spread(devices, _MOST_CURVES)
-    figure, every = style.panels(min(len(methods), _MOST_PANELS), f"{_scene_text(scene)}: throughput by memory")
-    for axes, method in zip(every, methods, strict=False):
-        axes.set_title(str(method))
+    methods = methods[:_MOST_PANELS]
+    figure, every = style.panels(f"{_scene_text(scene)}: throughput by memory", [str(method) for method in methods])
+    for axes, method in zip(every, methods, strict=True):
         axes.set_xlabel("GiB of memory per device")
         for index, number in enumerate(shown):
             of_curve = sorted(
                 (r for r in records if r.method == method and r.devices == number), key=lambda r: r.memory_bytes
             )
             points = [(r.memory_bytes / 2**30, r.throughput) for r in of_curve]
-            _line(axes, points, f"{number:,} devices", index, len(shown))
+            _line(axes, points, _Look(f"{number:,} devices", index, len(shown), ordered=True))
     of_shown = [record.throughput or 0.0 for record in records if record.devices in shown]
     _finish(figure, every, "samples per second", of_shown)
     return figure
@@ -92,46 +125,42 @@ def _against_exact(
 ) -> Figure:
     """A panel for each memory size: 1 is as fast as the exact plan."""
     shown = _spread(memories, _MOST_PANELS)
-    figure, every = style.panels(len(shown), f"{_scene_text(scene)}: time per sample over the exact plan's")
+    title = f"{_scene_text(scene)}: time per sample over the exact plan's"
+    figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
     ratios: list[float] = []
     for axes, memory in zip(every, shown, strict=True):
-        axes.set_title(f"M = {given_size_text(memory)}")
         axes.axhline(1.0, color=style.COLOURS[0], linewidth=1.0)
         for index, method in enumerate(methods):
             of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
             points = [(float(r.devices), slower(r, exact_s)) for r in of_curve]
             ratios += [ratio for _, ratio in points if ratio is not None]
-            _line(axes, points, str(method), index + 1, len(methods) + 1)
+            _line(axes, points, _Look(str(method), index + 1, len(methods) + 1))
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, "times the exact plan's time", [1.0, *ratios])
     return figure
 
 
-def _curve(axes: Axes, records: Sequence[Record], label: str, index: int, count: int) -> None:
-    """Throughput by devices. A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
-    _line(axes, [(float(r.devices), r.throughput) for r in records], label, index, count)
-    colour = style.colour(index, count)
-    none = [r.devices for r in records if r.throughput is None]
-    height = 0.02 + 0.03 * index
-    axes.plot(none, [height] * len(none), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
-    unproved = [r for r in records if r.method.planner == PIPER and r.status == "feasible" and r.throughput]
-    axes.plot(
-        [r.devices for r in unproved],
-        [r.throughput or 0.0 for r in unproved],
-        "o",
-        color=colour,
-        markerfacecolor="white",
-    )
+def _curve(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Look) -> None:
+    """By devices. A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
+    _line(axes, [(float(r.devices), quantity.of(r)) for r in records], look)
+    none = [r.devices for r in records if quantity.of(r) is None]
+    if none:
+        height = 0.02 + 0.03 * look.index
+        axes.plot(none, [height] * len(none), "x", color=look.colour, transform=axes.get_xaxis_transform())
+    unproved = [r for r in records if r.method.planner == PIPER and r.status == "feasible"]
+    if unproved:
+        values = [quantity.of(r) or 0.0 for r in unproved]
+        axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, float | None]], label: str, index: int, count: int) -> None:
+def _line(axes: Axes, points: Sequence[tuple[float, float | None]], look: _Look) -> None:
     """Points without a figure leave a hole."""
     axes.plot(
         [x for x, _ in points],
         [float("nan") if y is None else y for _, y in points],
-        color=style.colour(index, count),
-        marker=style.MARKERS[index % len(style.MARKERS)] if len(points) <= 40 else "",
-        label=label,
+        color=look.colour,
+        marker=style.MARKERS[look.index % len(style.MARKERS)] if len(points) <= _MOST_MARKERS else "",
+        label=look.label,
     )
 
 
