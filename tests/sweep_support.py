@@ -16,7 +16,7 @@ chain = "chain.json"
 towers = "towers.json"
 
 [grid]
-devices = "1..8"
+devices = "1..8*2"
 microbatches = [4, 6]
 memory = [20, "40B"]
 bandwidth = 4

@@ -186,7 +186,7 @@ class _Store(ObjectStore):
         super().__init__(before=self._count)
         self.left: int | None = None
 
-    def _count(self, operation: str, key: str) -> None:
+    def _count(self, operation: str, _key: str) -> None:
         if operation not in ("put", "delete") or self.left is None:
             return
         if self.left <= 0:
@@ -238,7 +238,7 @@ def test_finished_points_are_not_overwritten_by_accident(tmp_path: Path) -> None
 def test_of_another_version_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).close()
     monkeypatch.setattr("piper_ray.__version__", "99")
-    with pytest.raises(CheckpointRefused, match="was made by piper_ray 0.1.0, this is 99: give another storage"):
+    with pytest.raises(CheckpointRefused, match=r"was made by piper_ray 0\.1\.0, this is 99: give another storage"):
         opened(tmp_path, resume=True)
     (tmp_path / "_sweep" / "sweep.json").write_text('{"format": 7}')
     with pytest.raises(UsageError, match="a dataset of format 7"):
