@@ -63,7 +63,7 @@ def sweep(
         wanted = read_sweep(source)
         print_forecast(screen, wanted, Demand.of(wanted))
         return
-    from piper_ray.sweep.run import sweep as run
+    from piper_ray.sweep.run import run_sweep
 
     latest = Progress(points=0, recorded=0)
 
@@ -74,7 +74,7 @@ def sweep(
 
     try:
         with SweepLog(console(stderr=True)) as log, others_on_stderr(True):
-            run(source, storage, resume=resume, address=address, listener=listen, on_warning=log.note)
+            run_sweep(source, storage, resume=resume, address=address, listener=listen, on_warning=log.note)
     except KeyboardInterrupt:
         for line in outcome_lines(latest):
             screen.print(line, soft_wrap=True)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 import platform
+import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import piper_ray
@@ -92,8 +97,9 @@ def _by_piper(
     backend: Backend | None,
 ) -> Row:
     prepared, lattice_s, stage_costs_s = lattices.of(point, instance)
-    solution = solve(instance, restrictions=point.restrictions, options=options, backend=backend, prepared=prepared)
-    if solution.stopped_by == "interrupt":
+    with _interrupts() as interrupts:
+        solution = solve(instance, restrictions=point.restrictions, options=options, backend=backend, prepared=prepared)
+    if interrupts or solution.stopped_by == "interrupt":
         raise KeyboardInterrupt
     stats = solution.stats
     return {
@@ -107,6 +113,26 @@ def _by_piper(
         "stage_costs_s": stage_costs_s + stats.stage_costs_s,
         "search_s": stats.search_s,
     }
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Those that come meanwhile: solve takes one as the wish for what it has, which is not the point's answer."""
+    seen: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _of_solution(solution: Solution) -> Row:

@@ -1,4 +1,4 @@
-"""``sweep``: every point solved once and on record within about a second, whatever fails and whenever it is killed."""
+"""``run_sweep``: every point solved once, and on record within about a second; whatever fails, it can go on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AHEAD = 2
 """Batches for each worker, one of them waiting."""
 
 
-def sweep(
+def run_sweep(
     source: str | os.PathLike[str],
     storage: str | os.PathLike[str],
     *,

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from piper_ray.sweep.dataset import read_dataset
-from piper_ray.sweep.run import sweep
+from piper_ray.sweep.run import run_sweep
 from tests.sweep_support import SMALL_POINTS, content, write_small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,13 +21,13 @@ import sys
 from piper_ray.sweep import dataset, run
 
 dataset.MERGE_AT, run._WRITE_EVERY_S = 4, 0.0
-run.sweep(sys.argv[1], sys.argv[2], resume=True, listener=lambda progress: print(progress.done, flush=True))
+run.run_sweep(sys.argv[1], sys.argv[2], resume=True, listener=lambda progress: print(progress.done, flush=True))
 """
 
 
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     source = write_small(tmp_path)
-    sweep(source, tmp_path / "undisturbed")
+    run_sweep(source, tmp_path / "undisturbed")
     rng = random.Random(1)
     on_record = deaths = 0
     while True:

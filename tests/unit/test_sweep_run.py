@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from piper_ray.sweep.crew import Here
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from piper_ray.sweep.progress import Progress
 from piper_ray.sweep.read import read_sweep
-from piper_ray.sweep.run import sweep
+from piper_ray.sweep.run import run_sweep
 from tests.sweep_support import SMALL_POINTS, content, write_small
 
 
@@ -24,7 +25,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Progress
     """The small sweep: its file, its dataset, and what it told at the end."""
     folder = tmp_path_factory.mktemp("sweep")
     source = write_small(folder)
-    return source, folder / "dataset", sweep(source, folder / "dataset")
+    return source, folder / "dataset", run_sweep(source, folder / "dataset")
 
 
 def test_each_row_is_what_solve_answers(done: tuple[Path, Path, Progress]) -> None:
@@ -105,17 +106,17 @@ def test_nothing_is_repeated(done: tuple[Path, Path, Progress], monkeypatch: pyt
         raise AssertionError("solved again")
 
     monkeypatch.setattr("piper_ray.sweep.crew.answer", never)
-    again = sweep(source, location, resume=True)
+    again = run_sweep(source, location, resume=True)
     assert (again.recorded, again.done, again.left) == (SMALL_POINTS, 0, 0)
     assert read_dataset(location).equals(before)
 
 
 def test_a_larger_sweep_does_only_what_is_new(tmp_path: Path) -> None:
     text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = [2, 3]\n'
-    sweep(write_small(tmp_path, text), tmp_path / "d")
-    more = sweep(write_small(tmp_path, text.replace("[2, 3]", '"2..5"')), tmp_path / "d", resume=True)
+    run_sweep(write_small(tmp_path, text), tmp_path / "d")
+    more = run_sweep(write_small(tmp_path, text.replace("[2, 3]", '"2..5"')), tmp_path / "d", resume=True)
     assert (more.recorded, more.done) == (2, 2)
-    sweep(tmp_path / "small.toml", tmp_path / "other")
+    run_sweep(tmp_path / "small.toml", tmp_path / "other")
     assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
@@ -127,7 +128,7 @@ def test_points_are_on_record_while_the_sweep_goes_on(tmp_path: Path, monkeypatc
         if progress.done % 16 == 0:
             seen.append((progress.done, read_dataset(tmp_path / "d", ["status"]).num_rows))
 
-    sweep(write_small(tmp_path), tmp_path / "d", listener=listen)
+    run_sweep(write_small(tmp_path), tmp_path / "d", listener=listen)
     assert len(seen) >= 8
     assert all(done == written for done, written in seen)
 
@@ -141,31 +142,34 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, stop: type[BaseExceptio
             raise stop
 
     with pytest.raises(stop):
-        sweep(source, tmp_path / "d", listener=listen)
+        run_sweep(source, tmp_path / "d", listener=listen)
     assert read_dataset(tmp_path / "d").num_rows == 20
-    assert sweep(source, tmp_path / "d", resume=True).recorded == 20
-    sweep(source, tmp_path / "other")
+    assert run_sweep(source, tmp_path / "d", resume=True).recorded == 20
+    run_sweep(source, tmp_path / "other")
     assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
-def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The solver returns its best plan at Ctrl-C; a sweep does not take it for the point's."""
+@pytest.mark.parametrize("place", ["piper_ray.search.Search._evaluate", "piper_ray.solver.explain"])
+def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """At Ctrl-C the solver returns what it has: its best plan, or a proof without the memory that would do."""
 
     def interrupted(*_: object, **__: object) -> Any:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("piper_ray.backends.local.LocalBackend.evaluate_downsets", interrupted)
+    monkeypatch.setattr(place, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sweep(write_small(tmp_path), tmp_path / "d")
-    assert read_dataset(tmp_path / "d").num_rows == 0
+        run_sweep(write_small(tmp_path), tmp_path / "d")
+    statuses = read_dataset(tmp_path / "d", ["status"]).column("status").to_pylist()
+    assert set(statuses) <= {"optimal"}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_what_no_worker_holds_is_solved_by_all_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Here, "holds", lambda _self, _bytes: False)
     source = write_small(tmp_path)
-    sweep(source, tmp_path / "d")
+    run_sweep(source, tmp_path / "d")
     monkeypatch.undo()
-    sweep(source, tmp_path / "other")
+    run_sweep(source, tmp_path / "other")
     assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
@@ -175,4 +179,4 @@ def test_a_storage_that_fails_ends_the_sweep_in_words(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Dataset, "_write", full)
     with pytest.raises(piper_ray.CheckpointRefused, match="No space left on device; what was written before is kept"):
-        sweep(write_small(tmp_path), tmp_path / "d")
+        run_sweep(write_small(tmp_path), tmp_path / "d")

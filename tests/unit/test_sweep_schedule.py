@@ -26,7 +26,7 @@ def test_every_point_is_handed_out_once() -> None:
     rng = random.Random(1)
     everything = [*points(50), *points(30, "gpipe"), *points(20)]
     schedule = Schedule(everything)
-    found = []
+    found: list[str] = []
     while schedule.next_kind() is not None:
         assert schedule.left == len(everything) - len(found)
         tasks = take(schedule)
