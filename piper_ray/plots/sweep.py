@@ -67,9 +67,8 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             yield _file_name("per-device", scene), _against_devices(scene, of_scene, _PER_DEVICE)
         if len(memories) >= _FEWEST_SIZES:
             yield _file_name("memory", scene), _against_memory(scene, of_scene, methods, devices)
-        others = [m for m in methods if m.planner != PIPER]
-        if len(devices) > 1 and any(slower(r, exact_s) for r in of_scene if r.method in others):
-            yield _file_name("planners", scene), _against_exact(scene, of_scene, others, memories, exact_s)
+        if len(devices) > 1 and any(slower(r, exact_s) for r in of_scene if r.method.planner != PIPER):
+            yield _file_name("planners", scene), _against_exact(scene, of_scene, methods, memories, exact_s)
 
 
 def _against_devices(scene: Scene, records: Sequence[Record], quantity: _Quantity) -> Figure:
@@ -134,7 +133,8 @@ def _against_exact(
             of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
             points = [(float(r.devices), slower(r, exact_s)) for r in of_curve]
             ratios += [ratio for _, ratio in points if ratio is not None]
-            _line(axes, points, _Look(str(method), index + 1, len(methods) + 1))
+            if method.planner != PIPER:  # in the colours of the other figures
+                _line(axes, points, _Look(str(method), index, len(methods)))
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, "times the exact plan's time", [1.0, *ratios])
     return figure

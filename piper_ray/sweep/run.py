@@ -103,6 +103,7 @@ class _Run:
                     self._tell()
         finally:
             self._write()
+            self._tell()
 
     def _fits_a_worker(self, point: Point) -> bool:
         memory_bytes = self._demand.memory_bytes(point)
