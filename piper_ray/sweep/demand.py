@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -68,5 +67,5 @@ class Demand:
 
     def long_points(self, points: tuple[Point, ...], workers: int) -> frozenset[Point]:
         """Those that the whole cluster should solve one after the other: long, and too few to keep it busy."""
-        long = Counter({p: 1 for p in points if p.planner == PIPER and self.seconds(p) > _LONG_S})
-        return frozenset(long) if 0 < len(long) < workers else frozenset()
+        long = frozenset(p for p in points if p.planner == PIPER and self.seconds(p) > _LONG_S)
+        return long if len(long) < workers else frozenset()

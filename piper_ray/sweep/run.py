@@ -60,7 +60,7 @@ def run_sweep(
 
 
 def _crew(wanted: Sweep, left: list[tuple[Point, str]], demand: Demand, address: str | None) -> Crew:
-    if address is None and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
+    if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
         return Here(wanted)
     from piper_ray.sweep.cluster import Cluster
 
