@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from piper_ray.backends.ray import RayBackend
     from piper_ray.formats import dump, load, load_plan
     from piper_ray.solver import solve
+    from piper_ray.sweep.dataset import read_dataset
+    from piper_ray.sweep.run import run_sweep
 
 __version__ = "0.1.0"
 
@@ -47,6 +49,8 @@ __all__ = [
     "load_plan",
     "solve",
     "evaluate",
+    "run_sweep",
+    "read_dataset",
     # the problem
     "Instance",
     "Layer",
@@ -84,6 +88,8 @@ _LAZY = {
     "dump": "piper_ray.formats",
     "load_plan": "piper_ray.formats",
     "solve": "piper_ray.solver",
+    "run_sweep": "piper_ray.sweep.run",
+    "read_dataset": "piper_ray.sweep.dataset",
     "RayBackend": "piper_ray.backends.ray",
 }
 

@@ -11,37 +11,24 @@ from piper_ray.backends.local import LocalBackend
 from piper_ray.checkpoint import Checkpoint, Identity
 from piper_ray.errors import LimitError
 from piper_ray.evaluations import Evaluations
-from piper_ray.forecast import downset_limit, forecast, over_limit
-from piper_ray.infeasibility import explain, layer_without_choice
+from piper_ray.forecast import forecast
+from piper_ray.infeasibility import explain
 from piper_ray.kernels.jit import is_compiled
-from piper_ray.lattice.contraction import Contraction, contract
-from piper_ray.lattice.counting import count_downsets, count_pairs
-from piper_ray.lattice.downsets import build_lattice, listed_pairs
-from piper_ray.lattice.graph import LayerGraph, build_graph
+from piper_ray.lattice.graph import LayerGraph
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
-from piper_ray.problem import Workload, build_problem
-from piper_ray.progress import Compiling, Listener, Note, StepFinished, silent
+from piper_ray.preparation import Outline, Preparation, prepare
+from piper_ray.problem import build_problem
+from piper_ray.progress import Compiling, Listener, Note, silent
 from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search, StopSearch
 from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
-from piper_ray.stage_cost.options import build_options
-from piper_ray.variants import Variant, stage_variants
-
-_FEW_DOWNSETS = 1_200
-"""Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
-
-
-def _graph(instance: Instance, restrictions: Restrictions) -> tuple[tuple[Variant, ...], Contraction, LayerGraph]:
-    variants = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
-    contraction = contract(instance, variants)
-    return variants, contraction, build_graph(instance, contraction)
 
 
 def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions()) -> Forecast:
     """Size of the lattice, and what a solve will take in memory and time."""
-    variants, _, graph = _graph(instance, restrictions)
-    return forecast(graph, len(variants))
+    outline = Outline.of(instance, restrictions)
+    return forecast(outline.graph, len(outline.variants))
 
 
 def solve(
@@ -51,33 +38,27 @@ def solve(
     options: SolveOptions = SolveOptions(),
     backend: Backend | None = None,
     listener: Listener = silent,
+    prepared: Preparation | None = None,
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
-    Without ``backend`` the work is done by threads of this process. Raises LimitError if the lattice does not fit.
+    Without ``backend`` the work is done by threads of this process. prepared: of this graph and shape, to be shared by
+    many solves; what it cost is in none of their stats. Raises LimitError if the lattice does not fit.
     """
     started = time.perf_counter()
     if not is_compiled():
         listener(Compiling())
-    variants, contraction, graph = _graph(instance, restrictions)
-    impossible = layer_without_choice(instance, variants)
-    if impossible is not None:
-        return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, graph))
-    expected = count_downsets(graph)
-    limit = downset_limit(graph, len(variants), expected, options.memory_limit_bytes)
-    try:
-        lattice = build_lattice(graph, limit, expected)
-    except LimitError:
-        raise over_limit(limit, options.memory_limit_bytes) from None
-    lattice_s = time.perf_counter() - started
-    listener(StepFinished("lattice", lattice_s, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
-
+    shared = prepared is not None
+    if prepared is None:
+        prepared = prepare(instance, restrictions, options.memory_limit_bytes, listener)
+    elif not prepared.serves(instance, restrictions):
+        raise ValueError("prepared for another graph, or under other restrictions")
+    outline = prepared.outline
+    if prepared.workload is None:
+        return _without_plan(Status.INFEASIBLE, prepared.impossible, _no_stats(instance, outline.graph))
     began = time.perf_counter()
-    workload = Workload.build(lattice, build_options(instance, graph, variants))
-    problem = build_problem(workload, instance, restrictions.data_parallelism)
-    stage_costs_s = time.perf_counter() - began
-    tmpcs = sum(len(of_vertex) for of_variant in workload.options.tmpcs for of_vertex in of_variant)
-    listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))
+    problem = build_problem(prepared.workload, instance, restrictions.data_parallelism)
+    scaling_s = time.perf_counter() - began
 
     began = time.perf_counter()
     with (
@@ -88,7 +69,7 @@ def solve(
         executor.listen(listener)
         search = Search(
             instance,
-            contraction,
+            outline.contraction,
             problem,
             evaluations,
             gap=options.gap,
@@ -101,13 +82,13 @@ def solve(
         threads, cluster = executor.threads, executor.stats()
     stats = SolveStats(
         layers=len(instance.layers),
-        contracted_layers=graph.size,
-        downsets=lattice.size,
-        levels=lattice.levels,
-        pairs=listed_pairs(lattice) if lattice.size <= _FEW_DOWNSETS else count_pairs(graph),
+        contracted_layers=outline.graph.size,
+        downsets=prepared.workload.lattice.size,
+        levels=prepared.workload.lattice.levels,
+        pairs=prepared.pairs,
         threads=threads,
-        lattice_s=lattice_s,
-        stage_costs_s=stage_costs_s,
+        lattice_s=0.0 if shared else prepared.lattice_s,
+        stage_costs_s=scaling_s if shared else prepared.stage_costs_s + scaling_s,
         search_s=time.perf_counter() - began,
         evaluations=tuple(search.evaluations),
         cluster=cluster,
@@ -160,7 +141,7 @@ def _explain(search: Search) -> Infeasibility:
         return Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 
 
-def _without_plan(status: Status, infeasibility: Infeasibility, stats: SolveStats) -> Solution:
+def _without_plan(status: Status, infeasibility: Infeasibility | None, stats: SolveStats) -> Solution:
     return Solution(status, None, float("inf"), None, stats, infeasibility)
 
 

@@ -16,6 +16,7 @@ from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance, small_plan
 
 RUNNER = CliRunner()
+COMMANDS = ("solve", "verify", "info", "convert", "estimate", "sweep", "sweep-report")
 
 
 @pytest.fixture
@@ -112,10 +113,10 @@ def _commands() -> dict[str, object]:
 
 
 def test_the_commands_are_those_documented() -> None:
-    assert list(_commands()) == ["piper-ray", "solve", "verify", "info", "convert", "estimate"]
+    assert list(_commands()) == ["piper-ray", *COMMANDS]
 
 
-@pytest.mark.parametrize("name", ["piper-ray", "solve", "verify", "info", "convert", "estimate"])
+@pytest.mark.parametrize("name", ["piper-ray", *COMMANDS])
 def test_every_command_and_option_has_help(name: str) -> None:
     command = _commands()[name]
     assert command.help  # type: ignore[attr-defined]

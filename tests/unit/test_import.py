@@ -10,7 +10,7 @@ import pytest
 
 import piper_ray
 
-HEAVY = ("numba", "llvmlite", "ray", "numpy", "pyarrow", "pydantic", "typer", "rich")
+HEAVY = ("numba", "llvmlite", "ray", "numpy", "pyarrow", "pydantic", "typer", "rich", "matplotlib")
 
 
 def _loaded_after(code: str) -> set[str]:

@@ -1,0 +1,141 @@
+"""``piper-ray sweep`` and ``piper-ray sweep-report``: many points, and what they show."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from piper_ray.cli.cluster import others_on_stderr
+from piper_ray.errors import EXIT_INTERRUPTED, UsageError
+
+Storage = Annotated[
+    str,
+    typer.Option(
+        "--storage",
+        metavar="DIR-or-URI",
+        show_default=False,
+        help="Where the dataset is kept: a folder, or a file://, s3:// or gs:// URI.",
+    ),
+]
+
+
+def sweep(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SWEEP", show_default=False, help="The sweep: a TOML file of workloads and points."),
+    ],
+    storage: Storage,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the dataset that is there; finished points are not repeated.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="ADDR",
+            envvar="RAY_ADDRESS",
+            help="Solve on the Ray cluster at ADDR (host:port, or auto). Without it: a Ray started on this machine "
+            "(local), or this process where that is quicker.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what SWEEP holds and what it will take; solve nothing.")
+    ] = False,
+) -> None:
+    """Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.
+
+    Points are on record within a second. A sweep that ends early, whatever ends it, goes on with --resume.
+    """
+    from piper_ray.report.layout import console
+    from piper_ray.report.sweep_log import SweepLog, outcome_lines
+    from piper_ray.sweep.progress import Progress
+
+    screen = console()
+    if dry_run:
+        from piper_ray.report.sweep_log import print_forecast
+        from piper_ray.sweep.demand import Demand
+        from piper_ray.sweep.read import read_sweep
+
+        wanted = read_sweep(source)
+        print_forecast(screen, wanted, Demand.of(wanted))
+        return
+    from piper_ray.sweep.run import run_sweep
+
+    latest = Progress(points=0, recorded=0)
+
+    def listen(progress: Progress) -> None:
+        nonlocal latest
+        latest = progress
+        log(progress)
+
+    try:
+        with SweepLog(console(stderr=True)) as log, others_on_stderr(True):
+            run_sweep(source, storage, resume=resume, address=address, listener=listen, on_warning=log.note)
+    except KeyboardInterrupt:
+        for line in outcome_lines(latest):
+            screen.print(line, soft_wrap=True)
+        typer.echo(f"piper-ray: interrupted; to go on: {_resuming(sys.argv[1:])}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    for line in outcome_lines(latest):
+        screen.print(line, soft_wrap=True)
+
+
+def _resuming(arguments: list[str]) -> str:
+    given = arguments if "--resume" in arguments else [*arguments, "--resume"]
+    return shlex.join(["piper-ray", *given])
+
+
+def sweep_report(
+    storage: Annotated[
+        str,
+        typer.Argument(metavar="STORAGE", show_default=False, help="The dataset of a sweep, finished or not: its URI."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Write tables.md, points.csv and the plots (PNG) to the folder DIR, made if it is not there.",
+        ),
+    ] = None,
+) -> None:
+    """Show what a sweep found: planners compared, best plans, throughput by devices, errors."""
+    from piper_ray.report.layout import console
+    from piper_ray.report.stages import print_table
+    from piper_ray.report.sweep_tables import points_csv, tables
+    from piper_ray.sweep.dataset import read_dataset
+    from piper_ray.sweep.findings import COLUMNS, records_of
+
+    records = records_of(read_dataset(storage, COLUMNS))
+    if not records:
+        typer.echo("piper-ray: the dataset holds no points yet", err=True)
+        return
+    screen = console()
+    found = tables(records)
+    for index, table in enumerate(found):
+        if index:
+            screen.print()
+        screen.print(table.title, style="bold", soft_wrap=True)
+        print_table(screen, table.lines())
+    if out is None:
+        return
+    from piper_ray.plots.style import save
+    from piper_ray.plots.sweep import figures
+    from piper_ray.report.document import write_atomically
+    from piper_ray.report.figures import plural
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be made: {error.strerror or error}") from error
+    write_atomically(out / "tables.md", "\n".join(table.markdown() for table in found))
+    write_atomically(out / "points.csv", points_csv(records))
+    plots = 0
+    for name, figure in figures(records):
+        save(figure, out / f"{name}.png")
+        plots += 1
+    typer.echo(f"\n{out}: tables.md, points.csv, {plural(plots, 'plot')}")

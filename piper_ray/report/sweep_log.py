@@ -1,0 +1,143 @@
+"""A sweep as it goes on: a live line on a terminal, a line now and then in a pipe; and what it came to."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from piper_ray.report.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.stages import print_table
+from piper_ray.sweep.demand import Demand
+from piper_ray.sweep.point import Sweep
+from piper_ray.sweep.progress import Best, Progress
+from piper_ray.sweep.schedule import Kind
+
+_LINE_EVERY_S = 10.0
+
+
+class SweepLog:
+    """A ``sweep.progress.Listener`` that prints to ``console``; a context manager, so that the live line goes away."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._progress: Progress | None = None
+        self._printed_at = time.monotonic()
+
+    def __enter__(self) -> SweepLog:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                console=self._console, transient=True, refresh_per_second=4, get_renderable=self._live_line
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(f"note  {printable(text)}", soft_wrap=True)
+
+    def __call__(self, progress: Progress) -> None:
+        self._progress = progress
+        if self._live is None and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
+            self._printed_at = time.monotonic()
+            self._console.print(progress_text(progress), soft_wrap=True)
+
+    def _live_line(self) -> Text:
+        text = "starting" if self._progress is None else progress_text(self._progress)
+        return Text(text, style="dim")
+
+
+def progress_text(progress: Progress) -> str:
+    """``412 of 1,000 points, 3 failed, 588 left, about 12 s, bert32 best 703.591 us at K = 2,048 ...``."""
+    parts = [
+        f"{progress.recorded + progress.done:,} of {progress.points:,} points",
+        f"{progress.failed:,} failed",
+        f"{progress.left:,} left",
+    ]
+    if progress.eta_s is not None and progress.left:
+        parts.append(f"about {duration_text(progress.eta_s)}")
+    label = progress.latest_best
+    if label is not None:
+        parts.append(f"best of {label} {best_text(progress.best[label])}")
+    return ", ".join(parts)
+
+
+def best_text(best: Best) -> str:
+    """What was found, and where."""
+    point = best.point
+    return (
+        f"{time_text(best.time_per_sample_s)}/sample at K = {point.devices:,}, N = {point.microbatches:,}, "
+        f"M = {given_size_text(point.memory_bytes)} ({point.planner})"
+    )
+
+
+def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
+    """What a sweep will take: a row for each kind of point."""
+    counts = Counter(Kind.of(point) for point in sweep.points)
+    rows = []
+    for kind, points in counts.items():
+        forecast = demand.forecasts[kind]
+        sample = next(point for point in sweep.points if Kind.of(point) == kind)
+        need = demand.memory_bytes(sample)
+        rows.append(
+            [
+                kind.workload,
+                kind.planner,
+                "yes" if kind.tensor_parallelism else "no",
+                kind.recompute,
+                f"{points:,}",
+                "?" if forecast.downsets is None else f"{forecast.downsets:,}",
+                "?" if need is None else size_text(need, 2),
+                duration_text(points * demand.seconds(sample)),
+            ]
+        )
+    heads = ("points", "downsets", "memory of a worker", "about, on one core")
+    columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute")]
+    print_table(console, table_lines([*columns, *(Column(head, right=True) for head in heads)], rows))
+    console.print()
+    seconds = sum(demand.seconds(point) for point in sweep.points)
+    console.print(
+        f"{plural(len(sweep.points), 'point')} of {plural(len(sweep.graphs), 'workload')}, about "
+        f"{duration_text(seconds)} on one core by a rough forecast",
+        soft_wrap=True,
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """``12 s``, ``7 min``, ``3.5 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
+
+
+def outcome_lines(progress: Progress) -> list[str]:
+    """After the last point, or an interrupt."""
+    before = f" ({progress.recorded:,} of them before)" if progress.recorded else ""
+    counts = [f"{plural(progress.recorded + progress.done, 'point')} of {progress.points:,} on record{before}"]
+    if progress.infeasible:
+        counts.append(f"{progress.infeasible:,} infeasible")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in progress.errors.most_common())
+    counts.append(f"{progress.failed:,} failed" + (f" ({kinds})" if kinds else ""))
+    lines = [", ".join(counts)]
+    lines += [f"best of {label}: {best_text(best)}" for label, best in sorted(progress.best.items())]
+    if progress.done:
+        capacity_s = progress.run_s * max(1, progress.workers)
+        lines.append(
+            f"{progress.start_s + progress.run_s:.1f} s: {progress.start_s:.1f} s to start, {progress.run_s:.1f} s on "
+            f"{plural(progress.workers, 'worker')}, which solved for {progress.solving_s:.1f} s, "
+            f"{100 * min(1.0, progress.solving_s / capacity_s):.0f} % of their time"
+        )
+    return lines

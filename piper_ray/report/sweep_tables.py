@@ -1,0 +1,156 @@
+"""The tables of a sweep: planners compared, the best of each memory size, throughput by devices, errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from piper_ray.report.figures import given_size_text, time_text
+from piper_ray.report.layout import Column, table_lines
+from piper_ray.sweep.findings import Record, best_of_each, comparisons
+
+MOST_COLUMNS = 8
+"""Of curves, in a table by devices."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, and cells as text. left: how many columns hold words; the others hold figures."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+
+    def lines(self) -> list[str]:
+        """For a terminal, aligned."""
+        columns = [Column(head, right=index >= self.left) for index, head in enumerate(self.heads)]
+        return table_lines(columns, self.rows)
+
+    def markdown(self) -> str:
+        marks = ["---" if index < self.left else "---:" for index in range(len(self.heads))]
+        rows = [self.heads, tuple(marks), *self.rows]
+        cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+        return f"## {self.title}\n\n" + "\n".join(cells) + "\n"
+
+
+def tables(records: Sequence[Record]) -> list[Table]:
+    """All tables that have rows."""
+    found = [_planners(records), _best(records), *_by_devices(records), _errors(records)]
+    return [table for table in found if table.rows]
+
+
+def points_csv(records: Sequence[Record]) -> str:
+    """Every point, in full figures, without its plan."""
+    heads = (
+        "workload",
+        "planner",
+        "restrictions",
+        "devices",
+        "microbatches",
+        "memory_bytes",
+        "bandwidth_bytes_per_s",
+        "status",
+        "time_per_sample_s",
+        "lower_bound_s",
+        "devices_used",
+        "stages",
+        "seconds",
+        "error_kind",
+        "error",
+    )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    for r in records:
+        cluster = (r.devices, r.scene.microbatches, r.memory_bytes, r.scene.bandwidth_bytes_per_s)
+        plan = (r.status, r.time_per_sample_s, r.lower_bound_s, r.devices_used, r.stages)
+        row = (r.scene.workload, *r.method, *cluster, *plan, r.seconds, r.error_kind, r.error)
+        writer.writerow(["" if cell is None else cell for cell in row])
+    return text.getvalue()
+
+
+def _planners(records: Sequence[Record]) -> Table:
+    rows = [
+        (
+            c.workload,
+            str(c.method),
+            f"{c.points:,}",
+            f"{c.proved:,}",
+            f"{c.unproved:,}",
+            f"{c.infeasible:,}",
+            f"{c.failed:,}",
+            _times(c.mean_slower),
+            _times(c.most_slower),
+            time_text(c.median_s, 3),
+        )
+        for c in comparisons(records)
+    ]
+    figures = ("points", "proved", "plans", "none", "failed", "slower, mean", "at most", "solve, median")
+    return Table("Planners", ("workload", "planner", *figures), tuple(rows), 2)
+
+
+def _best(records: Sequence[Record]) -> Table:
+    rows = [
+        (
+            r.scene.workload,
+            str(r.method),
+            f"{r.scene.microbatches:,}",
+            given_size_text(r.scene.bandwidth_bytes_per_s) + "/s",
+            given_size_text(r.memory_bytes),
+            f"{r.devices:,}",
+            str(r.stages),
+            time_text(r.time_per_sample_s or 0.0),
+            _rate(r.throughput),
+        )
+        for r in best_of_each(records)
+    ]
+    figures = ("N", "B", "M", "K", "stages", "time per sample", "samples/s")
+    return Table("Best plans", ("workload", "planner", *figures), tuple(rows), 2)
+
+
+def _by_devices(records: Sequence[Record]) -> list[Table]:
+    """For each workload, N and B; columns are planners and memory sizes."""
+    found = []
+    for scene in dict.fromkeys(record.scene for record in records):
+        of_scene = [record for record in records if record.scene == scene]
+        devices = sorted({record.devices for record in of_scene})
+        curves = list(dict.fromkeys((record.method, record.memory_bytes) for record in of_scene))
+        cells = {(r.method, r.memory_bytes, r.devices): _cell(r) for r in of_scene}
+        for start in range(0, len(curves) if len(devices) > 1 else 0, MOST_COLUMNS):
+            shown = curves[start : start + MOST_COLUMNS]
+            heads = ("K", *(f"{method} {given_size_text(memory)}" for method, memory in shown))
+            rows = [
+                (f"{number:,}", *(cells.get((method, memory, number), "") for method, memory in shown))
+                for number in devices
+            ]
+            bandwidth = given_size_text(scene.bandwidth_bytes_per_s)
+            title = f"Samples per second: {scene.workload}, N = {scene.microbatches:,}, B = {bandwidth}/s"
+            found.append(Table(title, heads, tuple(rows), 0))
+    return found
+
+
+def _errors(records: Sequence[Record]) -> Table:
+    counts = Counter((r.scene.workload, str(r.method), r.error_kind, r.error) for r in records if r.status == "error")
+    rows = [
+        (workload, method, kind or "", " ".join((text or "").split())[:100], f"{count:,}")
+        for (workload, method, kind, text), count in counts.most_common()
+    ]
+    return Table("Errors", ("workload", "planner", "kind", "first words", "points"), tuple(rows), 4)
+
+
+def _cell(record: Record) -> str:
+    if record.throughput is not None:
+        return _rate(record.throughput)
+    return "none" if record.status == "infeasible" else record.status
+
+
+def _rate(samples_per_s: float | None) -> str:
+    return "-" if samples_per_s is None else f"{samples_per_s:,.5g}"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3f} x"

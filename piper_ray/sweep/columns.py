@@ -1,0 +1,123 @@
+"""The columns of a sweep's dataset: its schema, which columns tell of the run and not of the answer, and its version.
+
+A dataset is a folder of Parquet files, ``workload=LABEL/part-*.parquet``, partitioned as Hive does; any reader of such
+folders takes it, the label being a column there. A row is a finished point:
+
+    input_hash              SHA-256 of all that decides the answer: graph, cluster, restrictions, planner, options
+    graph_hash              SHA-256 of the layers and edges alone
+    planner                 piper (the exact solver) or one of piper_ray.baselines
+    devices, microbatches, memory_bytes, bandwidth_bytes_per_s      K, N, M, B
+    tensor_parallelism, data_parallelism, recompute                 restrictions: allowed or not, and the rule
+    gap_limit, time_limit_s limits of the solve; null: none
+    status                  optimal, feasible (a plan without proof), infeasible, unknown (stopped before any plan) or
+                            error
+    time_per_sample_s       of the plan; null without one
+    lower_bound_s           no plan is faster; null if there is none: not proved, or of a baseline
+    gap                     (time_per_sample_s - lower_bound_s) / time_per_sample_s
+    devices_used, stages    of the plan
+    plan                    JSON as Piper writes plans; ``piper-ray verify`` takes it
+    stopped_by              what ended the solve before a proof
+    note                    why there is no plan, or where in its grid a baseline found it
+    least_memory_bytes      of a device, with which an infeasible point has a plan; null if not known
+    error_kind, error       of status error: the exception's class and message
+    layers, downsets, levels, pairs     size of the problem; null for baselines
+    evaluations             thresholds tried; of a baseline null
+    tried                   candidates that a baseline looked at
+    version, kernels        of piper_ray, and of its compiled kernels: equal where results are
+    seconds, lattice_s, stage_costs_s, search_s     of wall time; the first all told. A lattice is paid by the first
+                            point that uses it
+    attempts                1, or more where workers died
+    spread                  solved by the whole cluster, not by one worker
+    host, runtime, finished_at   where, with what Python and libraries, when (UTC)
+
+For a baseline ``infeasible`` means that it finds no plan, not that there is none.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+"""Raised when a column changes its meaning or goes; new columns do not raise it."""
+
+PARTITION = pa.field("workload", pa.string())
+
+_TEXT, _TIME, _COUNT, _FLAG = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+
+SCHEMA = pa.schema(
+    [
+        pa.field("input_hash", _TEXT, nullable=False),
+        pa.field("graph_hash", _TEXT, nullable=False),
+        pa.field("planner", _TEXT, nullable=False),
+        pa.field("devices", _COUNT, nullable=False),
+        pa.field("microbatches", _COUNT, nullable=False),
+        pa.field("memory_bytes", pa.float64(), nullable=False),
+        pa.field("bandwidth_bytes_per_s", pa.float64(), nullable=False),
+        pa.field("tensor_parallelism", _FLAG, nullable=False),
+        pa.field("data_parallelism", _FLAG, nullable=False),
+        pa.field("recompute", _TEXT, nullable=False),
+        pa.field("gap_limit", pa.float64(), nullable=False),
+        pa.field("time_limit_s", _TIME),
+        pa.field("status", _TEXT, nullable=False),
+        pa.field("time_per_sample_s", _TIME),
+        pa.field("lower_bound_s", _TIME),
+        pa.field("gap", pa.float64()),
+        pa.field("devices_used", _COUNT),
+        pa.field("stages", _COUNT),
+        pa.field("plan", _TEXT),
+        pa.field("stopped_by", _TEXT),
+        pa.field("note", _TEXT),
+        pa.field("least_memory_bytes", pa.float64()),
+        pa.field("error_kind", _TEXT),
+        pa.field("error", _TEXT),
+        pa.field("layers", _COUNT),
+        pa.field("downsets", _COUNT),
+        pa.field("levels", _COUNT),
+        pa.field("pairs", _COUNT),
+        pa.field("evaluations", _COUNT),
+        pa.field("tried", _COUNT),
+        pa.field("version", _TEXT, nullable=False),
+        pa.field("kernels", _TEXT, nullable=False),
+        pa.field("seconds", _TIME, nullable=False),
+        pa.field("lattice_s", _TIME),
+        pa.field("stage_costs_s", _TIME),
+        pa.field("search_s", _TIME),
+        pa.field("attempts", _COUNT, nullable=False),
+        pa.field("spread", _FLAG, nullable=False),
+        pa.field("host", _TEXT, nullable=False),
+        pa.field("runtime", _TEXT, nullable=False),
+        pa.field("finished_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+    ],
+    metadata={"piper_ray.sweep.schema_version": str(SCHEMA_VERSION)},
+)
+
+RUN_COLUMNS = (
+    "seconds",
+    "lattice_s",
+    "stage_costs_s",
+    "search_s",
+    "attempts",
+    "spread",
+    "host",
+    "runtime",
+    "finished_at",
+)
+"""What tells of the run: all other columns are the same whenever and wherever a point is solved."""
+
+ORDER = (
+    "planner",
+    "tensor_parallelism",
+    "data_parallelism",
+    "recompute",
+    "microbatches",
+    "memory_bytes",
+    "bandwidth_bytes_per_s",
+    "devices",
+    "input_hash",
+)
+"""Of rows within a workload, once files have been merged."""
+
+
+def table_of(rows: list[dict[str, object]]) -> pa.Table:
+    """Rows as a table in the schema; what a row does not have is null."""
+    return pa.Table.from_pylist(rows, schema=SCHEMA)

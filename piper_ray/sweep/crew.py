@@ -1,0 +1,93 @@
+"""Who solves points: what the driver asks of them, and the one that is this very process."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, Protocol, final
+
+from piper_ray.options import SolveOptions
+from piper_ray.sweep.answer import Row, answer
+from piper_ray.sweep.lattices import Lattices
+from piper_ray.sweep.point import Point, Sweep
+from piper_ray.sweep.schedule import Batch, Task
+
+
+class Reply(NamedTuple):
+    """rows: of the batch's tasks, in order; None if its worker died, ``lost`` saying how. seconds: of its work."""
+
+    batch: Batch
+    rows: tuple[Row, ...] | None
+    seconds: float
+    lost: str = ""
+
+
+class Crew(Protocol):
+    """Solves batches in any order."""
+
+    @property
+    def workers(self) -> int:
+        """How many batches are worked on at a time."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that are not yet answered."""
+        ...
+
+    def holds(self, memory_bytes: float) -> bool:
+        """Whether some worker has so much memory."""
+        ...
+
+    def submit(self, batch: Batch) -> None: ...
+
+    def replies(self, timeout_s: float) -> list[Reply]:
+        """Those that have come, or come within the time. Raises ClusterError if nothing more can come."""
+        ...
+
+    def solve_together(self, point: Point) -> Row:
+        """All of the crew for one point; nothing else may be in flight."""
+        ...
+
+    def close(self) -> None:
+        """What is in flight is given up."""
+        ...
+
+
+@final
+class Here:
+    """This process: for sweeps of a few seconds, which starting Ray would double."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._lattices = Lattices()
+        self._batches: deque[Batch] = deque()
+
+    workers = 1
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._batches)
+
+    def holds(self, memory_bytes: float) -> bool:  # noqa: ARG002
+        """The solver itself refuses what does not fit into the machine."""
+        return True
+
+    def submit(self, batch: Batch) -> None:
+        self._batches.append(batch)
+
+    def replies(self, timeout_s: float) -> list[Reply]:  # noqa: ARG002 - the work is done meanwhile
+        """One point: each is on record before the next begins to take time."""
+        batch = self._batches.popleft()
+        if len(batch.tasks) > 1:
+            self._batches.appendleft(Batch(batch.tasks[1:], batch.memory_bytes))
+        first: tuple[Task, ...] = batch.tasks[:1]
+        point = first[0].point
+        row = answer(point, self._sweep.graphs[point.workload], self._sweep.options, self._lattices)
+        return [Reply(Batch(first, batch.memory_bytes), (row,), float(str(row["seconds"])))]
+
+    def solve_together(self, point: Point) -> Row:
+        options = SolveOptions(gap=self._sweep.options.gap, time_limit_s=self._sweep.options.time_limit_s)
+        return answer(point, self._sweep.graphs[point.workload], options, self._lattices)
+
+    def close(self) -> None:
+        self._batches.clear()

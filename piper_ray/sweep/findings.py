@@ -1,0 +1,188 @@
+"""What a dataset shows: its points as records, each planner beside the exact one, and the best of each memory size."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from piper_ray.sweep.schema import PIPER
+
+COLUMNS = [
+    "input_hash",
+    "planner",
+    "devices",
+    "microbatches",
+    "memory_bytes",
+    "bandwidth_bytes_per_s",
+    "tensor_parallelism",
+    "data_parallelism",
+    "recompute",
+    "status",
+    "time_per_sample_s",
+    "lower_bound_s",
+    "devices_used",
+    "stages",
+    "error_kind",
+    "error",
+    "seconds",
+]
+"""Of a dataset: what the findings need."""
+
+
+class Method(NamedTuple):
+    """A planner with what it may not use, in words; "" if it may use all."""
+
+    planner: str
+    without: str
+
+    def __str__(self) -> str:
+        return f"{self.planner}, {self.without}" if self.without else self.planner
+
+
+class Scene(NamedTuple):
+    """What is the same for all points of a figure: the workload, N and B."""
+
+    workload: str
+    microbatches: int
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """A point as reports need it. status and the figures are the dataset's."""
+
+    scene: Scene
+    method: Method
+    devices: int
+    memory_bytes: float
+    status: str
+    time_per_sample_s: float | None
+    lower_bound_s: float | None
+    devices_used: int | None
+    stages: int | None
+    error_kind: str | None
+    error: str | None
+    seconds: float
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second; None without a plan, or for one that takes no time."""
+        return 1.0 / self.time_per_sample_s if self.time_per_sample_s else None
+
+    @property
+    def cluster(self) -> tuple[Scene, int, float, str]:
+        """What planners are compared on: the workload, the cluster and the restrictions."""
+        return self.scene, self.devices, self.memory_bytes, self.method.without
+
+
+def records_of(table: pa.Table) -> list[Record]:
+    """Sorted by workload, N, B, planner (the exact one first), M and K."""
+    found = [
+        Record(
+            scene=Scene(row["workload"], row["microbatches"], row["bandwidth_bytes_per_s"]),
+            method=Method(row["planner"], _without(row)),
+            devices=row["devices"],
+            memory_bytes=row["memory_bytes"],
+            status=row["status"],
+            time_per_sample_s=row["time_per_sample_s"],
+            lower_bound_s=row["lower_bound_s"],
+            devices_used=row["devices_used"],
+            stages=row["stages"],
+            error_kind=row["error_kind"],
+            error=row["error"],
+            seconds=row["seconds"],
+        )
+        for row in table.to_pylist()
+    ]
+    return sorted(found, key=lambda r: (r.scene, method_order(r.method), r.memory_bytes, r.devices))
+
+
+def method_order(method: Method) -> tuple[bool, str, str]:
+    """The exact solver first."""
+    return method.planner != PIPER, method.planner, method.without
+
+
+def _without(row: dict[str, object]) -> str:
+    parts = [
+        "" if row["tensor_parallelism"] else "no TP",
+        "" if row["data_parallelism"] else "no DP",
+        "" if row["recompute"] == "auto" else f"recompute {row['recompute']}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One method on one workload. slower: times per sample over the exact solver's where both have a plan."""
+
+    workload: str
+    method: Method
+    points: int
+    proved: int
+    unproved: int
+    infeasible: int
+    failed: int
+    mean_slower: float | None
+    most_slower: float | None
+    median_s: float
+
+
+def comparisons(records: Iterable[Record]) -> list[Comparison]:
+    """By workload, the exact solver first. mean_slower: the geometric mean."""
+    records = list(records)
+    exact_s = exact_times(records)
+    groups: defaultdict[tuple[str, Method], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record.scene.workload, record.method].append(record)
+    found = []
+    for (workload, method), of_group in groups.items():
+        statuses = [record.status for record in of_group]
+        ratios = [] if method.planner == PIPER else [r for record in of_group if (r := slower(record, exact_s))]
+        found.append(
+            Comparison(
+                workload,
+                method,
+                points=len(of_group),
+                proved=statuses.count("optimal"),
+                unproved=statuses.count("feasible"),
+                infeasible=statuses.count("infeasible"),
+                failed=statuses.count("error"),
+                mean_slower=geometric_mean(ratios) if ratios else None,
+                most_slower=max(ratios, default=None),
+                median_s=median(record.seconds for record in of_group),
+            )
+        )
+    return sorted(found, key=lambda c: (c.workload, method_order(c.method)))
+
+
+def exact_times(records: Iterable[Record]) -> dict[tuple[Scene, int, float, str], float]:
+    """Of the exact solver's plans, by the cluster they are for."""
+    return {r.cluster: r.time_per_sample_s for r in records if r.method.planner == PIPER and r.time_per_sample_s}
+
+
+def slower(record: Record, exact_s: dict[tuple[Scene, int, float, str], float]) -> float | None:
+    """How many times as long as the exact solver's plan; None where either is missing."""
+    exact = exact_s.get(record.cluster)
+    return None if exact is None or record.time_per_sample_s is None else record.time_per_sample_s / exact
+
+
+def best_of_each(records: Iterable[Record]) -> list[Record]:
+    """The fastest plan of each workload, method and memory size; the fewest devices among equals."""
+    best: dict[tuple[Scene, Method, float], Record] = {}
+    for record in records:
+        key = record.scene, record.method, record.memory_bytes
+        if record.time_per_sample_s is None:
+            continue
+        if key not in best or _rank(record) < _rank(best[key]):
+            best[key] = record
+    return list(best.values())
+
+
+def _rank(record: Record) -> tuple[float, int]:
+    return record.time_per_sample_s or math.inf, record.devices

@@ -1,0 +1,70 @@
+"""A point of a sweep: one workload on one cluster, under restrictions, for one planner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from piper_ray.model import Instance
+from piper_ray.options import SolveOptions
+from piper_ray.restrictions import Restrictions
+
+
+@dataclass(frozen=True)
+class Point:
+    """workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B."""
+
+    workload: str
+    planner: str
+    devices: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    restrictions: Restrictions
+
+    def on(self, graph: Instance) -> Instance:
+        """The workload's graph on this point's cluster; layers and edges are shared, not copied."""
+        return graph.replace(
+            devices=self.devices,
+            microbatches=self.microbatches,
+            memory_bytes=self.memory_bytes,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+        )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Points with the graphs that they name. graph_hashes: of each graph's figures, whatever its cluster."""
+
+    name: str
+    points: tuple[Point, ...]
+    graphs: Mapping[str, Instance]
+    graph_hashes: Mapping[str, str]
+    options: SolveOptions
+
+    def input_hash(self, point: Point) -> str:
+        """SHA-256 of all that decides a point's answer: equal hashes, equal rows (figures of time and host aside)."""
+        restrictions = point.restrictions
+        facts = [
+            self.graph_hashes[point.workload],
+            point.workload,
+            point.planner,
+            point.devices,
+            point.microbatches,
+            float(point.memory_bytes),
+            float(point.bandwidth_bytes_per_s),
+            restrictions.tensor_parallelism,
+            restrictions.data_parallelism,
+            restrictions.recompute.value,
+            float(self.options.gap),
+            self.options.time_limit_s,
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def graph_hash(instance: Instance) -> str:
+    """Of layers and edges alone."""
+    bare = instance.replace(devices=1, microbatches=1, memory_bytes=1.0, bandwidth_bytes_per_s=1.0)
+    return bare.digest

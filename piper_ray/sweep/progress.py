@@ -1,0 +1,67 @@
+"""What a sweep tells while it goes on, and at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from piper_ray.sweep.point import Point
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest plan so far of a workload."""
+
+    point: Point
+    time_per_sample_s: float
+
+
+@dataclass
+class Progress:
+    """points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
+
+    solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
+    reading and starting Ray. workers: at the moment. best: by workload. errors: how many of each kind.
+    """
+
+    points: int
+    recorded: int
+    done: int = 0
+    infeasible: int = 0
+    solving_s: float = 0.0
+    run_s: float = 0.0
+    start_s: float = 0.0
+    workers: int = 0
+    best: dict[str, Best] = field(default_factory=dict)
+    latest_best: str | None = None
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        return self.errors.total()
+
+    @property
+    def left(self) -> int:
+        return self.points - self.recorded - self.done
+
+    @property
+    def eta_s(self) -> float | None:
+        """By the pace so far; None before there is any."""
+        return self.run_s / self.done * self.left if self.done else None
+
+    def note(self, point: Point, row: Mapping[str, object]) -> None:
+        """A point is finished."""
+        self.done += 1
+        if row["status"] == "error":
+            self.errors[str(row["error_kind"])] += 1
+        self.infeasible += row["status"] == "infeasible"
+        self.solving_s += float(str(row["seconds"]))
+        found_s = row.get("time_per_sample_s")
+        best = self.best.get(point.workload)
+        if isinstance(found_s, float) and (best is None or found_s < best.time_per_sample_s):
+            self.best[point.workload] = Best(point, found_s)
+            self.latest_best = point.workload
+
+
+Listener = Callable[[Progress], None]

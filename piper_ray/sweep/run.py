@@ -1,0 +1,158 @@
+"""``run_sweep``: every point solved once, and on record within about a second; whatever fails, it can go on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from piper_ray.sweep.answer import Row, identity, lost_row
+from piper_ray.sweep.crew import Crew, Here, Reply
+from piper_ray.sweep.dataset import Dataset
+from piper_ray.sweep.demand import Demand
+from piper_ray.sweep.point import Point, Sweep
+from piper_ray.sweep.progress import Listener, Progress
+from piper_ray.sweep.read import read_sweep
+from piper_ray.sweep.schedule import ATTEMPTS, Batch, Kind, Schedule, Task
+
+_HERE_S = 4.0
+"""A sweep forecast to take no longer is done by this process: starting Ray takes as long."""
+
+_WRITE_EVERY_S = 0.5
+_WAIT_S = 0.25
+_AHEAD = 2
+"""Batches for each worker, one of them waiting."""
+
+
+def run_sweep(
+    source: str | os.PathLike[str],
+    storage: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    address: str | None = None,
+    listener: Listener = lambda progress: None,  # noqa: ARG005
+    on_warning: Callable[[str], None] = lambda text: None,  # noqa: ARG005
+) -> Progress:
+    """Solves every point of the sweep in ``source`` (TOML, see ``schema``) that ``storage`` does not hold.
+
+    storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
+    address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.
+
+    What an error or KeyboardInterrupt ends can be resumed. Raises InputError for a file that is no sweep,
+    CheckpointRefused for a storage that cannot be used, CheckpointLost, ClusterError.
+    """
+    began = time.monotonic()
+    wanted = read_sweep(source)
+    with Dataset.open(storage, wanted.name, resume=resume, on_warning=on_warning) as dataset:
+        tasks = [(point, wanted.input_hash(point)) for point in wanted.points]
+        left = [(point, hash_) for point, hash_ in tasks if hash_ not in dataset.finished]
+        progress = Progress(points=len(tasks), recorded=len(tasks) - len(left))
+        if left:
+            demand = Demand.of(wanted)
+            with closing(_crew(wanted, left, demand, address)) as crew:
+                progress.start_s = time.monotonic() - began
+                _Run(wanted, dataset, crew, demand, progress, listener).solve(left)
+        dataset.compact()
+        listener(progress)
+    return progress
+
+
+def _crew(wanted: Sweep, left: list[tuple[Point, str]], demand: Demand, address: str | None) -> Crew:
+    if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
+        return Here(wanted)
+    from piper_ray.sweep.cluster import Cluster
+
+    return Cluster(wanted, address or "local")
+
+
+class _Run:
+    """The driver's loop."""
+
+    def __init__(
+        self,
+        wanted: Sweep,
+        dataset: Dataset,
+        crew: Crew,
+        demand: Demand,
+        progress: Progress,
+        listener: Listener,
+    ) -> None:
+        self._sweep = wanted
+        self._dataset = dataset
+        self._crew = crew
+        self._demand = demand
+        self._progress = progress
+        self._listener = listener
+        self._began = time.monotonic()
+        self._unwritten: list[Row] = []
+        self._written_at = self._began
+
+    def solve(self, left: list[tuple[Point, str]]) -> None:
+        """All points; those that one worker does not hold, or that are long and few, by the whole crew at the end."""
+        together = self._demand.long_points(tuple(point for point, _ in left), self._crew.workers)
+        single = [(p, h) for p, h in left if p not in together and self._fits_a_worker(p)]
+        alone = {h for _, h in single}
+        try:
+            self._in_batches(Schedule(single))
+            for point, hash_ in left:
+                if hash_ not in alone:
+                    self._write()
+                    self._finished(Task(point, hash_, 1), self._crew.solve_together(point))
+                    self._tell()
+        finally:
+            self._write()
+            self._tell()
+
+    def _fits_a_worker(self, point: Point) -> bool:
+        memory_bytes = self._demand.memory_bytes(point)
+        return memory_bytes is not None and self._crew.holds(memory_bytes)
+
+    def _in_batches(self, schedule: Schedule) -> None:
+        while True:
+            self._hand_out(schedule)
+            if not self._crew.in_flight:
+                return
+            for reply in self._crew.replies(_WAIT_S):
+                self._take(schedule, reply)
+            self._write_if_due()
+            self._tell()
+
+    def _hand_out(self, schedule: Schedule) -> None:
+        while self._crew.in_flight < _AHEAD * self._crew.workers and schedule.next_kind() is not None:
+            tasks = schedule.next_tasks(self._crew.workers)
+            needs = [self._demand.memory_bytes(task.point) for task in tasks]
+            self._crew.submit(Batch(tasks, max(need for need in needs if need is not None)))
+
+    def _take(self, schedule: Schedule, reply: Reply) -> None:
+        if reply.rows is None:
+            for task in schedule.lost(reply.batch):
+                text = f"{ATTEMPTS} workers died with this point, the last one so: {reply.lost}"
+                self._finished(task._replace(attempt=ATTEMPTS), lost_row(text))
+            return
+        tasks = reply.batch.tasks
+        schedule.took(Kind.of(tasks[0].point), len(tasks), reply.seconds)
+        for task, row in zip(tasks, reply.rows, strict=True):
+            self._finished(task, row)
+
+    def _finished(self, task: Task, row: Row) -> None:
+        hashes = self._sweep.graph_hashes
+        known: dict[str, Any] = identity(task.point, task.hash, hashes[task.point.workload], self._sweep.options)
+        self._unwritten.append({**known, "attempts": task.attempt, **row})
+        self._progress.note(task.point, row)
+
+    def _write_if_due(self) -> None:
+        if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        rows, self._unwritten = self._unwritten, []
+        if rows:
+            self._dataset.add(rows)
+            self._written_at = time.monotonic()
+
+    def _tell(self) -> None:
+        self._progress.run_s = time.monotonic() - self._began
+        self._progress.workers = self._crew.workers
+        self._listener(self._progress)

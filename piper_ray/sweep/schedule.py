@@ -1,0 +1,112 @@
+"""Which points go together in a batch, and what becomes of those that a worker took down with it.
+
+No I/O and no clock: the driver tells what was finished and how long it took.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from piper_ray.sweep.point import Point
+
+BATCH_S = 0.3
+"""Of work in a batch: a task costs 1 to 2 ms, and what is in work is lost when the driver is killed."""
+
+BATCH_POINTS = 256
+"""At most."""
+
+ATTEMPTS = 3
+"""Of a point that was alone with its worker each time one died."""
+
+
+class Task(NamedTuple):
+    """A point to solve. hash: of its input. attempt: from 1."""
+
+    point: Point
+    hash: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Points of one kind, solved one after the other in one process. memory_bytes: that it may take."""
+
+    tasks: tuple[Task, ...]
+    memory_bytes: float
+
+
+class Kind(NamedTuple):
+    """Points that are likely to take alike: they share a lattice."""
+
+    workload: str
+    planner: str
+    tensor_parallelism: bool
+    recompute: str
+
+    @classmethod
+    def of(cls, point: Point) -> Kind:
+        restrictions = point.restrictions
+        return cls(point.workload, point.planner, restrictions.tensor_parallelism, restrictions.recompute.value)
+
+
+class Schedule:
+    """Hands out points kind by kind, in batches of ``BATCH_S`` by what the kind has taken so far."""
+
+    def __init__(self, points: Iterable[tuple[Point, str]]) -> None:
+        self._waiting: dict[Kind, deque[Task]] = {}
+        for point, input_hash in points:
+            self._waiting.setdefault(Kind.of(point), deque()).append(Task(point, input_hash, 1))
+        self._again: deque[Task] = deque()
+        self._mean_s: dict[Kind, float] = {}
+        self._largest: dict[Kind, int] = {}
+        self.left = sum(map(len, self._waiting.values()))
+        """Points not yet handed out."""
+
+    def next_kind(self) -> Kind | None:
+        """Of the next batch; None when all is handed out."""
+        if self._again:
+            return Kind.of(self._again[0].point)
+        return next(iter(self._waiting), None)
+
+    def next_tasks(self, workers: int) -> tuple[Task, ...]:
+        """Of ``next_kind``. Towards the end the batches shrink, so that all workers end together."""
+        if self._again:
+            self.left -= 1
+            return (self._again.popleft(),)
+        kind = next(iter(self._waiting))
+        queue = self._waiting[kind]
+        count = min(self._size(kind), max(1, self.left // (2 * workers)), len(queue))
+        tasks = tuple(queue.popleft() for _ in range(count))
+        if not queue:
+            del self._waiting[kind]
+        self._largest[kind] = max(self._largest.get(kind, 1), count)
+        self.left -= count
+        return tasks
+
+    def took(self, kind: Kind, points: int, seconds: float) -> None:
+        """Points of a kind were solved in so many seconds of work. A slow one counts at once, quick ones by and by."""
+        mean_s = seconds / points
+        known_s = self._mean_s.get(kind, mean_s)
+        self._mean_s[kind] = max(mean_s, 0.5 * (known_s + mean_s))
+
+    def lost(self, batch: Batch) -> list[Task]:
+        """The batch's worker died. Its points come again one by one; the tasks returned have been tried enough."""
+        again = list(batch.tasks)
+        if len(again) == 1:  # no other can have been the cause
+            again = [again[0]._replace(attempt=again[0].attempt + 1)]
+        given_up = [task for task in again if task.attempt > ATTEMPTS]
+        again = [task for task in again if task.attempt <= ATTEMPTS]
+        self._again.extend(again)
+        self.left += len(again)
+        return given_up
+
+    def _size(self, kind: Kind) -> int:
+        """A kind begins with single points, and batches grow no faster than twofold."""
+        mean_s = self._mean_s.get(kind)
+        if mean_s is None:
+            return 1
+        wanted = int(BATCH_S / max(mean_s, 1e-6))
+        return max(1, min(wanted, 2 * self._largest.get(kind, 1), BATCH_POINTS))

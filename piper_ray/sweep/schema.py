@@ -1,0 +1,175 @@
+"""A sweep as TOML: workloads, and the points to plan them at, as grids (every combination) and as a list.
+
+    name = "A100"
+
+    [workloads]                          # label = path, relative to this file
+    bert32 = "../bert32-a100.toml"
+    gnmt = { path = "gnmt/graph.txt", in_flight = "stashing" }
+
+    [options]                            # of every solve; each may be left out
+    gap = 0.01                           # stop within this share of the best; 0, a proof, if left out
+    time_limit_s = 600
+
+    [[grid]]                             # or [grid] if there is one; a value or a list for each
+    workloads = ["bert32", "gnmt"]       # all if left out
+    devices = ["8..64:8", "128..2048*2"] # from, to, and a step or a factor
+    microbatches = [512, 1920]
+    memory = ["8GiB", "80GB"]
+    bandwidth = "25GB/s"
+    tensor_parallelism = [true, false]   # allowed or not
+    data_parallelism = true
+    recompute = ["auto", "never"]        # auto, always, never, all-or-none
+    planners = ["piper", "gpipe"]        # piper is the exact solver; the others are piper_ray.baselines.PLANNERS
+
+    [[points]]                           # the same keys, one value each
+    workload = "bert32"
+    devices = 96
+    planner = "megatron"
+
+Of devices, microbatches, memory and bandwidth, what is left out is the workload's own figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from piper_ray.baselines import PLANNERS
+from piper_ray.formats import limits
+from piper_ray.formats.faults import MANY, ONE, shown
+from piper_ray.formats.fields import Closed, Degree, Microbatches, PositiveRate, PositiveSize
+from piper_ray.formats.inflight import InFlight
+from piper_ray.restrictions import Recompute
+
+PIPER = "piper"
+"""The exact solver, among the planners."""
+
+PLANNER_NAMES = (PIPER, *PLANNERS)
+
+POINTS = 1_000_000
+"""At most, in one sweep."""
+
+_RANGE = re.compile(r"\s*(\d{1,12})\s*\.\.\s*(\d{1,12})\s*(?:([:*])\s*(\d{1,12})\s*)?")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{,99}")
+
+_COUNTS_WORDS = "whole numbers from 1 to {}, or ranges such as 8..64:8 (step) and 8..2048*2 (factor)"
+_DEVICES_WORDS = _COUNTS_WORDS.format(limits.DEVICES)
+_MICROBATCHES_WORDS = _COUNTS_WORDS.format(limits.MICROBATCHES)
+_SIZE_WORDS = "a size > 0 such as 8GiB or 80GB"
+_RATE_WORDS = "a rate > 0 such as 25GB/s"
+_RECOMPUTE_WORDS = "one of " + ", ".join(rule.value for rule in Recompute)
+_PLANNER_WORDS = "one of " + ", ".join(PLANNER_NAMES)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """``8..64:8`` and ``8..2048*2`` written out; without a step, every number. Raises ValueError."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"no range ({shown(text)})")
+    first, last = int(match[1]), int(match[2])
+    multiply, step = match[3] == "*", int(match[4] or 1)
+    if first < 1 or last < first or step < 1 or (multiply and step < 2):
+        raise ValueError(f"an empty or endless range ({shown(text)})")
+    if multiply:
+        found = [first]
+        while found[-1] * step <= last:
+            found.append(found[-1] * step)
+        return tuple(found)
+    if (last - first) // step >= POINTS:
+        raise ValueError(f"a range of more than {POINTS:,} numbers ({shown(text)})")
+    return tuple(range(first, last + 1, step))
+
+
+def _counts_up_to(most: int) -> Callable[[object], tuple[int, ...]]:
+    def convert(value: object) -> tuple[int, ...]:
+        found: tuple[object, ...] = counts(value) if isinstance(value, str) else (value,)
+        numbers = tuple(number for number in found if isinstance(number, int) and not isinstance(number, bool))
+        if len(numbers) < len(found) or not all(1 <= number <= most for number in numbers):
+            raise ValueError(f"out of range ({shown(value)})")
+        return numbers
+
+    return convert
+
+
+def _known(names: tuple[str, ...]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"unknown ({shown(value)})")
+        return value
+
+    return check
+
+
+def check_label(label: str) -> bool:
+    """Labels are folders of the dataset."""
+    return _LABEL.fullmatch(label) is not None
+
+
+def _branch(value: object) -> str:
+    return MANY if isinstance(value, (list, tuple)) else ONE
+
+
+_ONE_OR_MANY = Discriminator(_branch)
+_Devices = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.DEVICES))]
+_Batches = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.MICROBATCHES))]
+_Recompute = Annotated[str, AfterValidator(_known(tuple(rule.value for rule in Recompute)))]
+_Planner = Annotated[str, AfterValidator(_known(PLANNER_NAMES))]
+_Some = Field(min_length=1)
+
+_DevicesAxis = Annotated[Annotated[_Devices, Tag(ONE)] | Annotated[list[_Devices], _Some, Tag(MANY)], _ONE_OR_MANY]
+_BatchesAxis = Annotated[Annotated[_Batches, Tag(ONE)] | Annotated[list[_Batches], _Some, Tag(MANY)], _ONE_OR_MANY]
+_SizeAxis = Annotated[Annotated[PositiveSize, Tag(ONE)] | Annotated[list[PositiveSize], _Some, Tag(MANY)], _ONE_OR_MANY]
+_RateAxis = Annotated[Annotated[PositiveRate, Tag(ONE)] | Annotated[list[PositiveRate], _Some, Tag(MANY)], _ONE_OR_MANY]
+_FlagAxis = Annotated[Annotated[bool, Tag(ONE)] | Annotated[list[bool], _Some, Tag(MANY)], _ONE_OR_MANY]
+_RuleAxis = Annotated[Annotated[_Recompute, Tag(ONE)] | Annotated[list[_Recompute], _Some, Tag(MANY)], _ONE_OR_MANY]
+_PlannerAxis = Annotated[Annotated[_Planner, Tag(ONE)] | Annotated[list[_Planner], _Some, Tag(MANY)], _ONE_OR_MANY]
+_TextAxis = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], _Some, Tag(MANY)], _ONE_OR_MANY]
+
+
+class Grid(Closed):
+    """Every combination of its values."""
+
+    workloads: _TextAxis | None = Field(default=None, description="labels of [workloads]")
+    devices: _DevicesAxis | None = Field(default=None, description=_DEVICES_WORDS)
+    microbatches: _BatchesAxis | None = Field(default=None, description=_MICROBATCHES_WORDS)
+    memory: _SizeAxis | None = Field(default=None, description=f"{_SIZE_WORDS}, or a list of them")
+    bandwidth: _RateAxis | None = Field(default=None, description=f"{_RATE_WORDS}, or a list of them")
+    tensor_parallelism: _FlagAxis = Field(default=True, description="true, false, or [true, false]")
+    data_parallelism: _FlagAxis = Field(default=True, description="true, false, or [true, false]")
+    recompute: _RuleAxis = Field(default=Recompute.AUTO.value, description=f"{_RECOMPUTE_WORDS}, or a list of them")
+    planners: _PlannerAxis = Field(default=PIPER, description=f"{_PLANNER_WORDS}, or a list of them")
+
+
+class ListedPoint(Closed):
+    """One point."""
+
+    workload: str = Field(description="a label of [workloads]")
+    devices: Degree | None = Field(default=None, description=f"a whole number from 1 to {limits.DEVICES}")
+    microbatches: Microbatches | None = Field(
+        default=None, description=f"a whole number from 1 to {limits.MICROBATCHES}"
+    )
+    memory: PositiveSize | None = Field(default=None, description=_SIZE_WORDS)
+    bandwidth: PositiveRate | None = Field(default=None, description=_RATE_WORDS)
+    tensor_parallelism: bool = Field(default=True, description="true or false")
+    data_parallelism: bool = Field(default=True, description="true or false")
+    recompute: _Recompute = Field(default=Recompute.AUTO.value, description=_RECOMPUTE_WORDS)
+    planner: _Planner = Field(default=PIPER, description=_PLANNER_WORDS)
+
+
+class NamedWorkload(Closed):
+    """Where a workload lies."""
+
+    path: str = Field(description="the path of an input, relative to the sweep's file")
+    in_flight: Annotated[str, AfterValidator(_known(tuple(rule.value for rule in InFlight)))] | None = Field(
+        default=None, description="one of " + ", ".join(rule.value for rule in InFlight)
+    )
+
+
+class Options(Closed):
+    """Limits of every solve by the exact solver."""
+
+    gap: float = Field(default=0.0, ge=0.0, lt=1.0, description="a share from 0 to below 1, such as 0.01")
+    time_limit_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False, description="a number of seconds > 0")

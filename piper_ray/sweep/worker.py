@@ -1,0 +1,97 @@
+"""What runs in a Ray task: a batch of points, one after the other. Knows nothing of the sweep.
+
+Ray gives tasks to processes that have run such ones before; what those keep (graphs, lattices) spares work, and no
+answer depends on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+
+from piper_ray.kernels.jit import cache_directory, is_compiled
+from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.options import SolveOptions
+from piper_ray.solver import solve
+from piper_ray.sweep.answer import Row, answer
+from piper_ray.sweep.lattices import Lattices
+from piper_ray.sweep.point import Point
+
+_GRAPHS = 4
+"""Kept in a process."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Points of one graph. graph: its ref, in a list so that only a process that lacks it fetches it."""
+
+    points: tuple[Point, ...]
+    graph_hash: str
+    graph: list[Any]
+    options: SolveOptions
+
+
+class Report(NamedTuple):
+    """seconds: of all the work, preparing included."""
+
+    rows: tuple[Row, ...]
+    seconds: float
+
+
+@dataclass
+class _Kept:
+    lattices: Lattices = field(default_factory=Lattices)
+    graphs: OrderedDict[str, Instance] = field(default_factory=OrderedDict)
+
+    def graph(self, order: Order) -> Instance:
+        found = self.graphs.pop(order.graph_hash, None)
+        if found is None:
+            (found,) = ray.get(order.graph)
+            while len(self.graphs) >= _GRAPHS:
+                self.graphs.popitem(last=False)
+        self.graphs[order.graph_hash] = found
+        return found
+
+
+@cache
+def _kept() -> _Kept:
+    """Of this process, whose kernels are ready."""
+    with nullcontext() if is_compiled() else _alone_on_this_machine():
+        solve(_two_layers(), options=SolveOptions(threads=1))
+    return _Kept()
+
+
+def solve_batch(order: Order) -> Report:
+    """Each point's row. Errors of planners are in the rows."""
+    kept = _kept()
+    began = time.perf_counter()
+    graph = kept.graph(order)
+    rows = tuple(answer(point, graph, order.options, kept.lattices) for point in order.points)
+    return Report(rows, time.perf_counter() - began)
+
+
+@contextmanager
+def _alone_on_this_machine() -> Iterator[None]:
+    """One process compiles; the others wait and find the code."""
+    with Path(cache_directory(), "compiling").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
+
+
+def _two_layers() -> Instance:
+    """Enough of an instance to load every kernel that most solves need."""
+    before, after = {0: 1.0}, {1: 1.0}
+    tmpcs = [Tmpc("fast", 1.0, 1.0, 2.0, 1.0), Tmpc("small", 2.0, 1.0, 1.0, 1.0, recompute=True)]
+    first = tuple(Tmpc(t.id, t.time_per_sample_s, 1.0, t.activation_bytes, 1.0, {}, after) for t in tmpcs)
+    second = tuple(Tmpc(t.id, t.time_per_sample_s, 1.0, t.activation_bytes, 1.0, before, {}) for t in tmpcs)
+    layers = (Layer(0, "first", {1: first}), Layer(1, "second", {1: second}))
+    return Instance(layers, (Edge(0, 1, 1.0),), 2, 2, 4.0, 1.0)

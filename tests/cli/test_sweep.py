@@ -1,0 +1,104 @@
+"""piper-ray sweep and sweep-report as a user meets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from piper_ray.sweep.dataset import read_dataset
+from tests.cli_cases import ROOT, run
+from tests.sweep_support import SMALL_POINTS, content, write_small
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, subprocess.CompletedProcess[str]]:
+    """The small sweep: its file, its dataset and what was printed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    source = write_small(folder)
+    return source, folder / "d", run("sweep", source, "--storage", folder / "d", env={"RAY_ADDRESS": ""})
+
+
+def test_a_sweep(done: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+    _, location, printed = done
+    assert printed.returncode == 0, printed.stderr
+    lines = printed.stdout.splitlines()
+    assert lines[0].startswith(f"{SMALL_POINTS} points of {SMALL_POINTS} on record, ")
+    assert lines[0].endswith(" infeasible, 1 failed (1 LimitError)")
+    assert lines[1].startswith("best of chain: ")
+    assert "% of their time" in lines[-1]
+    assert read_dataset(location).num_rows == SMALL_POINTS
+
+
+def test_again_it_is_refused_without_resume(done: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+    source, location, _ = done
+    refused = run("sweep", source, "--storage", location)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "holds finished points: add --resume" in refused.stderr
+    resumed = run("sweep", source, "--storage", location, "--resume")
+    assert (
+        resumed.stdout
+        == f"{SMALL_POINTS} points of {SMALL_POINTS} on record ({SMALL_POINTS} of them before), 0 failed\n"
+    )
+
+
+def test_the_report(done: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    _, location, _ = done
+    shown = run("sweep-report", location, "--out", tmp_path / "r")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for title in ("Planners", "Best plans", "Samples per second: chain, N = 4, B = 4 B/s", "Errors"):
+        assert title in shown.stdout.splitlines()
+    names = {path.name for path in (tmp_path / "r").iterdir()}
+    assert {"tables.md", "points.csv"} < names
+    assert len((tmp_path / "r" / "points.csv").read_text().splitlines()) == SMALL_POINTS + 1
+    assert shown.stdout.endswith(f"tables.md, points.csv, {len(names) - 2} plots\n")
+    assert {name for name in names if name.startswith("throughput")} == {
+        f"throughput-{workload}-N{n}-B4B.png" for workload in ("chain", "towers") for n in (4, 6)
+    }
+
+
+def test_a_dry_run_solves_nothing(tmp_path: Path) -> None:
+    shown = run("sweep", write_small(tmp_path), "--storage", tmp_path / "d", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.splitlines()[-1].startswith(f"{SMALL_POINTS} points of 2 workloads, about ")
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_bad_sweep_is_bad_input(tmp_path: Path) -> None:
+    refused = run("sweep", write_small(tmp_path, "[grid]\ndevices = 0\n"), "--storage", tmp_path / "d")
+    assert refused.returncode == 3
+    assert "grid.devices: out of range (0)" in refused.stderr
+    assert "workloads: missing" in refused.stderr
+
+
+def test_no_dataset_to_report(tmp_path: Path) -> None:
+    refused = run("sweep-report", tmp_path)
+    assert refused.returncode == 2
+    assert "there is no dataset of a sweep" in refused.stderr
+
+
+def test_an_interrupt_says_how_to_go_on(
+    done: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    source, complete, _ = done
+    command = [sys.executable, "-m", "piper_ray", "sweep", str(source), "--storage", str(tmp_path / "d")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "d" / "workload=chain").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.fail("it was over before the signal came")
+    assert process.returncode == 130
+    assert err.strip() == f"piper-ray: interrupted; to go on: piper-ray {' '.join(command[3:])} --resume"
+    assert f"of {SMALL_POINTS} on record" in out
+    assert run(*command[3:], "--resume", env={"RAY_ADDRESS": ""}).returncode == 0
+    assert content(tmp_path / "d") == content(complete)

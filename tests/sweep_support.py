@@ -1,0 +1,51 @@
+"""A small sweep as files, and what a dataset holds beside the figures of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from piper_ray import dump
+from piper_ray.sweep.columns import ORDER, RUN_COLUMNS
+from piper_ray.sweep.dataset import read_dataset
+from tests.instances import equal_chain, two_towers
+
+SMALL = """
+[workloads]
+chain = "chain.json"
+towers = "towers.json"
+
+[grid]
+devices = "1..8*2"
+microbatches = [4, 6]
+memory = [20, "40B"]
+bandwidth = 4
+recompute = ["auto", "never"]
+planners = ["piper", "gpipe"]
+
+[[points]]
+workload = "chain"
+devices = 20000
+microbatches = 20000
+planner = "piper-published"
+"""
+"""129 points: some infeasible, and one whose table is over the limit."""
+
+SMALL_POINTS = 129
+
+
+def write_small(folder: Path, text: str = SMALL) -> Path:
+    """The sweep's file, its workloads beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dump(equal_chain(5, devices=4, microbatches=4), folder / "chain.json")
+    dump(two_towers(2, devices=4, microbatches=4), folder / "towers.json")
+    path = folder / "small.toml"
+    path.write_text(text)
+    return path
+
+
+def content(location: Path | str) -> list[dict[str, Any]]:
+    """Every row in order, without what tells of the run: the same for every way to make the dataset."""
+    table = read_dataset(location).drop_columns(list(RUN_COLUMNS))
+    rows: list[dict[str, Any]] = table.sort_by([(name, "ascending") for name in ("workload", *ORDER)]).to_pylist()
+    return rows

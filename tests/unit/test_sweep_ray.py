@@ -1,0 +1,116 @@
+"""A sweep on Ray: the same dataset, through workers that die and points that kill them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper_ray.errors import ClusterError
+from piper_ray.sweep import cluster
+from piper_ray.sweep.dataset import read_dataset
+from piper_ray.sweep.progress import Progress
+from piper_ray.sweep.run import run_sweep
+from piper_ray.sweep.schedule import ATTEMPTS
+from tests.sweep_support import SMALL_POINTS, content, write_small
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def undisturbed(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    source = write_small(folder)
+    run_sweep(source, folder / "here")
+    return source, content(folder / "here")
+
+
+def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
+    source, expected = undisturbed(tmp_path)
+    told: list[Progress] = []
+    progress = run_sweep(source, tmp_path / "ray", address="local", listener=told.append)
+    assert content(tmp_path / "ray") == expected
+    assert (progress.done, progress.failed, progress.workers) == (SMALL_POINTS, 1, 2)
+    pids = {row["host"] for row in read_dataset(tmp_path / "ray", ["host"]).to_pylist()}
+    assert len(pids) == 1
+
+
+def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, devices: int) -> None:
+    """The first ``deaths`` that are given a point of so many devices by the exact solver, in the chain."""
+    from piper_ray.sweep.worker import Order, Report, solve_batch
+
+    # Local, so that Ray ships it whole: workers cannot import the tests.
+    def mortal(order: Order) -> Report:
+        for point in order.points:
+            if (point.devices, point.workload, point.planner) == (devices, "chain", "piper"):
+                for death in range(deaths):
+                    if not (folder / str(death)).exists():
+                        (folder / str(death)).touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
+        return solve_batch(order)
+
+    monkeypatch.setattr(cluster, "solve_batch", mortal)
+
+
+def test_workers_that_die_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, expected = undisturbed(tmp_path)
+    workers_that_die(monkeypatch, tmp_path, 2, devices=4)
+    run_sweep(source, tmp_path / "ray", address="local")
+    assert (tmp_path / "1").exists()
+    assert content(tmp_path / "ray") == expected
+
+
+def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = "2..9"\n'
+    source = write_small(tmp_path, text)
+    workers_that_die(monkeypatch, tmp_path, 100, devices=5)
+    progress = run_sweep(source, tmp_path / "ray", address="local")
+    assert (progress.done, progress.errors) == (8, {"WorkerLost": 1})
+    (row,) = [row for row in read_dataset(tmp_path / "ray").to_pylist() if row["status"] == "error"]
+    assert (row["devices"], row["attempts"]) == (5, ATTEMPTS)
+    assert row["error"].startswith(f"{ATTEMPTS} workers died with this point, the last one so: WorkerCrashedError")
+    deaths = len([path for path in tmp_path.iterdir() if path.name.isdigit()])
+    assert ATTEMPTS <= deaths <= ATTEMPTS + 1  # one more if it was first in a batch with others
+
+
+def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_LOSSES", 2)
+    workers_that_die(monkeypatch, tmp_path, 100, devices=2)
+    text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = [40, 41]\nbandwidth = 4\ndevices = 2\n'
+    source = write_small(tmp_path, text)
+    with pytest.raises(ClusterError, match="2 workers in a row died"):
+        run_sweep(source, tmp_path / "ray", address="local")
+    assert read_dataset(tmp_path / "ray").num_rows == 0
+
+
+def test_another_piper_ray_on_the_workers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "sources_digest", lambda: "ours")
+    with pytest.raises(ClusterError, match=r"has another piper_ray .* install the same on every machine"):
+        run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
+
+
+def test_a_worker_that_cannot_work_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_package(_order: object) -> None:
+        raise ModuleNotFoundError("No module named 'piper_ray'")
+
+    monkeypatch.setattr(cluster, "solve_batch", without_the_package)
+    with pytest.raises(ClusterError, match=r"a worker cannot solve points: No module named 'piper_ray'\. Install"):
+        run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
+
+
+def test_points_too_large_for_a_worker_go_to_the_whole_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By memory, and long ones that are too few to keep the workers busy."""
+    text = '[workloads]\ntowers = "towers.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = [2, 3]\n'
+    source = write_small(tmp_path, text)
+    run_sweep(source, tmp_path / "here")
+    monkeypatch.setattr(cluster.Cluster, "holds", lambda _self, _bytes: False)
+    run_sweep(source, tmp_path / "memory", address="local")
+    monkeypatch.undo()
+    one = write_small(tmp_path, text.replace("[2, 3]", "2"))
+    monkeypatch.setattr("piper_ray.sweep.demand._LONG_S", 0.0)
+    run_sweep(one, tmp_path / "time", address="local")
+    assert content(tmp_path / "memory") == content(tmp_path / "here")
+    assert content(tmp_path / "time") == content(tmp_path / "here")[:1]
+    for name in ("memory", "time"):
+        assert set(read_dataset(tmp_path / name, ["spread"]).column("spread").to_pylist()) == {True}

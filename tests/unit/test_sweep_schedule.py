@@ -1,0 +1,90 @@
+"""Batches: every point once, sized by what its kind takes, and again after a loss, but not for ever."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from piper_ray import Restrictions
+from piper_ray.sweep.point import Point
+from piper_ray.sweep.schedule import ATTEMPTS, BATCH_POINTS, BATCH_S, Batch, Kind, Schedule, Task
+
+
+def points(count: int, planner: str = "piper") -> list[tuple[Point, str]]:
+    base = Point("w", planner, 1, 1, 1.0, 1.0, Restrictions())
+    return [(replace(base, devices=k + 1), f"{planner} {k}") for k in range(count)]
+
+
+def take(schedule: Schedule, workers: int = 2) -> tuple[Task, ...]:
+    kind = schedule.next_kind()
+    tasks = schedule.next_tasks(workers)
+    assert {Kind.of(task.point) for task in tasks} == {kind}
+    return tasks
+
+
+def test_every_point_is_handed_out_once() -> None:
+    rng = random.Random(1)
+    everything = [*points(50), *points(30, "gpipe"), *points(20)]
+    schedule = Schedule(everything)
+    found: list[str] = []
+    while schedule.next_kind() is not None:
+        assert schedule.left == len(everything) - len(found)
+        tasks = take(schedule)
+        found += [task.hash for task in tasks]
+        if rng.random() < 0.7:
+            schedule.took(Kind.of(tasks[0].point), len(tasks), len(tasks) * rng.random() * 0.1)
+    assert sorted(found) == sorted(hash_ for _, hash_ in everything)
+    assert schedule.left == 0
+
+
+def test_batches_grow_to_the_wanted_time_and_shrink_at_the_end() -> None:
+    schedule = Schedule(points(2_000))
+    sizes = []
+    while schedule.next_kind() is not None:
+        tasks = take(schedule)
+        sizes.append(len(tasks))
+        schedule.took(Kind.of(tasks[0].point), len(tasks), 0.005 * len(tasks))
+    assert sizes[:7] == [1, 2, 4, 8, 16, 32, round(BATCH_S / 0.005)]
+    assert sizes[-1] == 1
+    assert sorted(sizes[20:], reverse=True) == sizes[20:]
+
+
+def test_quick_points_come_in_bounded_batches_and_slow_ones_alone() -> None:
+    for point_s, most in ((1e-9, BATCH_POINTS), (2 * BATCH_S, 1)):
+        schedule = Schedule(points(10_000))
+        for _ in range(12):
+            tasks = take(schedule)
+            schedule.took(Kind.of(tasks[0].point), len(tasks), point_s * len(tasks))
+        assert len(take(schedule)) == most
+
+
+def test_a_slow_point_counts_at_once() -> None:
+    schedule = Schedule(points(1_000))
+    kind = schedule.next_kind()
+    assert kind is not None
+    for _ in range(6):
+        tasks = take(schedule)
+        schedule.took(kind, len(tasks), 0.01 * len(tasks))
+    schedule.took(kind, 1, 10.0)
+    assert len(take(schedule)) == 1
+
+
+def test_points_of_a_lost_batch_come_again_alone_and_unblamed() -> None:
+    schedule = Schedule(points(4))
+    tasks = tuple(task for _ in range(4) for task in take(schedule))
+    assert schedule.next_kind() is None
+    assert schedule.lost(Batch(tasks, 1.0)) == []
+    again = [take(schedule) for _ in range(4)]
+    assert [task for (task,) in again] == list(tasks)
+    assert schedule.left == 0
+
+
+def test_a_point_that_ends_every_worker_is_given_up() -> None:
+    schedule = Schedule(points(1))
+    for attempt in range(1, ATTEMPTS):
+        tasks = take(schedule)
+        assert tasks[0].attempt == attempt
+        assert schedule.lost(Batch(tasks, 1.0)) == []
+    (task,) = take(schedule)
+    assert [given_up.hash for given_up in schedule.lost(Batch((task,), 1.0))] == [task.hash]
+    assert schedule.next_kind() is None
