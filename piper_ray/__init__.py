@@ -36,6 +36,8 @@ from piper_ray.solution import Infeasibility, Solution, Status
 if TYPE_CHECKING:
     from piper_ray.backends.ray import RayBackend
     from piper_ray.formats import dump, load, load_plan
+    from piper_ray.frontiers.frontier import Frontier, frontier
+    from piper_ray.frontiers.points import FrontierPoint
     from piper_ray.solver import solve
 
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ __all__ = [
     "dump",
     "load_plan",
     "solve",
+    "frontier",
     "evaluate",
     # the problem
     "Instance",
@@ -60,6 +63,8 @@ __all__ = [
     "Solution",
     "Status",
     "Infeasibility",
+    "Frontier",
+    "FrontierPoint",
     "Plan",
     "Stage",
     "Evaluation",
@@ -84,6 +89,9 @@ _LAZY = {
     "dump": "piper_ray.formats",
     "load_plan": "piper_ray.formats",
     "solve": "piper_ray.solver",
+    "frontier": "piper_ray.frontiers.frontier",
+    "Frontier": "piper_ray.frontiers.frontier",
+    "FrontierPoint": "piper_ray.frontiers.points",
     "RayBackend": "piper_ray.backends.ray",
 }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
 import piper_ray
 from piper_ray.errors import UsageError
 from piper_ray.evaluate import Evaluation
+from piper_ray.frontiers.frontier import Frontier
+from piper_ray.frontiers.points import FrontierPoint
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan
@@ -58,6 +61,33 @@ def plan_document(instance: Instance, solution: Solution, plan: Plan, evaluation
         "time_per_sample_s": evaluation.time_per_sample_s,
         "lower_bound_s": _plain(solution.lower_bound),
         "gap": solution.gap,
+    }
+
+
+def frontier_document(
+    instance: Instance, restrictions: Restrictions, options: SolveOptions, frontier: Frontier, budgets: Sequence[FrontierPoint]
+) -> Document:
+    """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
+    return {
+        **_header("frontier", instance),
+        "restrictions": _plain(restrictions),
+        "options": _plain(options),
+        "stopped_by": frontier.stopped_by,
+        "reason": frontier.reason,
+        "by_devices": [_point_document(point) for point in frontier.points()],
+        "by_budget": [_point_document(point) for point in budgets],
+        "stats": _plain(frontier.stats),
+    }
+
+
+def _point_document(point: FrontierPoint) -> Document:
+    return {
+        "devices": point.devices,
+        "data_parallel_budget": point.data_parallel_budget,
+        "status": point.status.value,
+        "time_per_sample_s": point.time_per_sample,
+        "lower_bound_s": _plain(point.lower_bound),
+        "gap": point.gap,
     }
 
 
