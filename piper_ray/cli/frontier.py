@@ -119,7 +119,8 @@ def frontier(
     from piper_ray.report.layout import console
 
     screen = console(stderr=json)
-    with FrontierLog(screen) as log:
+    log = FrontierLog(screen)
+    with log:
         log.begin(instance)
         found = piper_ray.frontier(instance, devices=wanted, restrictions=restrictions, options=options, listener=log)
         of_budgets: tuple[FrontierPoint, ...] = ()

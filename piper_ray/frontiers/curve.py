@@ -109,5 +109,5 @@ class Curve:
 
     def share_bounds(self) -> None:
         """What is known at one position, at all others."""
-        self.upper_s = np.minimum.accumulate(self.upper_s)
-        self.lower_s = np.maximum.accumulate(self.lower_s[::-1])[::-1].copy()
+        self.upper_s[:] = np.minimum.accumulate(self.upper_s)
+        self.lower_s[:] = np.maximum.accumulate(self.lower_s[::-1])[::-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from piper_ray.frontiers.search import close_point, is_dense, walk_curve
 from piper_ray.lattice.downsets import chain_lattice
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
-from piper_ray.problem import Problem, Workload, build_problem
+from piper_ray.problem import Workload, build_problem
 from piper_ray.progress import Bounds, EvaluationAdvanced
 from piper_ray.search import StopSearch, ceiling_s
 from piper_ray.threshold import OnProgress
@@ -30,6 +30,8 @@ from piper_ray.threshold import OnProgress
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
 _CHAIN_GAP = 1e-6
+_PASSES = (0.1, 0.03, 0.01)
+"""Gaps of the first passes over a large lattice: where a proof takes minutes, all points should have bounds soon."""
 
 
 @dataclass
@@ -97,30 +99,34 @@ class CurveSearch:
                 evaluations,
                 lambda threshold_s: self._on_progress(backend, threshold_s),
             )
-            order = list(range(self._problem.workload.lattice.graph.size))
-            # Downwards: a proof at the end of a stretch of equal time holds for all of it.
-            for index in reversed(range(curve.positions.size)):
-                if curve.is_closed(index):
-                    continue
-                self._bound_by_chain(curve, order)
-                before = oracle.evaluations
-                try:
-                    close_point(curve, index, oracle, self._ceiling_s, doubtful=True)
-                finally:
-                    curve.share_bounds()
-                    self.stats.evaluations += oracle.evaluations - before
-                order = oracle.order or order
-                self.listener(
-                    PointClosed(
-                        curve.by_sum,
-                        int(curve.positions[index]),
-                        float(curve.lower_s[index]),
-                        float(curve.upper_s[index]),
-                        oracle.evaluations - before,
-                        self._elapsed_s(),
-                    )
+            self._bound_by_chain(curve, list(range(self._problem.workload.lattice.graph.size)))
+            for gap in (*(gap for gap in _PASSES if gap > curve.gap), curve.gap):
+                self._pass(replace(curve, gap=gap), oracle)
+
+    def _pass(self, curve: Curve, oracle: LatticeOracle) -> None:
+        """Downwards: a proof at the end of a stretch of equal time holds for all of it."""
+        for index in reversed(range(curve.positions.size)):
+            if curve.is_closed(index):
+                continue
+            before = oracle.evaluations
+            try:
+                close_point(curve, index, oracle, self._ceiling_s, doubtful=True)
+            finally:
+                curve.share_bounds()
+                self.stats.evaluations += oracle.evaluations - before
+            self.listener(
+                PointClosed(
+                    curve.by_sum,
+                    int(curve.positions[index]),
+                    float(curve.lower_s[index]),
+                    float(curve.upper_s[index]),
+                    oracle.evaluations - before,
+                    self._elapsed_s(),
                 )
-                self._tell(curve, int(curve.closed().sum()))
+            )
+            self._tell(curve, int(curve.proved().sum()))
+            if oracle.order is not None:
+                self._bound_by_chain(curve, oracle.order)
 
     def _bound_by_chain(self, curve: Curve, order: list[int]) -> None:
         """Plans whose stages are runs of ``order``: upper bounds all along the curve, for next to nothing."""
@@ -133,6 +139,8 @@ class CurveSearch:
         if listed is None:
             return
         left = np.flatnonzero(~curve.closed())
+        if left.size == 0:
+            return
         bounds = curve.part(left, max(curve.gap, _CHAIN_GAP))
         self._close(bounds, listed, lambda _: self.check_deadline())
         curve.upper_s[left] = np.minimum(curve.upper_s[left], bounds.upper_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,14 +16,14 @@ from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.curve_search import CurveSearch
 from piper_ray.frontiers.points import FrontierPoint, FrontierStats, points_of
 from piper_ray.frontiers.preparation import Preparation, usable_variants
-from piper_ray.frontiers.progress import FrontierListener
+from piper_ray.frontiers.progress import FrontierListener, silent
 from piper_ray.infeasibility import layer_without_choice
 from piper_ray.kernels.jit import is_compiled
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan
 from piper_ray.planning import build_plan
-from piper_ray.progress import Compiling, StepFinished, silent
+from piper_ray.progress import Compiling, StepFinished
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, SolveStats, Status
 from piper_ray.threshold import evaluate_threshold
@@ -125,7 +125,7 @@ class Frontier:
         return self._plans[key]
 
     def solution(self, devices: int) -> Solution:
-        """What ``solve`` gives on so many devices, with ``plan`` and its own time; the stats are those of the frontier."""
+        """What ``solve`` gives on so many devices: ``plan``, its time and bound; the stats are the frontier's."""
         plan = self.plan(devices)
         point = next(point for point in self.points() if point.devices == devices)
         value_s = None
@@ -213,6 +213,6 @@ def rising(numbers: Sequence[int], what: str) -> tuple[int, ...]:
     found = tuple(int(number) for number in numbers)
     if not found:
         raise UsageError(f"expected {what} at least")
-    if found[0] < 1 or any(later <= earlier for earlier, later in zip(found, found[1:], strict=False)):
+    if found[0] < 1 or any(later <= earlier for earlier, later in pairwise(found)):
         raise UsageError(f"{what} must be 1 or more and above the one before it, not {found[0]}, ...")
     return found

@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from piper_ray.bracket import PROOF, RESOLUTION
 from piper_ray.errors import LimitError
 from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.oracles import Found
 from piper_ray.kernels.selection import make_step_cache
+from piper_ray.kernels.stages import count_stages, list_stages, make_choice_cache
 from piper_ray.kernels.staircase import (
     FEASIBLE,
     NO_ROOM,
@@ -24,7 +23,6 @@ from piper_ray.kernels.staircase import (
     make_fronts,
     walk,
 )
-from piper_ray.kernels.stages import count_stages, list_stages, make_choice_cache
 from piper_ray.problem import Problem
 from piper_ray.threshold import THRESHOLD_TOLERANCE
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.forecast import downset_limit, over_limit
 from piper_ray.errors import LimitError
+from piper_ray.forecast import downset_limit, over_limit
 from piper_ray.lattice.contraction import Contraction, contract
 from piper_ray.lattice.counting import count_downsets
 from piper_ray.lattice.downsets import build_lattice

@@ -21,7 +21,8 @@ class CurveAdvanced:
 
 @dataclass(frozen=True)
 class PointClosed:
-    """A point of a large lattice's curve: its bounds, in s, inf without a plan, and the evaluations made for it."""
+    """A point of a large lattice's curve is as narrow as a pass asks for: its bounds, in s, inf without a plan, and the
+    evaluations made for it."""
 
     by_sum: bool
     position: int
@@ -35,3 +36,7 @@ class FrontierListener(Protocol):
     """Called with each event, in order, on the thread that called ``frontier``."""
 
     def __call__(self, event: Event | CurveAdvanced | PointClosed) -> None: ...
+
+
+def silent(event: Event | CurveAdvanced | PointClosed) -> None:
+    """The listener of those who do not want to know."""

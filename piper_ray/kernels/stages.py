@@ -91,7 +91,7 @@ def choice_slot(
     if cache.key[slot] != key:
         cache.key[slot] = key
         cache.low_s[slot], cache.high_s[slot] = _relaxed(i, j, r, y, tables, steps)
-    return slot
+    return int(slot)
 
 
 @leaf_kernel
@@ -131,7 +131,15 @@ def _relaxed(i: int, j: int, r: int, y: int, tables: Tables, steps: StepCache) -
 
 @kernel
 def settle_choice(
-    i: int, j: int, r: int, index: int, y: int, used_s: float, budget_s: float, slot: int, tables: Tables,
+    i: int,
+    j: int,
+    r: int,
+    index: int,
+    y: int,
+    used_s: float,
+    budget_s: float,
+    slot: int,
+    tables: Tables,
     cache: ChoiceCache,
 ) -> bool:
     """Narrows the slot's bounds by the best choice within ``budget_s``; False if that is too hard to find.

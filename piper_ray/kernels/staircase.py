@@ -152,9 +152,7 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                 if work_s == np.inf:
                     continue
                 resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
-                by_time = first_divisor_by_time(
-                    work_s, resync_s, threshold_s, cluster.divisor_at_least, divisors.size
-                )
+                by_time = first_divisor_by_time(work_s, resync_s, threshold_s, cluster.divisor_at_least, divisors.size)
                 t = options.degree[r]
                 if by_time == divisors.size or fronts.devices[behind - 1] + t * divisors[by_time] > own_devices:
                     continue
@@ -182,8 +180,10 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                         devices, total = later_devices + t * d, later_sum + d
                         used_s = work_s + (d - 1) * resync_s
                         budget_s = threshold_s * d
-                        if devices > own_devices or total > own_sum or _is_beaten(
-                            fronts, size, devices, total, max(later_s, used_s / d)
+                        if (
+                            devices > own_devices
+                            or total > own_sum
+                            or _is_beaten(fronts, size, devices, total, max(later_s, used_s / d))
                         ):
                             break
                         if used_s > budget_s:

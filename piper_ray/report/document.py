@@ -65,7 +65,11 @@ def plan_document(instance: Instance, solution: Solution, plan: Plan, evaluation
 
 
 def frontier_document(
-    instance: Instance, restrictions: Restrictions, options: SolveOptions, frontier: Frontier, budgets: Sequence[FrontierPoint]
+    instance: Instance,
+    restrictions: Restrictions,
+    options: SolveOptions,
+    frontier: Frontier,
+    budgets: Sequence[FrontierPoint],
 ) -> Document:
     """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
     return {

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -22,7 +23,7 @@ from piper_ray.report.stages import print_table
 from piper_ray.solution import Status
 
 _MOST_ROWS = 24
-_POINT_HEAD = f"{'point':>10}  {'time/sample':>11}  {'lower bound':>11}  {'evaluations':>11}  {'proved':>13}  {'time':>8}"
+_POINT_HEAD = f"{'point':>10}  {'time/sample':>11}  {'lower bound':>11}  {'gap':>9}  {'evaluations':>11}  {'proved':>14}  {'time':>8}"
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow", Status.INFEASIBLE: "bold red"}
 
 
@@ -61,9 +62,11 @@ class FrontierLog(SolverLog):
         without = math.isinf(point.lower_s)
         time_s = "infeasible" if without else "-" if math.isinf(point.upper_s) else time_text(point.upper_s)
         lower = "-" if without else time_text(point.lower_s)
+        gap = "-" if math.isinf(point.upper_s) else percent_text(max(0.0, 1.0 - point.lower_s / point.upper_s))
         proved = f"{curve.closed:,} of {curve.points:,}"
         self._line(
-            f"{name:>10}  {time_s:>11}  {lower:>11}  {point.evaluations:>11}  {proved:>13}  {point.elapsed_s:6.2f} s"
+            f"{name:>10}  {time_s:>11}  {lower:>11}  {gap:>9}  {point.evaluations:>11}  {proved:>14}  "
+            f"{point.elapsed_s:6.2f} s"
         )
 
 
@@ -90,22 +93,30 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
     )
 
 
-def frontier_panels(instance: Instance, points: Sequence[FrontierPoint], budgets: Sequence[FrontierPoint]) -> list[Panel]:
-    """Time per sample against devices, with what a perfect speedup of the first point would give; then against s."""
+def frontier_panels(
+    instance: Instance, points: Sequence[FrontierPoint], budgets: Sequence[FrontierPoint]
+) -> list[Panel]:
+    """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s."""
     panels = []
+    batch = f"N = {instance.microbatches:,}"
     known = [(point.devices, point.time_per_sample) for point in points if point.time_per_sample]
     if known:
-        (first, first_s), devices = known[0], [k for k, _ in known]
-        optimum = Series("optimum", devices, [s for _, s in known], Style.STEPS)
-        perfect = Series(f"perfect speedup over K = {first}", devices, [first_s * first / k for k in devices], Style.DASHED)
-        title = f"N = {instance.microbatches:,}, devices K"
-        panels.append(Panel(title, "devices K", "time per sample (s)", (optimum, perfect), log=True))
+        devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]
+        perfect_s = [times_s[0] * devices[0] / k for k in devices]
+        curves = (
+            Series("optimum", devices, times_s, Style.STEPS),
+            Series(f"perfect speedup over K = {devices[0]:,}", devices, perfect_s, Style.DASHED),
+        )
+        panels.append(Panel(batch, "devices K", "time per sample (s)", curves, log_x=True, log_y=True))
+        rates = [1.0 / (time_s * k) for k, time_s in known]
+        shares = (Series("optimum", devices, rates, Style.STEPS),)
+        panels.append(Panel(batch, "devices K", "samples per second and device", shares, log_x=True))
     known = [(point.data_parallel_budget, point.time_per_sample) for point in budgets if point.time_per_sample]
     if known:
-        optimum = Series("optimum", [s for s, _ in known], [value for _, value in known], Style.STEPS)
-        title = f"N = {instance.microbatches:,}, K = {instance.devices:,}"
+        curve = Series("optimum", [s for s, _ in known], [time_s for _, time_s in known], Style.STEPS)
+        title = f"{batch}, K = {instance.devices:,}"
         label = "bound on the sum of data-parallel degrees"
-        panels.append(Panel(title, label, "time per sample (s)", (optimum,), log=True))
+        panels.append(Panel(title, label, "time per sample (s)", (curve,), log_x=True, log_y=True))
     return panels
 
 
@@ -136,9 +147,9 @@ def _spread(positions: Sequence[int]) -> list[int]:
     """Indices of all, or of the first, the last and some between, evenly spaced in the logarithm."""
     if len(positions) <= _MOST_ROWS:
         return list(range(len(positions)))
-    first, last = math.log(positions[0]), math.log(positions[-1])
-    wanted = [first + (last - first) * k / (_MOST_ROWS - 1) for k in range(_MOST_ROWS)]
-    return sorted({min(range(len(positions)), key=lambda i, at=at: abs(math.log(positions[i]) - at)) for at in wanted})
+    logs = np.log(positions)
+    wanted = np.linspace(logs[0], logs[-1], _MOST_ROWS)
+    return sorted({int(np.argmin(np.abs(logs - at))) for at in wanted})
 
 
 def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: str | None) -> Text:
@@ -147,7 +158,9 @@ def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: str | N
     line = Text()
     for status in Status:
         if counts[status]:
-            line.append(", " if line else "").append(f"{status.value} {counts[status]:,}", style=_STYLES.get(status, ""))
+            line.append(", " if line else "").append(
+                f"{status.value} {counts[status]:,}", style=_STYLES.get(status, "")
+            )
     line.append(f" of {len(points):,} {what}" + (f" ({stopped_by})" if stopped_by else ""))
     if counts[Status.INFEASIBLE] and counts[Status.INFEASIBLE] < len(points):
         without = range_text(point.devices for point in points if point.status is Status.INFEASIBLE)

@@ -37,13 +37,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. log: both axes are logarithmic."""
+    """One pair of axes; log_x is to base 2."""
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    log: bool = False
+    log_x: bool = False
+    log_y: bool = False
 
 
 def refuse_other_formats(path: Path) -> None:
@@ -53,7 +54,7 @@ def refuse_other_formats(path: Path) -> None:
 
 
 def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
-    """Writes the panels side by side; the same panels give the same bytes. Raises UsageError if that is not possible."""
+    """Writes the panels side by side; the same panels give the same bytes. Raises UsageError if that cannot be."""
     refuse_other_formats(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -86,10 +87,13 @@ def _draw_panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]
         else:
             dashed = series.style is Style.DASHED
             axes.plot(series.x, series.y, linestyle="--" if dashed else "-", linewidth=1.2, **look)
-    if panel.log:
+    if panel.log_x:
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if panel.log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)

@@ -55,8 +55,9 @@ def assert_one_solve_for_each_point(
         assert point.gap <= PROOF * (1 + 1e-6)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(12))
-def test_random_instances(seed: int, way: str) -> None:
+def test_random_instances(seed: int) -> None:
     for number in range(6):
         assert_one_solve_for_each_point(random_instance(100 * seed + number).replace(devices=9))
 
@@ -66,8 +67,9 @@ def test_small_instances(instance: Instance) -> None:
     assert_one_solve_for_each_point(instance.replace(devices=8))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["towers", "branches"])
-def test_parallel_graphs(name: str, way: str) -> None:
+def test_parallel_graphs(name: str) -> None:
     towers = two_towers(6, devices=14, microbatches=12, memory_bytes=80.0)
     assert_one_solve_for_each_point(towers if name == "towers" else parallel_branches(3, 3).replace(devices=12))
 
@@ -105,8 +107,9 @@ def time_with_budget(instance: Instance, budget: int) -> float | None:
     return None if search.incumbent is None else search.incumbent[1]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(25))
-def test_bounds_on_the_sum(seed: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper_ray.search._CHAIN_SHARE", 10**9)  # solve's chains know no bound but the instance's
     instance = random_instance(seed).replace(devices=9)
     if any(not any(t <= 9 for t in layer.tmpcs) for layer in instance.layers):
@@ -131,8 +134,9 @@ def test_threads_change_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
         assert (one and one.to_dict()) == (other and other.to_dict())
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(10))
-def test_a_gap_holds(seed: int, way: str) -> None:
+def test_a_gap_holds(seed: int) -> None:
     instance = random_instance(seed, most_layers=6).replace(devices=12)
     proved = frontier(instance, options=ONE_THREAD).by_devices()
     rough = frontier(instance, options=SolveOptions(threads=1, gap=0.1))
