@@ -23,7 +23,10 @@ from piper_ray.report.stages import print_table
 from piper_ray.solution import Status
 
 _MOST_ROWS = 24
-_POINT_HEAD = f"{'point':>10}  {'time/sample':>11}  {'lower bound':>11}  {'gap':>9}  {'evaluations':>11}  {'proved':>14}  {'time':>8}"
+_POINT_HEAD = (
+    f"{'point':>10}  {'time/sample':>11}  {'lower bound':>11}  {'gap':>9}  {'evaluations':>11}  {'proved':>14}  "
+    f"{'time':>8}"
+)
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow", Status.INFEASIBLE: "bold red"}
 
 
