@@ -14,11 +14,11 @@ from piper_ray.errors import UsageError
 from piper_ray.evaluate import evaluate
 from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.curve_search import CurveSearch
+from piper_ray.frontiers.listed import is_compiled
 from piper_ray.frontiers.points import FrontierPoint, FrontierStats, points_of
 from piper_ray.frontiers.preparation import Preparation, usable_variants
 from piper_ray.frontiers.progress import FrontierListener, silent
 from piper_ray.infeasibility import layer_without_choice
-from piper_ray.kernels.jit import is_compiled
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan

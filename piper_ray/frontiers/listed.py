@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from piper_ray.bracket import PROOF, RESOLUTION
 from piper_ray.errors import LimitError
 from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.oracles import Found
+from piper_ray.kernels.jit import cache_directory
 from piper_ray.kernels.selection import make_step_cache
 from piper_ray.kernels.stages import count_stages, list_stages, make_choice_cache
 from piper_ray.kernels.staircase import (
@@ -33,6 +35,11 @@ MOST_COSTS = 1_000_000
 _CHOICE_SLOTS = 2**19
 _CALL_S = 0.05
 _FIRST_ROOM = 64
+
+
+def is_compiled() -> bool:
+    """Whether an earlier run left the compiled walk in the cache."""
+    return any(Path(cache_directory()).glob("**/staircase.walk*.nbc"))
 
 
 class ListedStages:
@@ -81,11 +88,11 @@ class ListedStages:
 
         Calls ``check`` with the first position that is still open, about 20 times a second; what it raises ends it.
         """
-        at, most = begin, 4
+        at, reach, most = begin, 1, 4
         while at < end:
             check(at)
             began = time.perf_counter()
-            at, status, done = walk(
+            at, status, done, reach = walk(
                 curve.positions,
                 curve.lower_s,
                 curve.upper_s,
@@ -97,6 +104,7 @@ class ListedStages:
                 max(PROOF, curve.gap),
                 THRESHOLD_TOLERANCE,
                 RESOLUTION,
+                reach,
                 most,
             )
             self._again(status, done)

@@ -236,16 +236,18 @@ def walk(
     proof: float,
     tolerance: float,
     least_s: float,
+    reach: int,
     most: int,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Closes the brackets of positions[at:end] in turn, each by a challenge just below its upper bound.
 
     positions: devices, or with ``by_sum`` bounds on the sum of data-parallel degrees, rising; ``other_limit`` bounds
-    the other one. upper_s[at] must be a plan's. Stops after ``most`` evaluations. Returns the first position that is
-    still open, the status of the last evaluation, and the number of evaluations. proof: relative, of a challenge below
-    the bound. tolerance: relative, of stages above the threshold. least_s: what is less counts as nothing.
+    the other one. upper_s[at] must be a plan's. reach: how many positions ahead a challenge looks, at first 1. Stops
+    after ``most`` evaluations. Returns the first position that is still open, the status of the last evaluation, the
+    number of evaluations, and the reach to go on with: calls of any length take the same way. proof: relative, of a
+    challenge below the bound. tolerance: relative, of stages above the threshold. least_s: less counts as nothing.
     """
-    reach, done, status = 1, 0, FEASIBLE
+    done, status = 0, FEASIBLE
     while at < end and done < most:
         threshold_s = upper_s[at] * (1.0 - proof)
         if lower_s[at] >= threshold_s or upper_s[at] <= least_s:
@@ -275,4 +277,4 @@ def walk(
                 reach = found - at
         else:
             break
-    return at, status, done
+    return at, status, done, reach
