@@ -36,6 +36,8 @@ from piper_ray.solution import Infeasibility, Solution, Status
 if TYPE_CHECKING:
     from piper_ray.backends.ray import RayBackend
     from piper_ray.formats import dump, load, load_plan
+    from piper_ray.frontiers.frontier import Frontier, frontier
+    from piper_ray.frontiers.points import FrontierPoint
     from piper_ray.solver import solve
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.run import run_sweep
@@ -48,6 +50,7 @@ __all__ = [
     "dump",
     "load_plan",
     "solve",
+    "frontier",
     "evaluate",
     "run_sweep",
     "read_dataset",
@@ -64,6 +67,8 @@ __all__ = [
     "Solution",
     "Status",
     "Infeasibility",
+    "Frontier",
+    "FrontierPoint",
     "Plan",
     "Stage",
     "Evaluation",
@@ -90,6 +95,9 @@ _LAZY = {
     "solve": "piper_ray.solver",
     "run_sweep": "piper_ray.sweep.run",
     "read_dataset": "piper_ray.sweep.dataset",
+    "frontier": "piper_ray.frontiers.frontier",
+    "Frontier": "piper_ray.frontiers.frontier",
+    "FrontierPoint": "piper_ray.frontiers.points",
     "RayBackend": "piper_ray.backends.ray",
 }
 

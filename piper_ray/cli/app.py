@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 import piper_ray
 from piper_ray.cli.convert import convert
 from piper_ray.cli.estimate import estimate
+from piper_ray.cli.frontier import frontier
 from piper_ray.cli.info import info
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
@@ -66,7 +67,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (solve, verify, info, convert, estimate, sweep, sweep_report):
+for command in (solve, frontier, verify, info, convert, estimate, sweep, sweep_report):
     app.command()(command)
 
 

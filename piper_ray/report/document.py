@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import piper_ray
 from piper_ray.baselines.planner import BaselineResult
 from piper_ray.errors import UsageError
 from piper_ray.evaluate import Evaluation
+from piper_ray.frontiers.frontier import Frontier
+from piper_ray.frontiers.points import FrontierPoint
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan
@@ -83,6 +86,37 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
         "time_per_sample_s": result.time_per_sample,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+    }
+
+
+def frontier_document(
+    instance: Instance,
+    restrictions: Restrictions,
+    options: SolveOptions,
+    frontier: Frontier,
+    budgets: Sequence[FrontierPoint],
+) -> Document:
+    """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
+    return {
+        **_header("frontier", instance),
+        "restrictions": _plain(restrictions),
+        "options": _plain(options),
+        "stopped_by": frontier.stopped_by,
+        "reason": frontier.reason,
+        "by_devices": [_point_document(point) for point in frontier.points()],
+        "by_budget": [_point_document(point) for point in budgets],
+        "stats": _plain(frontier.stats),
+    }
+
+
+def _point_document(point: FrontierPoint) -> Document:
+    return {
+        "devices": point.devices,
+        "data_parallel_budget": point.data_parallel_budget,
+        "status": point.status.value,
+        "time_per_sample_s": point.time_per_sample,
+        "lower_bound_s": _plain(point.lower_bound),
+        "gap": point.gap,
     }
 
 

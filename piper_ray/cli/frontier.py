@@ -1,0 +1,209 @@
+"""``piper-ray frontier``: the fastest plan for every number of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, load_instance, option_value
+from piper_ray.cli.ranges import parse_numbers
+from piper_ray.cli.solve import check_own_plan, parse_gap
+from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
+from piper_ray.formats import parse_bytes
+from piper_ray.options import SolveOptions
+from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.solution import Status
+
+if TYPE_CHECKING:
+    from piper_ray.frontiers.frontier import Frontier
+    from piper_ray.frontiers.points import FrontierPoint
+    from piper_ray.frontiers.table import PlanEntry
+
+
+def frontier(
+    source: Input,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="RANGE",
+            help="Numbers of devices, as 8..2048, 8..2048:8 or 8,16,32; 1 to the input's number if not given.",
+        ),
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option(
+            "--budgets",
+            metavar="RANGE",
+            help="Bounds on the sum of data-parallel degrees too, on the most devices: as --devices, or all.",
+        ),
+    ] = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write all points to FILE: a table, .parquet or .csv."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the curves to FILE: .png, .svg or .pdf."),
+    ] = None,
+    plans: Annotated[
+        Path | None,
+        typer.Option("--plans", metavar="DIR", help="Write the plan of each step to DIR, made if it is not there."),
+    ] = None,
+    json: Json = False,
+    no_tensor_parallel: Annotated[
+        bool, typer.Option("--no-tensor-parallel", help="Allow no tensor parallelism: t = 1 in every stage.")
+    ] = False,
+    no_data_parallel: Annotated[
+        bool, typer.Option("--no-data-parallel", help="Allow no data parallelism: d = 1 in every stage.")
+    ] = False,
+    recompute: Annotated[
+        Recompute,
+        typer.Option(
+            "--recompute",
+            metavar="RULE",
+            help="Activation recomputation: auto (as is best for each layer), always, never, or all-or-none (each "
+            "stage as a whole).",
+        ),
+    ] = Recompute.AUTO,
+    gap: Annotated[
+        float,
+        typer.Option(
+            "--gap",
+            metavar="G",
+            parser=option_value(parse_gap),
+            help="Leave a point when its plan is proved to be within this share of the best, as 0.01 or 1%.",
+        ),
+    ] = 0.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="S", help="Stop after S seconds with what is known by then."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="T", help="Worker threads; one for each core if not given."),
+    ] = None,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            parser=option_value(parse_bytes),
+            help="Refuse a lattice that would itself need more memory than this, as 16GB.",
+        ),
+    ] = None,
+) -> None:
+    """Find the least time per sample for INPUT on every number of devices, and prove each.
+
+    Ctrl-C stops the search and prints what is known so far, with its gaps.
+    """
+    options = SolveOptions(gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit)
+    restrictions = Restrictions(
+        tensor_parallelism=not no_tensor_parallel, data_parallelism=not no_data_parallel, recompute=recompute
+    )
+    _refuse_unwritable(out, plot, plans)
+    wanted = None if devices is None else parse_numbers(devices, "--devices")
+    bounds = None if budgets in (None, "all") else parse_numbers(str(budgets), "--budgets")
+    most = None if wanted is None else wanted[-1]
+    instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
+
+    from piper_ray.report.document import frontier_document, to_text
+    from piper_ray.report.frontier import FrontierLog, print_frontier
+    from piper_ray.report.layout import console
+
+    screen = console(stderr=json)
+    log = FrontierLog(screen)
+    with log:
+        log.begin(instance)
+        found = piper_ray.frontier(instance, devices=wanted, restrictions=restrictions, options=options, listener=log)
+        of_budgets: tuple[FrontierPoint, ...] = ()
+        if budgets is not None and found.stopped_by is None:
+            of_budgets = found.budget_points(bounds)
+        entries = {} if plans is None else _write_plans(found, plans)
+    print_frontier(screen, found, of_budgets)
+    if out is not None:
+        _write_table(out, found, of_budgets, entries)
+    if plot is not None:
+        _draw(plot, found, of_budgets)
+    if json:
+        document = frontier_document(instance, restrictions, options, found, of_budgets)
+        typer.echo(to_text(document), nl=False)
+    code = exit_code(found)
+    if code != EXIT_SOLVED:
+        raise typer.Exit(code)
+
+
+def exit_code(found: Frontier) -> int:
+    """Some plan is a success; infeasible only where no number of devices has one."""
+    points = found.points()
+    if found.stopped_by == "interrupt":
+        return EXIT_INTERRUPTED
+    if all(point.status is Status.INFEASIBLE for point in points):
+        return InfeasibleError.exit_code
+    return EXIT_SOLVED if any(point.time_per_sample is not None for point in points) else LimitError.exit_code
+
+
+def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:
+    """Said before the search, not after hours of it."""
+    from piper_ray.frontiers.table import FORMATS
+    from piper_ray.report.plots import refuse_other_formats
+
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise UsageError(f"{out}: tables are written as {' or '.join(FORMATS)}")
+    if plot is not None:
+        refuse_other_formats(plot)
+    for option, path in (("--out", out), ("--plot", plot), ("--plans", plans)):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+        if path is not None and path is not plans and path.is_dir():
+            raise UsageError(f"{option} {path}: is a folder; expected the path of a file")
+    if plans is not None and plans.exists() and not plans.is_dir():
+        raise UsageError(f"--plans {plans}: is a file; expected a folder")
+
+
+def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
+    """The plan of each step, checked, as solve writes it; by the number of devices at which the step begins."""
+    from piper_ray.frontiers.table import PlanEntry
+    from piper_ray.report.document import plan_document, to_text, write_atomically
+
+    folder.mkdir(exist_ok=True)
+    entries = {}
+    for point in found.points():
+        if not point.is_step:
+            continue
+        solution = found.solution(point.devices)
+        instance = found.instance.replace(devices=point.devices)
+        evaluation = check_own_plan(instance, solution)
+        assert solution.plan is not None
+        assert evaluation is not None
+        name = f"devices-{point.devices:05}.json"
+        write_atomically(folder / name, to_text(plan_document(instance, solution, solution.plan, evaluation)))
+        entries[point.devices] = PlanEntry(solution.plan, name)
+    return entries
+
+
+def _write_table(
+    out: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...], entries: dict[int, PlanEntry]
+) -> None:
+    from piper_ray.frontiers.table import BUDGETS, DEVICES, frontier_table, write_table
+
+    curves = {DEVICES: found.points(), BUDGETS: of_budgets}
+    write_table(frontier_table(found.instance, curves, entries), out)
+
+
+def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
+    from piper_ray.report.frontier import frontier_panels
+    from piper_ray.report.plots import draw
+
+    panels = frontier_panels(found.instance, found.points(), of_budgets)
+    if not panels:
+        typer.echo(f"piper-ray: there is no plan to plot to {plot}", err=True)
+        return
+    draw(panels, plot, found.instance.name)

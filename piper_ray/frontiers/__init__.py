@@ -1,0 +1,1 @@
+"""Optima for every number of devices, and for every bound on the sum of data-parallel degrees."""

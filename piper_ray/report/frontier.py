@@ -1,0 +1,172 @@
+"""A frontier for people: its log, its steps as a table, its plot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from piper_ray.frontiers.frontier import Frontier
+from piper_ray.frontiers.points import FrontierPoint
+from piper_ray.frontiers.progress import CurveAdvanced, PointClosed
+from piper_ray.model import Instance
+from piper_ray.progress import Event
+from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
+from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.log import SolverLog
+from piper_ray.report.plots import Panel, Series, Style
+from piper_ray.report.stages import print_table
+from piper_ray.solution import Status
+
+_MOST_ROWS = 24
+_POINT_HEAD = (
+    f"{'point':>10}  {'time/sample':>11}  {'lower bound':>11}  {'gap':>9}  {'evaluations':>11}  {'proved':>14}  "
+    f"{'time':>8}"
+)
+_STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow", Status.INFEASIBLE: "bold red"}
+
+
+class FrontierLog(SolverLog):
+    """Adds a row for each point of a large lattice, and on a terminal how many points are proved."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._curve: CurveAdvanced | None = None
+        self._point: PointClosed | None = None
+
+    def __call__(self, event: Event | CurveAdvanced | PointClosed) -> None:
+        if isinstance(event, PointClosed):
+            self._point = event
+        elif isinstance(event, CurveAdvanced):
+            self._curve = event
+            if self._point is not None:
+                self._print_point(self._point, event)
+                self._point = None
+        else:
+            super().__call__(event)
+
+    def live_line(self) -> Text:
+        line = super().live_line()
+        if self._curve is None:
+            return line
+        done = f"{self._curve.closed:,} of {self._curve.points:,} points, {self._curve.evaluations:,} evaluations; "
+        return Text(done, style="dim").append_text(line)
+
+    def _print_point(self, point: PointClosed, curve: CurveAdvanced) -> None:
+        if not self._has_head:
+            self._has_head = True
+            self._console.print()
+            self._line(_POINT_HEAD, "bold")
+        name = f"{'s' if point.by_sum else 'K'} = {point.position:,}"
+        without = math.isinf(point.lower_s)
+        time_s = "infeasible" if without else "-" if math.isinf(point.upper_s) else time_text(point.upper_s)
+        lower = "-" if without else time_text(point.lower_s)
+        gap = "-" if math.isinf(point.upper_s) else percent_text(max(0.0, 1.0 - point.lower_s / point.upper_s))
+        proved = f"{curve.closed:,} of {curve.points:,}"
+        self._line(
+            f"{name:>10}  {time_s:>11}  {lower:>11}  {gap:>9}  {point.evaluations:>11}  {proved:>14}  "
+            f"{point.elapsed_s:6.2f} s"
+        )
+
+
+def print_frontier(console: Console, found: Frontier, budgets: Sequence[FrontierPoint]) -> None:
+    """The steps of both curves, what is proved, and what it took."""
+    for points, by_budget in ((found.points(), False), (budgets, True)):
+        if any(point.time_per_sample is not None for point in points):
+            console.print()
+            print_table(console, table_lines(*_steps_table(points, by_budget)))
+            steps = sum(point.is_step for point in points)
+            if steps > _MOST_ROWS:
+                console.print(f"some of {steps:,} steps; --out writes all", soft_wrap=True)
+    console.print()
+    for points, what in ((found.points(), "numbers of devices"), (budgets, "bounds on the sum of d")):
+        if points:
+            console.print(_status_line(points, what, found.stopped_by), soft_wrap=True)
+    if found.reason is not None:
+        console.print(printable(found.reason), soft_wrap=True)
+    stats = found.stats
+    console.print(
+        f"{stats.preparation_s + stats.search_s:.2f} s: lattice and stage costs {stats.preparation_s:.2f} s, search "
+        f"{stats.search_s:.2f} s in {plural(stats.evaluations, 'evaluation')}",
+        soft_wrap=True,
+    )
+
+
+def frontier_panels(
+    instance: Instance, points: Sequence[FrontierPoint], budgets: Sequence[FrontierPoint]
+) -> list[Panel]:
+    """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s."""
+    panels = []
+    batch = f"N = {instance.microbatches:,}"
+    known = [(point.devices, point.time_per_sample) for point in points if point.time_per_sample]
+    if known:
+        devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]
+        perfect_s = [times_s[0] * devices[0] / k for k in devices]
+        curves = (
+            Series("optimum", devices, times_s, Style.STEPS),
+            Series(f"perfect speedup over K = {devices[0]:,}", devices, perfect_s, Style.DASHED),
+        )
+        panels.append(Panel(batch, "devices K", "time per sample (s)", curves, log_x=True, log_y=True))
+        rates = [1.0 / (time_s * k) for k, time_s in known]
+        shares = (Series("optimum", devices, rates, Style.STEPS),)
+        panels.append(Panel(batch, "devices K", "samples per second and device", shares, log_x=True))
+    known = [(point.data_parallel_budget, point.time_per_sample) for point in budgets if point.time_per_sample]
+    if known:
+        curve = Series("optimum", [s for s, _ in known], [time_s for _, time_s in known], Style.STEPS)
+        title = f"{batch}, K = {instance.devices:,}"
+        label = "bound on the sum of data-parallel degrees"
+        panels.append(Panel(title, label, "time per sample (s)", (curve,), log_x=True, log_y=True))
+    return panels
+
+
+def _steps_table(points: Sequence[FrontierPoint], by_budget: bool) -> tuple[list[Column], list[list[str]]]:
+    """Each stretch of equal time: where it begins and ends. A long table keeps steps evenly spaced on a log scale."""
+    steps: list[tuple[FrontierPoint, int]] = []
+    for point in points:
+        position = point.data_parallel_budget if by_budget else point.devices
+        if point.is_step:
+            steps.append((point, position))
+        elif steps:
+            steps[-1] = (steps[-1][0], position)
+    shown = _spread([point.data_parallel_budget if by_budget else point.devices for point, _ in steps])
+    rows = []
+    for index in shown:
+        point, last = steps[index]
+        time_s = point.time_per_sample
+        assert time_s is not None
+        rate = 1.0 / time_s if time_s > 0 else math.inf
+        first = point.data_parallel_budget if by_budget else point.devices
+        figures = [time_text(time_s), f"{rate:.6g}", f"{rate / point.devices:.4g}", percent_text(point.gap or 0.0)]
+        rows.append([f"{first:,}", f"{last:,}", *figures])
+    heads = ["sum of d" if by_budget else "devices", "up to", "time/sample", "samples/s", "per device", "gap"]
+    return [Column(head, right=True) for head in heads], rows
+
+
+def _spread(positions: Sequence[int]) -> list[int]:
+    """Indices of all, or of the first, the last and some between, evenly spaced in the logarithm."""
+    if len(positions) <= _MOST_ROWS:
+        return list(range(len(positions)))
+    logs = np.log(positions)
+    wanted = np.linspace(logs[0], logs[-1], _MOST_ROWS)
+    return sorted({int(np.argmin(np.abs(logs - at))) for at in wanted})
+
+
+def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: str | None) -> Text:
+    counts = Counter(point.status for point in points)
+    steps = sum(point.is_step for point in points)
+    line = Text()
+    for status in Status:
+        if counts[status]:
+            line.append(", " if line else "").append(
+                f"{status.value} {counts[status]:,}", style=_STYLES.get(status, "")
+            )
+    line.append(f" of {len(points):,} {what}" + (f" ({stopped_by})" if stopped_by else ""))
+    if counts[Status.INFEASIBLE] and counts[Status.INFEASIBLE] < len(points):
+        without = range_text(point.devices for point in points if point.status is Status.INFEASIBLE)
+        if what == "numbers of devices":
+            line.append(f", without a plan: {without}")
+    return line.append(f"; {plural(steps, 'step')}")
