@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 
@@ -100,6 +102,13 @@ def test_a_long_time_limit_changes_nothing() -> None:
     solution = solve(instance, options=SolveOptions(time_limit_s=1e6, threads=1))
     assert solution.status is Status.OPTIMAL
     assert solution.time_per_sample == optimum_of(instance)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _same_events_in_each_run() -> Iterator[None]:
+    """However long they take: nothing is learned of the rate of work."""
+    with patch("piper_ray.rate.Rate.record", lambda *_: None):
+        yield
 
 
 class Interrupter:
