@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from piper_ray.backends import Backend
 from piper_ray.backends.local import LocalBackend
 from piper_ray.checkpoint import Checkpoint, Identity
+from piper_ray.contract.solve import merge_operators, solve_by_blocks
 from piper_ray.errors import LimitError
 from piper_ray.evaluations import Evaluations
 from piper_ray.forecast import downset_limit, forecast, over_limit
@@ -19,12 +21,12 @@ from piper_ray.lattice.counting import count_downsets, count_pairs
 from piper_ray.lattice.downsets import build_lattice, listed_pairs
 from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
+from piper_ray.options import Contract, SolveOptions
 from piper_ray.problem import Workload, build_problem
 from piper_ray.progress import Compiling, Listener, Note, StepFinished, silent
 from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search, StopSearch
-from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
+from piper_ray.solution import BlockStats, Forecast, Infeasibility, Solution, SolveStats, Status
 from piper_ray.stage_cost.options import build_options
 from piper_ray.variants import Variant, stage_variants
 
@@ -42,6 +44,18 @@ def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions
     """Size of the lattice, and what a solve will take in memory and time."""
     variants, _, graph = _graph(instance, restrictions)
     return forecast(graph, len(variants))
+
+
+def forecast_blocks(
+    instance: Instance, restrictions: Restrictions = Restrictions()
+) -> tuple[Forecast, BlockStats | None]:
+    """As ``forecast_solve`` with operators merged into blocks; None for these where the layers are few enough."""
+    variants, _, graph = _graph(instance, restrictions)
+    found = merge_operators(instance, variants, restrictions)
+    if found is None:
+        return forecast(graph, len(variants)), None
+    merged, blocks = found
+    return forecast_solve(merged.instance, restrictions), blocks
 
 
 def solve(
@@ -63,6 +77,13 @@ def solve(
     impossible = layer_without_choice(instance, variants)
     if impossible is not None:
         return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, graph))
+    if options.contract is Contract.OPERATORS:
+
+        def solve_exactly(blocks: Instance) -> Solution:
+            exact = replace(options, contract=Contract.SAFE)
+            return solve(blocks, restrictions=restrictions, options=exact, backend=backend, listener=listener)
+
+        return solve_by_blocks(instance, variants, restrictions, options, listener, solve_exactly)
     expected = count_downsets(graph)
     limit = downset_limit(graph, len(variants), expected, options.memory_limit_bytes)
     try:

@@ -14,9 +14,9 @@ class _TooMuchWork(Exception):
     pass
 
 
-def count_downsets(graph: LayerGraph) -> int | None:
-    """The number of downsets, or None if the graph is too entangled to count quickly."""
-    return _count(descendants(graph.successors))
+def count_downsets(graph: LayerGraph, most_visits: int = _MOST_VISITS) -> int | None:
+    """The number of downsets, or None if the graph is too entangled to count within ``most_visits``."""
+    return _count(descendants(graph.successors), most_visits)
 
 
 def count_pairs(graph: LayerGraph) -> int | None:
@@ -27,11 +27,11 @@ def count_pairs(graph: LayerGraph) -> int | None:
     n = graph.size
     twice = [tuple(heads) for heads in graph.successors]
     twice += [(*(head + n for head in heads), v) for v, heads in enumerate(graph.successors)]
-    nested, downsets = _count(descendants(twice)), count_downsets(graph)
+    nested, downsets = _count(descendants(twice), _MOST_VISITS), count_downsets(graph)
     return nested - downsets if nested is not None and downsets is not None else None
 
 
-def _count(descendants: list[int]) -> int | None:
+def _count(descendants: list[int], most_visits: int) -> int | None:
     n = len(descendants)
     if n > _MOST_VERTICES:
         return None
@@ -63,7 +63,7 @@ def _count(descendants: list[int]) -> int | None:
         if poset in known:
             return known[poset]
         visits[0] += poset.bit_count()
-        if visits[0] > _MOST_VISITS:
+        if visits[0] > most_visits:
             raise _TooMuchWork
         total = 1
         for part in components(poset):
