@@ -15,8 +15,8 @@ _BOUNDS_PER_S = 5e7
 _EVALUATIONS = 10
 _OPEN_SHARE = 0.1
 _WAY_OUT = (
-    "Plan blocks of layers instead (--contract operators), or raise the limit with --memory-limit on a machine that has "
-    "the memory."
+    "Plan blocks of layers instead (--contract operators), or raise the limit with --memory-limit on a machine that "
+    "has the memory."
 )
 
 
