@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from piper_ray.backends import Backend
 from piper_ray.backends.local import LocalBackend
@@ -46,16 +46,31 @@ def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions
     return forecast(graph, len(variants))
 
 
-def forecast_blocks(
-    instance: Instance, restrictions: Restrictions = Restrictions()
-) -> tuple[Forecast, BlockStats | None]:
-    """As ``forecast_solve`` with operators merged into blocks; None for these where the layers are few enough."""
-    variants, _, graph = _graph(instance, restrictions)
-    found = merge_operators(instance, variants, restrictions)
+@dataclass(frozen=True)
+class LatticeInput:
+    """What a solve builds its lattice on: the layers, or blocks of them (then with ``blocks``), contracted safely."""
+
+    instance: Instance
+    contraction: Contraction
+    graph: LayerGraph
+    variants: int
+    blocks: BlockStats | None
+
+    @property
+    def forecast(self) -> Forecast:
+        return forecast(self.graph, self.variants)
+
+
+def lattice_input(
+    instance: Instance, contract: Contract = Contract.SAFE, restrictions: Restrictions = Restrictions()
+) -> LatticeInput:
+    """Raises LimitError if the operators cannot be merged into few enough blocks."""
+    variants, contraction, graph = _graph(instance, restrictions)
+    found = merge_operators(instance, variants, restrictions) if contract is Contract.OPERATORS else None
     if found is None:
-        return forecast(graph, len(variants)), None
+        return LatticeInput(instance, contraction, graph, len(variants), None)
     merged, blocks = found
-    return forecast_solve(merged.instance, restrictions), blocks
+    return replace(lattice_input(merged.instance, Contract.SAFE, restrictions), blocks=blocks)
 
 
 def solve(

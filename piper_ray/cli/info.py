@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -31,19 +33,33 @@ def info(
     bandwidth: Bandwidth = None,
     in_flight: KeptInFlight = None,
     contract: Contraction = Contract.SAFE,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--draw",
+            metavar="FILE",
+            help="Draw the layer graph with the number of downsets at each cut: .svg, .png, .pdf or .dot.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show what INPUT holds, and what solving it will take in memory and time."""
+    if picture is not None:
+        from piper_ray.draw.picture import check_path, draw
+
+        check_path(picture)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
     from piper_ray.report.document import info_document, to_text
     from piper_ray.report.layout import Column, console, table_lines
     from piper_ray.report.stages import print_table
     from piper_ray.report.summary import blocks_text, instance_lines
-    from piper_ray.solver import forecast_blocks, forecast_solve
+    from piper_ray.solver import lattice_input
 
-    by_blocks = contract is Contract.OPERATORS
-    forecast, blocks = forecast_blocks(instance) if by_blocks else (forecast_solve(instance), None)
+    planned = lattice_input(instance, contract)
+    forecast, blocks = planned.forecast, planned.blocks
+    if picture is not None:
+        draw(planned.instance, planned.graph, planned.contraction.members(planned.instance), picture)
     if json:
         typer.echo(to_text(info_document(instance, figures(instance, forecast, blocks))), nl=False)
         return

@@ -9,7 +9,7 @@ import pytest
 import piper_ray
 from piper_ray import LimitError, SolveOptions, Status
 from piper_ray.options import Contract
-from piper_ray.solver import forecast_blocks, forecast_solve
+from piper_ray.solver import forecast_solve, lattice_input
 from tests.operator_graphs import transformer_operators
 
 BY_BLOCKS = SolveOptions(contract=Contract.OPERATORS)
@@ -46,9 +46,9 @@ def test_six_towers_are_planned_in_blocks() -> None:
     assert piper_ray.evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
     assert solution.blocks is not None
     assert solution.blocks.downsets_before == 28_704_376
-    forecast, blocks = forecast_blocks(instance)
-    assert blocks is not None
-    assert forecast.downsets == blocks.downsets == solution.blocks.downsets
+    planned = lattice_input(instance, Contract.OPERATORS)
+    assert planned.blocks is not None
+    assert planned.forecast.downsets == planned.blocks.downsets == solution.blocks.downsets
 
 
 def test_what_is_narrow_enough_stays_as_it_is() -> None:
@@ -57,7 +57,8 @@ def test_what_is_narrow_enough_stays_as_it_is() -> None:
     assert solution.blocks is None
     exact = piper_ray.solve(instance)
     assert (solution.status, solution.plan, solution.lower_bound) == (exact.status, exact.plan, exact.lower_bound)
-    assert forecast_blocks(instance) == (forecast_solve(instance), None)
+    planned = lattice_input(instance, Contract.OPERATORS)
+    assert (planned.forecast, planned.blocks) == (forecast_solve(instance), None)
 
 
 def test_blocks_that_do_not_fit_prove_nothing() -> None:
