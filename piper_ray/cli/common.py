@@ -32,7 +32,8 @@ Input = Annotated[
     typer.Argument(
         metavar="INPUT",
         show_default=False,
-        help="The workload: Piper's JSON, a compact TOML workload, or a PipeDream profile (graph.txt).",
+        help="The workload: Piper's JSON, a compact TOML workload, a PipeDream profile (graph.txt), or a throughput "
+        "input of dnn-partitioning (JSON).",
     ),
 ]
 Devices = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from piper_ray.draw.folding import Run, fold, kind_name
 from piper_ray.errors import LimitError, UsageError
 from piper_ray.lattice.counting import count_cuts, count_downsets
 from piper_ray.lattice.graph import LayerGraph
-from piper_ray.model import Edge, Instance
+from piper_ray.model import Edge, Instance, Layer
 from piper_ray.report.figures import plural, printable, size_text, time_text
 
 FORMATS = (".svg", ".png", ".pdf", ".dot")
@@ -61,9 +62,7 @@ def draw(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[i
         raise UsageError(f"--draw {path}: cannot be written: {error.strerror or error}") from error
 
 
-def _picture(
-    instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], runs: Sequence[Run]
-) -> Any:
+def _picture(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], runs: Sequence[Run]) -> Any:
     cuts = _cuts(instance, graph, members)
     picture = pygraphviz.AGraph(directed=True, name=instance.name or "layers")
     font = "DejaVu Sans,Helvetica,Arial,sans-serif"
@@ -76,12 +75,12 @@ def _picture(
     )
     picture.edge_attr.update(fontname=font, fontsize="10", arrowsize="0.6")
     colours: dict[str, str] = {}
-    run_of = {}
+    run_of: dict[int, int] = {}
     for number, run in enumerate(runs):
         run_of |= dict.fromkeys(run.layers, number)
         named = kind_name(instance.layer_by_id[run.layers[0]].name)
         colour = colours.setdefault(named, _PALETTE[len(colours) % len(_PALETTE)])
-        inner = [cuts.get(ends) for ends in zip(run.layers, run.layers[1:], strict=False)]
+        inner = [cuts.get(ends) for ends in pairwise(run.layers)]
         picture.add_node(number, fillcolor=colour, **_box(instance, run, inner))
     # Between two boxes one edge: the widest cut through the layers that feed one another there.
     between: dict[tuple[int, int], list[Edge]] = {}
@@ -114,29 +113,32 @@ def _cuts(
 def _caption(instance: Instance, graph: LayerGraph, cuts: Mapping[tuple[int, int], int | None]) -> str:
     downsets = count_downsets(graph)
     counted = "more downsets than can be counted" if downsets is None else f"{downsets:,} downsets"
-    lines = [
-        f"{printable(instance.name) or 'layers'}: {plural(len(instance.layers), 'layer')}, "
-        f"{plural(len(instance.edges), 'edge')}, {counted}"
-    ]
+    layers, edges = plural(len(instance.layers), "layer"), plural(len(instance.edges), "edge")
+    lines = [f"{printable(instance.name) or 'layers'}: {layers}, {edges}, {counted}"]
     if None not in cuts.values():
         lines.append("on an edge: the downsets that part its ends, i.e. in how many places a cut can pass it")
     return "\\l".join(map(_escaped, lines)) + "\\l"
 
 
 def _box(instance: Instance, run: Run, inner: Sequence[int | None]) -> dict[str, str]:
-    layer = instance.layer_by_id[run.layers[0]]
-    tmpcs = layer.tmpcs[min(t for t, listed in layer.tmpcs.items() if listed)]
-    name = printable(layer.name)
+    layers = [instance.layer_by_id[layer] for layer in run.layers]
+    name = printable(layers[0].name)
     short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-    time_s = min(tmpc.time_per_sample_s for tmpc in tmpcs)
-    if len(run.layers) == 1:
-        text = f"{layer.id}  {short}\n{time_text(time_s, 3)}"
-        return {"label": _escaped(text), "tooltip": _escaped(name)}
+    times = sorted({time_text(_time_s(layer), 3): _time_s(layer) for layer in layers}.items(), key=lambda item: item[1])
+    timed = times[0][0] if len(times) == 1 else f"{times[0][0]} to {times[-1][0]}"
+    if len(layers) == 1:
+        return {"label": _escaped(f"{layers[0].id}  {short}\n{timed}"), "tooltip": _escaped(name)}
     widest = max((count for count in inner if count is not None), default=None)
-    text = f"{run.layers[0]}-{run.layers[-1]}  {short}  ×{len(run.layers)}\n{time_text(time_s, 3)} each"
+    text = f"{layers[0].id}-{layers[-1].id}  {short}  x{len(layers)}\n{timed} each"
     if widest is not None:
-        text += f", up to {count_text(widest)} cuts between"
-    return {"label": _escaped(text), "tooltip": _escaped(name), "penwidth": "2", "peripheries": "2"}
+        text += f", {count_text(widest)} between" if len(set(inner)) == 1 else f", up to {count_text(widest)} between"
+    return {"label": _escaped(text), "tooltip": _escaped(name), "peripheries": "2"}
+
+
+def _time_s(layer: Layer) -> float:
+    """As fast as it runs at its least degree."""
+    tmpcs = layer.tmpcs[min(t for t, listed in layer.tmpcs.items() if listed)]
+    return min(tmpc.time_per_sample_s for tmpc in tmpcs)
 
 
 def _arrow(counts: Sequence[int | None], edges: Sequence[Edge]) -> dict[str, str]:
