@@ -1,4 +1,4 @@
-"""``piper-ray convert``: forms by name and by ending, refusals that name the loss; and planning in blocks, end to end."""
+"""``piper-ray convert``: forms by name and by ending, refusals that name the loss. And planning in blocks."""
 
 from __future__ import annotations
 
