@@ -14,6 +14,10 @@ _SHARE_OF_MACHINE = 0.8
 _BOUNDS_PER_S = 5e7
 _EVALUATIONS = 10
 _OPEN_SHARE = 0.1
+_WAY_OUT = (
+    "Plan blocks of layers instead (--contract operators), or raise the limit with --memory-limit on a machine that "
+    "has the memory."
+)
 
 
 def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
@@ -53,8 +57,7 @@ def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory
     if downsets is not None and downsets > limit:
         raise LimitError(
             f"the graph has {downsets:,} downsets, which take about {_gib(_memory_bytes(graph, variants, downsets))}; "
-            f"the limit is {_gib(limit_bytes)}. Raise it with --memory-limit on a machine that has the memory, or "
-            "merge layers that always belong together."
+            f"the limit is {_gib(limit_bytes)}. {_WAY_OUT}"
         )
     return limit
 
@@ -63,8 +66,7 @@ def over_limit(limit: int, limit_bytes: float | None) -> LimitError:
     """The refusal of a graph whose downsets could not be counted beforehand."""
     return LimitError(
         f"the graph has more than {limit:,} downsets, all that fit into "
-        f"{_gib(limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE)}. Raise the limit with --memory-limit on a "
-        "machine that has the memory, or merge layers that always belong together."
+        f"{_gib(limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE)}. {_WAY_OUT}"
     )
 
 

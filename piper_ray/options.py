@@ -1,11 +1,20 @@
-"""How a solve may run and when it may stop: nothing here changes which plans are allowed."""
+"""How a solve may run, when it may stop, and how coarsely it looks: nothing here changes which plans are valid."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from piper_ray.errors import UsageError
+
+
+class Contract(str, Enum):
+    """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
+    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported."""
+
+    SAFE = "safe"
+    OPERATORS = "operators"
 
 
 @dataclass(frozen=True)
@@ -17,6 +26,7 @@ class SolveOptions:
     threads: worker threads; None: one per core available.
     resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
     memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
+    contract: which layers are merged before the solve.
     """
 
     gap: float = 0.0
@@ -24,6 +34,7 @@ class SolveOptions:
     threads: int | None = None
     memory_limit_bytes: float | None = None
     resume: str | None = None
+    contract: Contract = Contract.SAFE
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.gap < 1.0:

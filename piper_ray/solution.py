@@ -83,6 +83,26 @@ class SolveStats:
 
 
 @dataclass(frozen=True)
+class BlockStats:
+    """What merging operators into blocks gave up.
+
+    downsets_before: of the layers (None: too many to count). downsets: of the blocks.
+    largest_share: of the largest block in the work of all layers, or in their memory.
+    choices_dropped: combinations of TMPCs within blocks that were left out.
+    time_per_sample: of the best plan of whole blocks, in s (None: none was found). proved: that it is the best of them.
+    """
+
+    layers: int
+    blocks: int
+    downsets_before: int | None
+    downsets: int
+    largest_share: float
+    choices_dropped: int
+    time_per_sample: float | None = None
+    proved: bool = False
+
+
+@dataclass(frozen=True)
 class Forecast:
     """What a solve will take, known before it starts; None where a figure could not be had cheaply.
 
@@ -113,7 +133,9 @@ class Solution:
 
     lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
     stopped_by: what ended the search before a proof ("time limit", "gap", "interrupt",
-    "TMPC choice too hard"); None when it ended by itself.
+    "TMPC choice too hard", "blocks of operators"); None when it ended by itself.
+    blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
+    and ``lower_bound`` holds for all plans of these, whole blocks or not.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
@@ -124,6 +146,7 @@ class Solution:
     stats: SolveStats
     infeasibility: Infeasibility | None = None
     stopped_by: str | None = None
+    blocks: BlockStats | None = None
 
     @property
     def gap(self) -> float | None:

@@ -5,30 +5,57 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 
 from piper_ray.backends import Backend
 from piper_ray.backends.local import LocalBackend
 from piper_ray.checkpoint import Checkpoint, Identity
+from piper_ray.contract.solve import merge_operators, solve_by_blocks
 from piper_ray.errors import LimitError
 from piper_ray.evaluations import Evaluations
 from piper_ray.forecast import forecast
-from piper_ray.infeasibility import explain
+from piper_ray.infeasibility import explain, layer_without_choice
 from piper_ray.kernels.jit import is_compiled
 from piper_ray.lattice.graph import LayerGraph
 from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
+from piper_ray.options import Contract, SolveOptions
 from piper_ray.preparation import Outline, Preparation, prepare
 from piper_ray.problem import build_problem
 from piper_ray.progress import Compiling, Listener, Note, silent
 from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search, StopSearch
-from piper_ray.solution import Forecast, Infeasibility, Solution, SolveStats, Status
+from piper_ray.solution import BlockStats, Forecast, Infeasibility, Solution, SolveStats, Status
 
 
 def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions()) -> Forecast:
     """Size of the lattice, and what a solve will take in memory and time."""
     outline = Outline.of(instance, restrictions)
     return forecast(outline.graph, len(outline.variants))
+
+
+@dataclass(frozen=True)
+class LatticeInput:
+    """What a solve builds its lattice on: the layers, or blocks of them (then with ``blocks``), contracted safely."""
+
+    instance: Instance
+    outline: Outline
+    blocks: BlockStats | None
+
+    @property
+    def forecast(self) -> Forecast:
+        return forecast(self.outline.graph, len(self.outline.variants))
+
+
+def lattice_input(
+    instance: Instance, contract: Contract = Contract.SAFE, restrictions: Restrictions = Restrictions()
+) -> LatticeInput:
+    """Raises LimitError if the operators cannot be merged into few enough blocks."""
+    outline = Outline.of(instance, restrictions)
+    found = merge_operators(instance, outline.variants, restrictions) if contract is Contract.OPERATORS else None
+    if found is None:
+        return LatticeInput(instance, outline, None)
+    merged, blocks = found
+    return replace(lattice_input(merged.instance, Contract.SAFE, restrictions), blocks=blocks)
 
 
 def solve(
@@ -48,6 +75,8 @@ def solve(
     started = time.perf_counter()
     if not is_compiled():
         listener(Compiling())
+    if options.contract is Contract.OPERATORS:
+        return _solve_by_blocks(instance, restrictions, options, backend, listener)
     shared = prepared is not None
     if prepared is None:
         prepared = prepare(instance, restrictions, options.memory_limit_bytes, listener)
@@ -106,6 +135,21 @@ def solve(
         stats=stats,
         stopped_by=search.stopped_by,
     )
+
+
+def _solve_by_blocks(
+    instance: Instance, restrictions: Restrictions, options: SolveOptions, backend: Backend | None, listener: Listener
+) -> Solution:
+    outline = Outline.of(instance, restrictions)
+    impossible = layer_without_choice(instance, outline.variants)
+    if impossible is not None:
+        return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, outline.graph))
+
+    def solve_exactly(blocks: Instance) -> Solution:
+        exact = replace(options, contract=Contract.SAFE)
+        return solve(blocks, restrictions=restrictions, options=exact, backend=backend, listener=listener)
+
+    return solve_by_blocks(instance, outline.variants, restrictions, options, listener, solve_exactly)
 
 
 @contextmanager

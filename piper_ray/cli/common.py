@@ -12,6 +12,7 @@ import piper_ray
 from piper_ray.errors import UsageError
 from piper_ray.formats import InFlight, parse_bytes, parse_bytes_per_s
 from piper_ray.model import Instance
+from piper_ray.options import Contract
 
 
 def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:
@@ -31,7 +32,8 @@ Input = Annotated[
     typer.Argument(
         metavar="INPUT",
         show_default=False,
-        help="The workload: Piper's JSON, a compact TOML workload, or a PipeDream profile (graph.txt).",
+        help="The workload: Piper's JSON, a compact TOML workload, a PipeDream profile (graph.txt), or a throughput "
+        "input of dnn-partitioning (JSON).",
     ),
 ]
 Devices = Annotated[
@@ -67,6 +69,15 @@ KeptInFlight = Annotated[
         metavar="RULE",
         help="What a device keeps of the microbatches in flight (PipeDream profiles only): two-versions of the "
         "weights, which is the default, or stashing, a version for each.",
+    ),
+]
+Contraction = Annotated[
+    Contract,
+    typer.Option(
+        "--contract",
+        metavar="RULE",
+        help="Which layers are merged first: safe, those that cost nothing, which loses no plan; or operators, whole "
+        "blocks, for graphs too wide to plan layer by layer. What that may cost is bounded and reported.",
     ),
 ]
 Json = Annotated[

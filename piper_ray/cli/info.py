@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
+from piper_ray.cli.common import (
+    Bandwidth,
+    Contraction,
+    Devices,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    load_instance,
+)
 from piper_ray.model import Instance
-from piper_ray.solution import Forecast
+from piper_ray.options import Contract
+from piper_ray.solution import BlockStats, Forecast
 
 
 def info(
@@ -18,20 +32,36 @@ def info(
     memory: Memory = None,
     bandwidth: Bandwidth = None,
     in_flight: KeptInFlight = None,
+    contract: Contraction = Contract.SAFE,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--draw",
+            metavar="FILE",
+            help="Draw the layer graph with the number of downsets at each cut: .svg, .png, .pdf or .dot.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show what INPUT holds, and what solving it will take in memory and time."""
+    if picture is not None:
+        from piper_ray.draw.picture import check_path, draw
+
+        check_path(picture)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
     from piper_ray.report.document import info_document, to_text
     from piper_ray.report.layout import Column, console, table_lines
     from piper_ray.report.stages import print_table
-    from piper_ray.report.summary import instance_lines
-    from piper_ray.solver import forecast_solve
+    from piper_ray.report.summary import blocks_text, instance_lines
+    from piper_ray.solver import lattice_input
 
-    forecast = forecast_solve(instance)
+    planned = lattice_input(instance, contract)
+    forecast, blocks = planned.forecast, planned.blocks
+    if picture is not None:
+        draw(planned.instance, planned.outline.graph, planned.outline.contraction.members(planned.instance), picture)
     if json:
-        typer.echo(to_text(info_document(instance, figures(instance, forecast))), nl=False)
+        typer.echo(to_text(info_document(instance, figures(instance, forecast, blocks))), nl=False)
         return
     screen = console()
     for line in [*instance_lines(instance), f"Digest    {instance.digest}"]:
@@ -44,15 +74,18 @@ def info(
     ]
     print_table(screen, table_lines([*columns, Column("by id", wrap=max(40, screen.width - 24))], rows))
     screen.print()
+    if blocks is not None:
+        screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
     for line in forecast_lines(forecast):
         screen.print(line, soft_wrap=True)
 
 
-def figures(instance: Instance, forecast: Forecast) -> dict[str, object]:
+def figures(instance: Instance, forecast: Forecast, blocks: BlockStats | None) -> dict[str, object]:
     """The figures of ``info --json``."""
     return {
         "tensor_parallel_degrees": list(instance.degrees),
         "tmpcs": degree_rows(instance),
+        "blocks": None if blocks is None else asdict(blocks),
         "forecast": {
             "downsets": forecast.downsets,
             "pairs": forecast.pairs,
@@ -84,7 +117,7 @@ def forecast_lines(forecast: Forecast) -> list[str]:
     from piper_ray.report.figures import size_text
 
     if forecast.downsets is None:
-        return ["Solve     more downsets than can be counted quickly; solve counts them and stops at --memory-limit"]
+        return ["Solve     more downsets than can be counted quickly; --contract operators plans blocks of layers"]
     pairs = "more pairs than can be counted quickly" if forecast.pairs is None else f"{forecast.pairs:,} pairs"
     lines = [f"Solve     {forecast.downsets:,} downsets, {pairs}"]
     if forecast.memory_bytes is not None and forecast.seconds is not None:

@@ -23,6 +23,7 @@ from piper_ray.cli.cluster import (
 )
 from piper_ray.cli.common import (
     Bandwidth,
+    Contraction,
     Devices,
     Input,
     Json,
@@ -36,7 +37,7 @@ from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, Inv
 from piper_ray.evaluate import Evaluation, evaluate
 from piper_ray.formats import parse_bytes
 from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
+from piper_ray.options import Contract, SolveOptions
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solution import Solution, Status
 
@@ -80,6 +81,7 @@ def solve(
             "stage as a whole).",
         ),
     ] = Recompute.AUTO,
+    contract: Contraction = Contract.SAFE,
     gap: Annotated[
         float,
         typer.Option(
@@ -125,7 +127,12 @@ def solve(
 
         raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume))
     options = SolveOptions(
-        gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit, resume=resume
+        gap=gap,
+        time_limit_s=time_limit,
+        threads=threads,
+        memory_limit_bytes=memory_limit,
+        resume=resume,
+        contract=contract,
     )
     restrictions = Restrictions(
         tensor_parallelism=not no_tensor_parallel, data_parallelism=not no_data_parallel, recompute=recompute

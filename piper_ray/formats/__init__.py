@@ -1,9 +1,10 @@
-"""Inputs and outputs: Piper's JSON, our compact TOML workload, PipeDream's profiles, and plans."""
+"""Inputs and outputs: Piper's JSON, our TOML workload, PipeDream's and dnn-partitioning's inputs, and plans."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from piper_ray.formats.forms import Form
 from piper_ray.formats.inflight import InFlight
 from piper_ray.formats.load import dump, load, load_plan
 from piper_ray.formats.units import parse_bytes, parse_bytes_per_s
@@ -11,7 +12,17 @@ from piper_ray.formats.units import parse_bytes, parse_bytes_per_s
 if TYPE_CHECKING:
     from piper_ray.model import Instance
 
-__all__ = ["InFlight", "dump", "load", "load_plan", "parse_bytes", "parse_bytes_per_s", "to_toml", "to_upstream"]
+__all__ = [
+    "Form",
+    "InFlight",
+    "dump",
+    "load",
+    "load_plan",
+    "parse_bytes",
+    "parse_bytes_per_s",
+    "to_toml",
+    "to_upstream",
+]
 
 
 def to_upstream(instance: Instance) -> dict[str, object]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from piper_ray.errors import Fault, InputError, UsageError
 from piper_ray.formats import limits
 from piper_ray.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
+from piper_ray.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.formats.inflight import InFlight
 from piper_ray.model import Instance
 from piper_ray.plan import Plan
@@ -41,10 +42,11 @@ def load(
 ) -> Instance:
     """The instance that a file or a parsed document describes.
 
-    source: the path of Piper's JSON (.json), our compact workload (.toml; see ``formats/workload_schema.py``) or a
-    PipeDream profile (.txt), told apart by content where the path ends otherwise; or a dict in the shape of the
-    former two. devices, microbatches, memory_bytes, bandwidth_bytes_per_s: K, N, M and B in place of the input's own,
-    which then need not be there. in_flight: of a PipeDream profile only, see ``InFlight``.
+    source: the path of Piper's or dnn-partitioning's JSON (.json; told apart by their keys), our compact workload
+    (.toml; see ``formats/workload_schema.py``) or a PipeDream profile (.txt), told apart by content where the path ends
+    otherwise; or a dict in the shape of one of the former. devices, microbatches, memory_bytes, bandwidth_bytes_per_s:
+    K, N, M and B in place of the input's own, which then need not be there. in_flight: of a PipeDream profile only, see
+    ``InFlight``.
 
     Raises InputError with every fault found and its path; UsageError for arguments that make no sense.
     """
@@ -69,28 +71,62 @@ def load(
     return _checked(path, instance, faults)
 
 
-def dump(instance: Instance, path: str | os.PathLike[str]) -> None:
-    """Write ``instance`` to a .json (Piper's) or .toml (ours) file; ``load`` gives an equal instance back.
+def dump(instance: Instance, path: str | os.PathLike[str], form: Form | str | None = None) -> None:
+    """Write ``instance`` in a ``Form``, or as the path ends: .json (Piper's), .toml (ours), .txt (PipeDream's).
 
-    Raises UsageError for another extension and for a file that cannot be written.
+    ``load`` gives an equal instance back: from the former two always; from PipeDream's with the same K, N, M, B, and
+    from dnn-partitioning's, with times and sizes to within rounding. What would not come back is refused by name.
+
+    Raises UsageError for such a refusal, for another extension and for a file that cannot be written.
     """
     target = _path_text(path)
-    suffix = Path(target).suffix.lower()
-    if suffix == ".json":
-        from piper_ray.formats.upstream import to_upstream
-
-        text = json.dumps(to_upstream(instance), indent=2, ensure_ascii=False) + "\n"
-    elif suffix == ".toml":
-        from piper_ray.formats.workload_writer import to_toml
-
-        text = to_toml(instance)
-    else:
-        raise UsageError(f"{target}: unknown kind of file; expected a path that ends in .json or .toml")
+    text = _text(instance, target, _form(target, form))
     try:
         with Path(target).open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except (OSError, ValueError) as error:
         raise UsageError(f"{target}: cannot be written: {error}") from error
+
+
+def _form(target: str, given: Form | str | None) -> Form:
+    known = ", ".join(form.value for form in Form)
+    try:
+        form = FORM_OF_SUFFIX.get(Path(target).suffix.lower()) if given is None else Form(given)
+    except ValueError:
+        raise UsageError(f"{given!r} is no form; expected one of {known}") from None
+    if form is None:
+        raise UsageError(
+            f"{target}: unknown kind of file; expected a path that ends in {', '.join(FORM_OF_SUFFIX)}, "
+            f"or a form ({known})"
+        )
+    return form
+
+
+def _text(instance: Instance, target: str, form: Form) -> str:
+    if form is Form.TOML:
+        from piper_ray.formats.workload_writer import to_toml
+
+        return to_toml(instance)
+    if form is Form.PIPEDREAM:
+        from piper_ray.formats import profile_writer
+
+        _refuse_losses(target, "a PipeDream profile", profile_writer.losses(instance))
+        return profile_writer.to_profile(instance)
+    if form is Form.DNN_PARTITIONING:
+        from piper_ray.formats import dnn_partitioning
+
+        _refuse_losses(target, "an input of dnn-partitioning", dnn_partitioning.losses(instance))
+        document = dnn_partitioning.to_dnn_partitioning(instance)
+    else:
+        from piper_ray.formats.upstream import to_upstream
+
+        document = to_upstream(instance)
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _refuse_losses(target: str, what: str, losses: Sequence[str]) -> None:
+    if losses:
+        raise UsageError("\n  ".join([f"{target}: not written; {what} would lose", *losses]))
 
 
 def load_plan(source: Source, instance: Instance) -> Plan:
@@ -119,7 +155,7 @@ def _from_document(
     in_flight: InFlight | None,
     folder: Path,
 ) -> Instance:
-    from piper_ray.formats import upstream, workload
+    from piper_ray.formats import dnn_partitioning, upstream, workload
     from piper_ray.formats.faults import Faults
 
     if in_flight is not None:
@@ -127,6 +163,8 @@ def _from_document(
     faults = Faults(repeated_keys(document))
     if workload.KEYS & document.keys():
         instance = workload.read_workload(_with_base(source, document, folder), overrides, name, faults)
+    elif dnn_partitioning.KEYS & document.keys():
+        instance = dnn_partitioning.read_dnn_partitioning(document, overrides, name, faults)
     elif upstream.KEYS & document.keys():
         instance = upstream.read_upstream(document, overrides, name, faults)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from piper_ray.lattice.contraction import Contraction
@@ -35,16 +35,23 @@ def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
     """
     kept = [layer.id for layer in instance.layers if layer.id not in contraction.keeper]
     position = {layer_id: index for index, layer_id in enumerate(kept)}
-    successors: list[list[int]] = [[] for _ in kept]
-    predecessors: list[list[int]] = [[] for _ in kept]
-    kept_edges: list[tuple[int, int, int]] = []
+    edges = []
     for index, edge in enumerate(instance.edges):
         tail = contraction.keeper.get(edge.source, edge.source)
         head = contraction.keeper.get(edge.target, edge.target)
         if tail != head:
-            successors[position[tail]].append(position[head])
-            predecessors[position[head]].append(position[tail])
-            kept_edges.append((position[tail], position[head], index))
+            edges.append((position[tail], position[head], index))
+    return number_graph(kept, edges)
+
+
+def number_graph(ids: Sequence[int], edges: Iterable[tuple[int, int, int]]) -> LayerGraph:
+    """The graph of ``ids`` with edges (position of the tail, of the head, index), numbered as ``build_graph`` says."""
+    edges = list(edges)
+    successors: list[list[int]] = [[] for _ in ids]
+    predecessors: list[list[int]] = [[] for _ in ids]
+    for tail, head, _ in edges:
+        successors[tail].append(head)
+        predecessors[head].append(tail)
 
     missing = [len(heads) for heads in successors]
     ready = [vertex for vertex, count in enumerate(missing) if count == 0]
@@ -60,10 +67,10 @@ def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
 
     number = {vertex: new for new, vertex in enumerate(order)}
     return LayerGraph(
-        layer_ids=tuple(kept[vertex] for vertex in order),
+        layer_ids=tuple(ids[vertex] for vertex in order),
         successors=tuple(tuple(sorted(number[head] for head in successors[vertex])) for vertex in order),
         predecessors=tuple(tuple(sorted(number[tail] for tail in predecessors[vertex])) for vertex in order),
-        edges=tuple(sorted(((number[u], number[v], index) for u, v, index in kept_edges), key=lambda e: (e[1], e[0]))),
+        edges=tuple(sorted(((number[u], number[v], index) for u, v, index in edges), key=lambda e: (e[1], e[0]))),
     )
 
 

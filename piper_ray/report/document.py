@@ -49,6 +49,7 @@ def solution_document(
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(evaluation),
         "infeasibility": _plain(solution.infeasibility),
+        "blocks": _plain(solution.blocks),
         "stats": _plain(solution.stats),
     }
 

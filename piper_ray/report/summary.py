@@ -18,7 +18,7 @@ from piper_ray.report.figures import (
     size_text,
     time_text,
 )
-from piper_ray.solution import ClusterStats, Infeasibility, Solution, Status
+from piper_ray.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
@@ -63,10 +63,32 @@ def print_outcome(console: Console, instance: Instance, solution: Solution, eval
             f"{time_text(solution.lower_bound)}/sample",
             soft_wrap=True,
         )
+    if solution.blocks is not None:
+        console.print(_best_of_blocks_text(solution.blocks), soft_wrap=True)
     console.print(_work_text(solution), soft_wrap=True)
     if solution.stats.cluster is not None:
         for text in cluster_lines(solution.stats.cluster, solution.stats.search_s):
             console.print(text, soft_wrap=True)
+
+
+def blocks_text(blocks: BlockStats) -> str:
+    """What was given up when layers were merged into blocks."""
+    before = "more than can be counted" if blocks.downsets_before is None else f"{blocks.downsets_before:,}"
+    dropped = f", {blocks.choices_dropped:,} combinations of TMPCs left out" if blocks.choices_dropped else ""
+    return (
+        f"{blocks.layers:,} layers in {blocks.blocks:,} blocks: {blocks.downsets:,} downsets instead of {before}; the "
+        f"largest block has {percent_text(blocks.largest_share)} of the work or memory{dropped}"
+    )
+
+
+def _best_of_blocks_text(blocks: BlockStats) -> str:
+    if blocks.time_per_sample is None:
+        best = "no plan of whole blocks was found; one that cuts through them may still exist"
+    elif blocks.proved:
+        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample)}/sample"
+    else:
+        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample)}/sample"
+    return f"{blocks_text(blocks)}; {best}"
 
 
 def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:

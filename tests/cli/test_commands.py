@@ -103,7 +103,7 @@ def test_convert_there_and_back(small: Path, tmp_path: Path) -> None:
 def test_convert_to_what_it_does_not_know(small: Path, tmp_path: Path) -> None:
     result = run("convert", small, tmp_path / "small.xml")
     assert result.returncode == 2
-    assert ".json or .toml" in result.stderr
+    assert ".json, .toml, .txt, or a form" in result.stderr
 
 
 def _commands() -> dict[str, object]:

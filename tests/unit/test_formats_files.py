@@ -193,7 +193,7 @@ def test_written_files_read_back(tmp_path: Path, name: str) -> None:
 
 def test_writing_where_or_what_cannot_be_written(tmp_path: Path) -> None:
     instance = load(DOCUMENT)
-    with pytest.raises(UsageError, match=r"expected a path that ends in \.json or \.toml"):
+    with pytest.raises(UsageError, match=r"expected a path that ends in \.json, \.toml, \.txt, or a form"):
         dump(instance, tmp_path / "out.yaml")
     with pytest.raises(UsageError, match="cannot be written"):
         dump(instance, tmp_path / "nowhere" / "out.json")

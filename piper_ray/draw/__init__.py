@@ -1,0 +1,1 @@
+"""The layer graph as a picture, with the number of downsets at each cut."""
