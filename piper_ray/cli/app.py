@@ -13,6 +13,7 @@ import piper_ray
 from piper_ray.cli.convert import convert
 from piper_ray.cli.estimate import estimate
 from piper_ray.cli.info import info
+from piper_ray.cli.profile import profile
 from piper_ray.cli.solve import solve
 from piper_ray.cli.verify import verify
 from piper_ray.errors import EXIT_INTERRUPTED, PiperRayError
@@ -65,7 +66,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (solve, verify, info, convert, estimate):
+for command in (solve, verify, info, convert, estimate, profile):
     app.command()(command)
 
 
