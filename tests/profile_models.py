@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+# With small models threads mostly wait for each other, the more so on a busy machine.
+torch.set_num_threads(1)
+
 GPT = "inputs/pytorch/small_gpt.py:small_gpt"
 HERE = "tests.profile_models"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from typer.testing import CliRunner, Result
 from piper_ray.cli.app import app
 from piper_ray.evaluate import evaluate
 from piper_ray.formats import load
-from piper_ray.profile import session
+from piper_ray.profile import measure
+from piper_ray.profile.graph import TracedLayer
+from piper_ray.profile.passes import passes_of
 from piper_ray.solver import solve
 from tests.profile_models import GPT, HERE
 
@@ -41,7 +45,7 @@ def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device
     assert len(text.splitlines()) < 70
     assert not list(tmp_path.glob("*.partial"))
     instance = load(out, devices=8)
-    assert len({layer.tmpcs[1] for layer in instance.layers if layer.name == "Block"}) == 1
+    assert len({layer.tmpcs[1][0].time_per_sample_s for layer in instance.layers if layer.name == "Block"}) == 1
     block = instance.layers[2].tmpcs[1]
     numbers = 12 * 32 * 32 + 13 * 32
     assert [tmpc.id for tmpc in block] == ["plain", "full"]
@@ -113,39 +117,34 @@ def test_inputs_can_be_given(tmp_path: Path) -> None:
 def test_a_stopped_profile_goes_on_and_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "gpt.toml"
     command = (GPT, "--microbatch", 2, *SMALL, "--arg", "layers=3", *QUICK, "-o", out)
-    whole = session.measured_layers
+    whole = passes_of
     seen: list[str] = []
 
-    def stopping(*arguments: object) -> object:
-        *first, advance = arguments
+    stops = ["norm"]
 
-        def stop(layer: object) -> None:
-            if layer.path == "norm":  # type: ignore[attr-defined]
-                raise KeyboardInterrupt
-            advance(layer)  # type: ignore[operator]
+    def watched(layer: TracedLayer, *arguments: Any, **options: Any) -> object:
+        if layer.path in stops:
+            raise KeyboardInterrupt
+        seen.append(layer.path)
+        return whole(layer, *arguments, **options)
 
-        return whole(*first, stop)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(session, "measured_layers", stopping)
+    monkeypatch.setattr(measure, "passes_of", watched)
     result = run(*command)
     assert result.exit_code == 130
     assert f"{out}.partial keeps what was measured; the same command with --resume goes on" in result.stderr
     partial = Path(f"{out}.partial")
     kept = partial.read_text().splitlines()
-    assert len(kept) == 1 + 3  # two embeddings and one block
+    assert seen == ["word_embedding", "position_embedding", "blocks.0"]
+    assert len(kept) == 1 + 3
     assert not out.exists()
 
-    def counting(*arguments: object) -> object:
-        store = arguments[4]
-        seen.extend([str(len(store))])  # type: ignore[arg-type]
-        return whole(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(session, "measured_layers", counting)
     other = run(*command[:2], 3, *command[3:], "--resume")
     assert other.exit_code == 2
     assert "is of another profile: other microbatch; without --resume" in " ".join(other.stderr.split())
+    seen.clear()
+    stops.clear()
     assert run(*command, "--resume").exit_code == 0
-    assert seen == ["3"]
+    assert seen == ["norm", "head"]
     times = [layer.tmpcs[1][0].time_per_sample_s for layer in load(out).layers]
     assert times[2] == pytest.approx(json.loads(kept[3])["figures"]["plain"]["total_s"], rel=1e-5)
     assert not partial.exists()
@@ -229,8 +228,6 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_else_imports_torch() -> None:
-    import subprocess
-
     code = (
         "import sys, piper_ray, piper_ray.cli.app, piper_ray.solver, piper_ray.formats; print('torch' in sys.modules)"
     )
