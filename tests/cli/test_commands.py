@@ -112,10 +112,10 @@ def _commands() -> dict[str, object]:
 
 
 def test_the_commands_are_those_documented() -> None:
-    assert list(_commands()) == ["piper-ray", "solve", "verify", "info", "convert", "estimate"]
+    assert list(_commands()) == ["piper-ray", "solve", "verify", "info", "convert", "estimate", "profile"]
 
 
-@pytest.mark.parametrize("name", ["piper-ray", "solve", "verify", "info", "convert", "estimate"])
+@pytest.mark.parametrize("name", ["piper-ray", "solve", "verify", "info", "convert", "estimate", "profile"])
 def test_every_command_and_option_has_help(name: str) -> None:
     command = _commands()[name]
     assert command.help  # type: ignore[attr-defined]
