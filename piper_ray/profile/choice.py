@@ -10,7 +10,9 @@ from torch import nn
 
 from piper_ray.errors import UsageError
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CONTAINERS = (
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Choice:
 def chosen(model: nn.Module, patterns: Sequence[str]) -> Choice:
     """The modules that ``patterns`` (``blocks.*``) match, or else the model's own submodules: see ``_own_layers``.
 
-    Modules of torch.nn are never looked into. Raises UsageError for a pattern that matches no module.
+    Modules of torch.nn are not looked into, containers apart. Raises UsageError for a pattern that matches no module.
     """
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     if patterns:

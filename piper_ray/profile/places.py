@@ -9,6 +9,7 @@ import torch
 
 _OURS = Path(__file__).resolve().parent
 _TORCH = Path(torch.__file__).resolve().parent
+_IMPORT = Path(traceback.__file__).resolve().parent / "importlib"
 
 
 def place_of(error: BaseException) -> str:
@@ -27,6 +28,3 @@ def words_of(error: BaseException) -> str:
     """``ValueError: no such size``, in one line."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
-_IMPORT = Path(traceback.__file__).resolve().parent / "importlib"

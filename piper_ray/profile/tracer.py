@@ -117,7 +117,7 @@ class ValueTracer(fx.Tracer):
 
 
 class ValueProxy(fx.Proxy):
-    """A proxy that knows its value's length, and those of its attributes that are no tensors."""
+    """A proxy that knows its value's length and those of its attributes that are no tensors, and takes assignments."""
 
     def __getattr__(self, k: str) -> Any:
         value = getattr(_value_at(self), k)
@@ -126,9 +126,19 @@ class ValueProxy(fx.Proxy):
     def __len__(self) -> int:
         return len(_value_at(self))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        tracer: Any = self.tracer
+        self.node = tracer.create_proxy("call_function", assigned, (self, key, value), {}).node
+
     def __iter__(self) -> Iterator[Any]:
         tracer: Any = self.tracer
         return (tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in range(len(self)))
+
+
+def assigned(tensor: Any, key: Any, value: Any) -> Any:
+    """``tensor[key] = value`` as a function."""
+    tensor[key] = value
+    return tensor
 
 
 def _value_at(proxy: fx.Proxy) -> Any:

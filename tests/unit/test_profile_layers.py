@@ -136,13 +136,18 @@ def test_python_may_branch_on_sizes_and_types() -> None:
             x = self.first(x) + self.shift[:tokens] + torch.zeros(tokens, 4, device=x.device)
             left, right = x.chunk(2, dim=-1)
             x = torch.cat([part * float(x.size(-1)) ** -0.5 for part in (left, right)], dim=-1)
+            x[:, 0] = x[:, 0] * 2.0
+            x.add_(1.0)
             weights = self.mask[:tokens, :tokens].masked_fill(self.mask[:tokens, :tokens] == 0, 0.0)
             return (self.second(weights @ x), None) if last else None
 
-    layers = layers_of("odd", Model(Odd(), ((torch.randn(2, 3, 4),), {})), ())
+    module, x = Odd(), torch.randn(2, 3, 4)
+    layers = layers_of("odd", Model(module, ((x,), {})), ())
     assert [layer.path for layer in layers] == ["first", "second"]
     assert edges(layers) == {(0, 1)}
     assert {name for name, _ in layers[0].module.named_parameters()} == {"first.weight", "first.bias", "shift"}
+    (between,) = layers[0].module(x)
+    assert torch.equal(layers[1].module(between)[0], module(x)[0])
 
 
 @pytest.mark.parametrize(
@@ -158,6 +163,19 @@ def test_python_may_branch_on_sizes_and_types() -> None:
 def test_what_cannot_be_followed_is_said_with_its_place(spec: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         traced(spec)
+
+
+def test_stacks_of_torch_are_looked_into() -> None:
+    block = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.TransformerEncoder(block, 3), torch.nn.Linear(8, 8))
+    layers = layers_of("stack", Model(model.train(), ((torch.randn(2, 3, 8),), {})), ())
+    assert [layer.path for layer in layers] == ["0", "1.layers.0", "1.layers.1", "1.layers.2", "2"]
+    assert kinds(layers) == [0, 1, 1, 1, 0]
+    whole = torch.nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
+    layers = layers_of("whole", Model(whole, ((torch.randn(2, 3, 8), torch.randn(2, 4, 8)), {})), ())
+    assert [layer.path for layer in layers if "layers" in layer.path] == [
+        "encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1",
+    ]  # fmt: skip
 
 
 def test_naming_layers_is_a_way_around_code_that_cannot_be_followed() -> None:
