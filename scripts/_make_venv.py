@@ -15,6 +15,11 @@ from pathlib import Path
 
 LOCKS = ("requirements.lock", "requirements-dev.lock")  # the second holds all of the first
 
+# PyTorch alone, which is added to an environment. Tried in this order: the build for CPUs is a tenth of the other's
+# size, but only there where pip is set up to find it.
+TORCH_LOCK = "requirements-torch.lock"
+TORCH_LOCKS = ("requirements-torch-cpu.lock", TORCH_LOCK)
+
 # In an environment made here, from the start: another one is not ours to delete.
 MARK = "made-by-piper-ray"
 
@@ -48,12 +53,13 @@ def main(root: Path, lock: str) -> int:
             environment.mkdir()
             (environment / MARK).touch()
             venv.create(environment, with_pip=True)
-        if not install(environment / "bin" / "python", root / lock):
+        python = environment / "bin" / "python"
+        if not (install_torch(python, root) if lock == TORCH_LOCK else install(python, root / lock)):
             print(f"piper-ray: the installation failed; see pip's words above. {environment} is not complete.")
             return 1
         add_checkout(environment, root)
         # The development lock pins the versions of the runtime lock, so both are ready.
-        for name in LOCKS[: LOCKS.index(lock) + 1]:
+        for name in (lock,) if lock == TORCH_LOCK else LOCKS[: LOCKS.index(lock) + 1]:
             (environment / f"{name}.stamp").write_bytes(stamp(root, name))
         print("piper-ray: ready", flush=True)
         return 0
@@ -69,10 +75,19 @@ def is_ready(root: Path, lock: str) -> bool:
     return path.is_file() and path.read_bytes() == stamp(root, lock) and (environment / "bin" / "piper-ray").is_file()
 
 
-def install(python: Path, lock: Path) -> bool:
+def install(python: Path, lock: Path, *, quiet: bool = False) -> bool:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     command = [*pip, "--only-binary=:all:", "--require-hashes", "--no-deps", "-r", str(lock)]
-    return subprocess.run(command, check=False).returncode == 0
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL if quiet else None).returncode == 0
+
+
+def install_torch(python: Path, root: Path) -> bool:
+    """The first build that is to be had and that can be imported."""
+    for lock in TORCH_LOCKS:
+        if install(python, root / lock, quiet=lock != TORCH_LOCK):
+            return subprocess.run([str(python), "-c", "import torch"], check=False).returncode == 0
+        print(f"piper-ray: nothing to install for {lock} here", flush=True)
+    return False
 
 
 def add_checkout(environment: Path, root: Path) -> None:

@@ -14,6 +14,7 @@ from piper_ray.cli.convert import convert
 from piper_ray.cli.estimate import estimate
 from piper_ray.cli.frontier import frontier
 from piper_ray.cli.info import info
+from piper_ray.cli.profile import profile
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
 from piper_ray.cli.verify import verify
@@ -67,7 +68,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (solve, frontier, verify, info, convert, estimate, sweep, sweep_report):
+for command in (solve, frontier, verify, info, convert, estimate, profile, sweep, sweep_report):
     app.command()(command)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,35 @@ def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:
             raise typer.BadParameter(str(error)) from None
 
     return parsed
+
+
+def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
+    """The command as it was given, options in the order of the help and without those at their defaults."""
+    words = ["piper-ray", context.info_name or ""]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name in ("help", *hidden) or value is None or value == parameter.default:
+            continue
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if parameter.param_type_name != "argument":
+                words.append(parameter.opts[-1])
+            if one is not True:
+                words.append(_word(one))
+    return shlex.join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+def write_text(out: Path, text: str) -> None:
+    """The text in the file of --out. Raises UsageError if it cannot be written."""
+    try:
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
 
 Input = Annotated[

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import piper_ray
+from piper_ray.cli.common import command_text, write_text
 from piper_ray.errors import UsageError
 
 
@@ -98,31 +98,10 @@ def estimate(
         if out is None:
             return
     if out is None:
-        typer.echo(file_text(result, _command(context)), nl=False)
+        typer.echo(file_text(result, command_text(context, hidden=("explain",))), nl=False)
         return
     if out.suffix.lower() == ".json":
         piper_ray.dump(result.instance, out)
     else:
-        _write(out, file_text(result, _command(context)))
+        write_text(out, file_text(result, command_text(context, hidden=("explain",))))
     typer.echo("\n".join(summary_lines(result)))
-
-
-def _command(context: typer.Context) -> str:
-    """The command as it was given, options in the order of the help and without those at their defaults."""
-    words = ["piper-ray", "estimate"]
-    for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
-        if parameter.name in ("explain", "help") or value is None or value == parameter.default:
-            continue
-        if parameter.param_type_name == "argument":
-            words.append(str(value))
-        else:
-            words += [parameter.opts[-1]] if value is True else [parameter.opts[-1], str(value)]
-    return shlex.join(words)
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot be written: {error.strerror or error}") from error

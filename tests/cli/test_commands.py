@@ -16,7 +16,7 @@ from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance, small_plan
 
 RUNNER = CliRunner()
-COMMANDS = ("solve", "frontier", "verify", "info", "convert", "estimate", "sweep", "sweep-report")
+COMMANDS = ("solve", "frontier", "verify", "info", "convert", "estimate", "profile", "sweep", "sweep-report")
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_without_a_python_it_says_what_is_needed(checkout: Path, tmp_path: Path)
 
 
 def test_locks_pin_every_version_with_hashes_and_name_no_index() -> None:
-    for name in LOCKS:
+    for name in (*LOCKS, "requirements-torch.lock", "requirements-torch-cpu.lock"):
         lines = (ROOT / name).read_text().splitlines()
         pinned = [line for line in lines if line[:1].isalnum()]
         assert pinned

@@ -1,0 +1,195 @@
+"""``piper-ray profile``: a workload from a PyTorch model, measured on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import command_text, option_value, write_text
+from piper_ray.errors import PiperRayError, UsageError
+from piper_ray.formats import limits, parse_bytes, parse_bytes_per_s
+
+
+class Device(str, Enum):
+    """What --device takes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def profile(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FACTORY",
+            show_default=False,
+            help="A function that makes the model, as package.module:function or file.py:function. It returns a "
+            "torch.nn.Module, or a pair of it and example inputs (a tensor, a tuple, or a dict of keywords). If it "
+            "takes `microbatch` or `tensor_parallel` it gets them.",
+        ),
+    ],
+    microbatch: Annotated[
+        int, typer.Option("--microbatch", metavar="SAMPLES", min=1, show_default=False, help="Samples of a microbatch.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="FILE", show_default=False, help="Write the workload to FILE (.toml or .json)."
+        ),
+    ],
+    device: Annotated[Device, typer.Option("--device", help="Where to measure.")] = Device.CPU,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="KEY=VALUE", help="An argument of the factory; can be given several times."),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SHAPE[:DTYPE[:LIMIT]]",
+            help="A random input of one sample, such as 3x224x224 or 1024:int64:50257 (integers below 50257), in place "
+            "of the factory's; one for each argument of forward.",
+        ),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers",
+            metavar="PATTERN",
+            help="Modules that are layers, by path, such as blocks.*; can be given several times. Otherwise the items "
+            "of lists of blocks, and what stands beside them.",
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        str | None,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="T,T,...",
+            help="Further tensor-parallel degrees: measured on a shard if the factory takes `tensor_parallel`, else "
+            "estimated, and marked so.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="The GPU of the hardware table whose links devices use."),
+    ] = None,
+    hardware: Annotated[
+        Path | None,
+        typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", metavar="K", min=1, help="Devices to plan for, in place of those here.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch; 32 microbatches.")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory", metavar="SIZE", parser=option_value(parse_bytes), help="Memory of each device, as 80GB."
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth",
+            metavar="RATE",
+            parser=option_value(parse_bytes_per_s),
+            help="Bandwidth from a device to the others; the GPU's, or 25GB/s.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="COUNT", min=2, help="Measured passes.")] = 20,
+    warm_up: Annotated[int, typer.Option("--warm-up", metavar="COUNT", min=0, help="Passes before those.")] = 5,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the profile of the same command that was stopped.")
+    ] = False,
+) -> None:
+    """Measure a PyTorch model on this machine: its layers, their times, memory and communication."""
+    if find_spec("torch") is None:
+        raise UsageError("profile needs PyTorch, which is not installed: pip install 'piper-ray[torch]'")
+    if out.suffix.lower() not in (".toml", ".json"):
+        raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
+    degrees = _degrees(tensor_parallel)
+    from piper_ray.estimate.hardware import load_hardware
+    from piper_ray.profile.describe import file_text, summary_lines
+    from piper_ray.profile.factory import find_factory, parse_argument
+    from piper_ray.profile.inputs import parse_input
+    from piper_ray.profile.passes import Repeats
+    from piper_ray.profile.session import Request, store_of
+    from piper_ray.profile.session import profile as run
+
+    request = Request(
+        microbatch=microbatch,
+        device=device.value,
+        layers=layers or (),
+        inputs=[parse_input(text) for text in inputs or ()],
+        degrees=degrees,
+        repeats=Repeats(count=repeats, warm_up=warm_up),
+        devices=devices,
+        batch=batch,
+        memory_bytes=memory,
+        bandwidth_bytes_per_s=bandwidth,
+        gpu=gpu,
+    )
+    table = load_hardware(hardware)
+    factory = find_factory(model, dict(parse_argument(text) for text in arg or ()))
+    store = store_of(factory, request, out.with_name(f"{out.name}.partial"))
+    if resume:
+        store.resume()
+    else:
+        store.start()
+    try:
+        with _bar() as show:
+            result = run(factory, request, table, store, show)
+    except (KeyboardInterrupt, PiperRayError):
+        if len(store):
+            words = "keeps what was measured; the same command with --resume goes on"
+            typer.echo(f"piper-ray: {store.path} {words}", err=True)
+        else:
+            store.remove()
+        raise
+    if out.suffix.lower() == ".json":
+        piper_ray.dump(result.instance, out)
+    else:
+        write_text(out, file_text(result, command_text(context, hidden=("resume",))))
+    store.remove()
+    typer.echo("\n".join(summary_lines(result)))
+
+
+def _degrees(text: str | None) -> tuple[int, ...]:
+    """``2,4``: ascending; 1 is measured anyway. Raises UsageError."""
+    pieces = [] if text is None else text.split(",")
+    if not all(piece.strip().isdecimal() and 1 <= int(piece) <= limits.DEVICES for piece in pieces):
+        raise UsageError(f"--tensor-parallel {text}: expected whole numbers, such as 2,4,8")
+    return tuple(sorted({int(piece) for piece in pieces} - {1}))
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr: layers done, layers in all, and the layer that comes next."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("measuring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(done: int, total: int, layer: str) -> None:
+            progress.update(task, completed=done, total=total, description=layer)
+
+        yield show
