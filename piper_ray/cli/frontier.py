@@ -171,7 +171,7 @@ def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) 
 def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
     """The plan of each step, checked, as solve writes it; by the number of devices at which the step begins."""
     from piper_ray.frontiers.table import PlanEntry
-    from piper_ray.report.document import plan_document, to_text, write_atomically
+    from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
 
     folder.mkdir(exist_ok=True)
     entries = {}
@@ -183,8 +183,8 @@ def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
         evaluation = check_own_plan(instance, solution)
         assert solution.plan is not None
         assert evaluation is not None
-        name = f"devices-{point.devices:05}.json"
-        write_atomically(folder / name, to_text(plan_document(instance, solution, solution.plan, evaluation)))
+        name, proof = f"devices-{point.devices:05}.json", proof_document(solution)
+        write_atomically(folder / name, to_text(plan_document(instance, solution.plan, evaluation, proof)))
         entries[point.devices] = PlanEntry(solution.plan, name)
     return entries
 

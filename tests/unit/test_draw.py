@@ -28,7 +28,7 @@ INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 
 def drawn(instance: Instance, path: Path) -> None:
     planned = lattice_input(instance)
-    draw(instance, planned.graph, planned.contraction.members(instance), path)
+    draw(instance, planned.outline.graph, planned.outline.contraction.members(instance), path)
 
 
 def as_graph(instance: Instance, folder: Path) -> pygraphviz.AGraph:
