@@ -153,7 +153,7 @@ def exit_code(found: Frontier) -> int:
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:
     """Said before the search, not after hours of it."""
     from piper_ray.frontiers.table import FORMATS
-    from piper_ray.report.plots import refuse_other_formats
+    from piper_ray.plots.style import refuse_other_formats
 
     if out is not None and out.suffix.lower() not in FORMATS:
         raise UsageError(f"{out}: tables are written as {' or '.join(FORMATS)}")
@@ -199,11 +199,12 @@ def _write_table(
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
-    from piper_ray.report.frontier import frontier_panels
-    from piper_ray.report.plots import draw
+    from piper_ray.plots.curves import figure_of
+    from piper_ray.plots.frontier import frontier_panels
+    from piper_ray.plots.style import save
 
     panels = frontier_panels(found.instance, found.points(), of_budgets)
     if not panels:
         typer.echo(f"piper-ray: there is no plan to plot to {plot}", err=True)
         return
-    draw(panels, plot, found.instance.name)
+    save(figure_of(panels, found.instance.name), plot)

@@ -34,19 +34,26 @@ _STYLE: Any = {
     "lines.linewidth": 1.4,
     "lines.markersize": 4.0,
     "svg.hashsalt": "piper-ray",
+    "svg.fonttype": "none",
 }
 _TICKS = 9
+_METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+"""By ending: what would differ between two runs is left out."""
 
 
-def panels(title: str, heads: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """A figure with an axes for each head, in rows of three at most, that share what they measure."""
+def panels(title: str, heads: Sequence[str], *, alike: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure with an axes for each head, in rows of three at most. alike: they share what they measure."""
     with mpl.rc_context(_STYLE):
         count = len(heads)
         columns = 2 if count == 4 else min(count, 3)
         rows = -(-count // columns)
         width_in, height_in = (4.2, 3.4) if count > 1 else (6.4, 4.4)
         figure = Figure(figsize=(width_in * columns + 0.6, height_in * rows + 0.4), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike)
         figure.suptitle(title, fontsize=11)
         axes = [axis for row in grid for axis in row]
         for unused in axes[count:]:
@@ -95,11 +102,21 @@ def legend(figure: Figure, axes: Axes) -> None:
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
 
 
+def refuse_other_formats(path: Path) -> None:
+    """Raises UsageError unless the name ends in .png, .svg or .pdf."""
+    if path.suffix.lower() not in _METADATA:
+        raise UsageError(f"{path}: plots are written as {', '.join(_METADATA)}")
+
+
 def save(figure: Figure, path: Path) -> None:
-    """As PNG or SVG, by the path's ending; the same bytes for the same figure. Raises UsageError."""
-    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    """By the path's ending; whole or not at all, and the same bytes for the same figure. Raises UsageError."""
+    refuse_other_formats(path)
+    ending = path.suffix.lower()
+    partial = path.with_name(f".{path.name}.partial")
     try:
         with mpl.rc_context(_STYLE):
-            figure.savefig(path, dpi=150, metadata=metadata)
+            figure.savefig(partial, format=ending[1:], dpi=150, metadata=_METADATA[ending])
+        partial.replace(path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error

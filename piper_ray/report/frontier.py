@@ -13,12 +13,10 @@ from rich.text import Text
 from piper_ray.frontiers.frontier import Frontier
 from piper_ray.frontiers.points import FrontierPoint
 from piper_ray.frontiers.progress import CurveAdvanced, PointClosed
-from piper_ray.model import Instance
 from piper_ray.progress import Event
 from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.log import SolverLog
-from piper_ray.report.plots import Panel, Series, Style
 from piper_ray.report.stages import print_table
 from piper_ray.solution import Status
 
@@ -94,33 +92,6 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
         f"{stats.search_s:.2f} s in {plural(stats.evaluations, 'evaluation')}",
         soft_wrap=True,
     )
-
-
-def frontier_panels(
-    instance: Instance, points: Sequence[FrontierPoint], budgets: Sequence[FrontierPoint]
-) -> list[Panel]:
-    """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s."""
-    panels = []
-    batch = f"N = {instance.microbatches:,}"
-    known = [(point.devices, point.time_per_sample) for point in points if point.time_per_sample]
-    if known:
-        devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]
-        perfect_s = [times_s[0] * devices[0] / k for k in devices]
-        curves = (
-            Series("optimum", devices, times_s, Style.STEPS),
-            Series(f"perfect speedup over K = {devices[0]:,}", devices, perfect_s, Style.DASHED),
-        )
-        panels.append(Panel(batch, "devices K", "time per sample (s)", curves, log_x=True, log_y=True))
-        rates = [1.0 / (time_s * k) for k, time_s in known]
-        shares = (Series("optimum", devices, rates, Style.STEPS),)
-        panels.append(Panel(batch, "devices K", "samples per second and device", shares, log_x=True))
-    known = [(point.data_parallel_budget, point.time_per_sample) for point in budgets if point.time_per_sample]
-    if known:
-        curve = Series("optimum", [s for s, _ in known], [time_s for _, time_s in known], Style.STEPS)
-        title = f"{batch}, K = {instance.devices:,}"
-        label = "bound on the sum of data-parallel degrees"
-        panels.append(Panel(title, label, "time per sample (s)", (curve,), log_x=True, log_y=True))
-    return panels
 
 
 def _steps_table(points: Sequence[FrontierPoint], by_budget: bool) -> tuple[list[Column], list[list[str]]]:

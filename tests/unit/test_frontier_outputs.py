@@ -12,8 +12,9 @@ from piper_ray.cli.ranges import parse_numbers
 from piper_ray.errors import UsageError
 from piper_ray.frontiers.frontier import frontier
 from piper_ray.frontiers.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
-from piper_ray.report.frontier import frontier_panels
-from piper_ray.report.plots import Panel, Series, Style, draw
+from piper_ray.plots.curves import Panel, Series, Style, figure_of
+from piper_ray.plots.frontier import frontier_panels
+from piper_ray.plots.style import save
 from tests.report_cases import small_instance
 from tests.solver_support import ONE_THREAD
 
@@ -114,7 +115,7 @@ def test_plots_are_the_same_each_time(tmp_path: Path, suffix: str, head: bytes) 
     ]
     files = [tmp_path / f"{name}{suffix}" for name in ("one", "other")]
     for file in files:
-        draw(panels, file, "small")
+        save(figure_of(panels, "small"), file)
     one, other = (file.read_bytes() for file in files)
     assert one == other
     assert one.startswith(head)
@@ -123,9 +124,9 @@ def test_plots_are_the_same_each_time(tmp_path: Path, suffix: str, head: bytes) 
 
 def test_every_style_is_drawn_and_named(tmp_path: Path) -> None:
     series = tuple(Series(style.value, [1, 2, 4], [3, 2, 1], style) for style in Style)
-    draw([Panel("a panel", "x", "y", series)], tmp_path / "plot.svg")
+    save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.svg")
     text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     for word in ("a panel", *(style.value for style in Style)):
         assert f">{word}</text>" in text
     with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
-        draw([], tmp_path / "plot.gif")
+        save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.gif")
