@@ -36,7 +36,7 @@ def _run(sources: Sources, tell: Tell) -> Findings:
             )
         for devices in _SHOWN:
             reference = published.get((devices, microbatches, _MEMORY_GIB))
-            if reference is not None:
+            if reference is not None and devices in curves["devices"]:
                 optimum_s = curves["devices"][devices]
                 what = f"BERT-32 K={devices} N={microbatches} M={_MEMORY_GIB} GiB"
                 faults += faults_of(what, optimum_s, {"the reference": reference["tps"]})

@@ -1,0 +1,80 @@
+"""The paper's evaluation: what is compared with what is published, what counts as a fault, and the files made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from scripts.reproduction import correlation, staircases, throughput
+from scripts.reproduction.report import page, write_study
+from scripts.reproduction.sources import Sources
+from scripts.reproduction.study import Findings, Study, faults_of, slower_than
+from tests.support import SHARED
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def test_an_optimum_that_somebody_undercuts_is_a_fault() -> None:
+    others = {"better": 0.9, "equal": 1.0, "within rounding": 1.0 - 1e-12, "worse": 2.0, "none": None}
+    (fault,) = faults_of("a point", 1.0, others)
+    assert fault.startswith("a point: better takes 0.9 s")
+    assert len(faults_of("a point", None, {"with a plan": 3.0, "without": None})) == 1
+
+
+def test_ratio_needs_both() -> None:
+    assert slower_than(2.0, 3.0) == 1.5
+    assert slower_than(None, 3.0) is None
+    assert slower_than(2.0, None) is None
+
+
+def test_files_and_page_of_a_study(tmp_path: Path) -> None:
+    study = Study("small", "A small study", lambda _sources, _tell: findings)
+    findings = Findings(
+        rows=[{"at": 1, "time_s": 0.5}, {"at": 2, "time_s": None}],
+        words=["What it says."],
+        pictures={"picture": Figure()},
+        shown=[{"K": 1, "ms": "500"}],
+    )
+    write_study(tmp_path, study, findings)
+    assert {path.name for path in tmp_path.iterdir()} == {"small.csv", "picture.svg", "picture.png"}
+    assert (tmp_path / "small.csv").read_text(encoding="utf-8").splitlines() == ['"at","time_s"', "1,0.5", "2,"]
+    text = page([(study, findings)], ["About."])
+    assert "## A small study" in text
+    assert "![A small study](picture.svg)" in text
+    assert "| K | ms |\n|---|---|\n| 1 | 500 |" in text
+
+
+def test_equal_partitions_are_the_published_ones() -> None:
+    findings = correlation.STUDY.run(Sources(SHARED), silent)
+    assert list(findings.faults) == []
+    assert sum(row["reference_time_per_sample_s"] is not None for row in findings.rows) == 16
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_no_planner_beats_piper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: bool) -> None:
+    """At some of the sizes, with and without the published values."""
+    monkeypatch.setattr(throughput, "_DEVICES", (8, 64))
+    monkeypatch.setattr(throughput, "_MICROBATCHES", (512,))
+    monkeypatch.setattr(throughput, "_shown", lambda _rows: [])
+    findings = throughput.STUDY.run(Sources(SHARED if there else tmp_path), silent)
+    assert list(findings.faults) == []
+    assert len(findings.rows) == 2 * 4 * len(throughput.PLANNERS)
+    assert any(row["reference_time_per_sample_s"] is not None for row in findings.rows) is there
+    assert set(findings.pictures) == {"throughput-n512", "share-n512"}
+
+
+def test_staircases_have_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staircases, "_MOST", 40)
+    monkeypatch.setattr(staircases, "_MICROBATCHES", (512,))
+    findings = staircases.STUDY.run(Sources(SHARED), silent)
+    by_devices = [row["time_per_sample_s"] for row in findings.rows if row["against"] == "devices"]
+    by_bound = [row["time_per_sample_s"] for row in findings.rows if row["against"] != "devices"]
+    assert (len(by_devices), len(by_bound)) == (33, 40)
+    assert by_devices[-1] == by_bound[-1]
+    known = [time_s for time_s in by_devices if isinstance(time_s, float)]
+    assert known == sorted(known, reverse=True)
+    assert list(findings.faults) == []
