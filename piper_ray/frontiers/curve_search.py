@@ -16,7 +16,7 @@ from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.listed import ListedStages
 from piper_ray.frontiers.oracles import LatticeOracle
 from piper_ray.frontiers.points import FrontierStats
-from piper_ray.frontiers.preparation import Preparation
+from piper_ray.frontiers.preparation import CurvePreparation
 from piper_ray.frontiers.progress import CurveAdvanced, FrontierListener, PointClosed
 from piper_ray.frontiers.search import close_point, is_dense, walk_curve
 from piper_ray.lattice.downsets import chain_lattice
@@ -39,7 +39,7 @@ class CurveSearch:
     """``run`` closes a curve. started: what the time limit counts from."""
 
     instance: Instance
-    preparation: Preparation
+    preparation: CurvePreparation
     options: SolveOptions
     listener: FrontierListener
     started: float

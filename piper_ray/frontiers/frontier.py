@@ -16,13 +16,14 @@ from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.curve_search import CurveSearch
 from piper_ray.frontiers.listed import is_compiled
 from piper_ray.frontiers.points import FrontierPoint, FrontierStats, points_of
-from piper_ray.frontiers.preparation import Preparation, usable_variants
+from piper_ray.frontiers.preparation import CurvePreparation
 from piper_ray.frontiers.progress import FrontierListener, silent
 from piper_ray.infeasibility import layer_without_choice
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan
 from piper_ray.planning import build_plan
+from piper_ray.preparation import Outline
 from piper_ray.progress import Compiling, StepFinished
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, SolveStats, Status
@@ -51,13 +52,12 @@ class Frontier:
         self.stopped_by: str | None = None
         self.reason: str | None = None
         self._listener, self._started = listener, time.perf_counter()
-        self._preparations: dict[tuple[int, ...], Preparation] = {}
+        self._preparations: dict[tuple[int, ...], CurvePreparation] = {}
         self._budgets: dict[tuple[int, ...], Curve] = {}
         self._plans: dict[tuple[tuple[int, ...], int], Plan] = {}
         if not is_compiled():
             listener(Compiling())
-        variants = usable_variants(instance, restrictions)
-        impossible = layer_without_choice(instance, variants)
+        impossible = layer_without_choice(instance, Outline.of(instance, restrictions).variants)
         if impossible is not None:
             self.reason = impossible.reason
             self._devices = Curve.without_plans(False, devices, instance.data_parallel_limit)
@@ -175,13 +175,12 @@ class Frontier:
         )
         self.stopped_by = search.run(curve) or self.stopped_by
 
-    def _prepare(self, instance: Instance) -> Preparation:
+    def _prepare(self, instance: Instance) -> CurvePreparation:
         """The tables for the variants that the instance's devices allow."""
         degrees = self._degrees(instance)
         if degrees not in self._preparations:
-            variants = usable_variants(instance, self.restrictions)
             limit_bytes = self.options.memory_limit_bytes
-            self._preparations[degrees] = Preparation.of(instance, self.restrictions, variants, limit_bytes)
+            self._preparations[degrees] = CurvePreparation.of(instance, self.restrictions, limit_bytes)
         return self._preparations[degrees]
 
     def _degrees(self, instance: Instance) -> tuple[int, ...]:
