@@ -36,7 +36,8 @@ def _run(sources: Sources, tell: Tell) -> Findings:
         if record["cpu_s"] > 100.0 and record["input"] == "gnmt.json":
             tell(f"GNMT K={record['K']} M={record['M_GiB']} GiB")
         instance = sources.piper(record["input"], record["K"], record["M_GiB"], record["N"] or None)
-        name = "{} K={K} N={N} M={M_GiB} GiB".format(record["input"].removesuffix(".json"), **record)
+        model = record["input"].removesuffix(".json")
+        name = f"{model} K={record['K']} N={instance.microbatches} M={record['M_GiB']} GiB"
         compare("published", name, instance, record["tps"])
     random = [record for record in sources.records("random.jsonl") if record.get("reference") is not None]
     tell(f"{len(random)} random instances")
