@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, load_instance, option_value
+from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.ranges import parse_numbers
-from piper_ray.cli.solve import check_own_plan, parse_gap
+from piper_ray.cli.search_options import (
+    Gap,
+    MemoryLimit,
+    NoDataParallel,
+    NoTensorParallel,
+    RecomputeRule,
+    Threads,
+    TimeLimit,
+)
+from piper_ray.cli.solve import check_own_plan
 from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
-from piper_ray.formats import parse_bytes
 from piper_ray.options import SolveOptions
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solution import Status
@@ -58,47 +66,13 @@ def frontier(
         typer.Option("--plans", metavar="DIR", help="Write the plan of each step to DIR, made if it is not there."),
     ] = None,
     json: Json = False,
-    no_tensor_parallel: Annotated[
-        bool, typer.Option("--no-tensor-parallel", help="Allow no tensor parallelism: t = 1 in every stage.")
-    ] = False,
-    no_data_parallel: Annotated[
-        bool, typer.Option("--no-data-parallel", help="Allow no data parallelism: d = 1 in every stage.")
-    ] = False,
-    recompute: Annotated[
-        Recompute,
-        typer.Option(
-            "--recompute",
-            metavar="RULE",
-            help="Activation recomputation: auto (as is best for each layer), always, never, or all-or-none (each "
-            "stage as a whole).",
-        ),
-    ] = Recompute.AUTO,
-    gap: Annotated[
-        float,
-        typer.Option(
-            "--gap",
-            metavar="G",
-            parser=option_value(parse_gap),
-            help="Leave a point when its plan is proved to be within this share of the best, as 0.01 or 1%.",
-        ),
-    ] = 0.0,
-    time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", metavar="S", help="Stop after S seconds with what is known by then."),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", metavar="T", help="Worker threads; one for each core if not given."),
-    ] = None,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(
-            "--memory-limit",
-            metavar="SIZE",
-            parser=option_value(parse_bytes),
-            help="Refuse a lattice that would itself need more memory than this, as 16GB.",
-        ),
-    ] = None,
+    no_tensor_parallel: NoTensorParallel = False,
+    no_data_parallel: NoDataParallel = False,
+    recompute: RecomputeRule = Recompute.AUTO,
+    gap: Gap = 0.0,
+    time_limit: TimeLimit = None,
+    threads: Threads = None,
+    memory_limit: MemoryLimit = None,
 ) -> None:
     """Find the least time per sample for INPUT on every number of devices, and prove each.
 

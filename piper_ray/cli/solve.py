@@ -31,11 +31,18 @@ from piper_ray.cli.common import (
     Memory,
     Microbatches,
     load_instance,
-    option_value,
+)
+from piper_ray.cli.search_options import (
+    Gap,
+    MemoryLimit,
+    NoDataParallel,
+    NoTensorParallel,
+    RecomputeRule,
+    Threads,
+    TimeLimit,
 )
 from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.formats import parse_bytes
 from piper_ray.model import Instance
 from piper_ray.options import Contract, SolveOptions
 from piper_ray.restrictions import Recompute, Restrictions
@@ -43,15 +50,6 @@ from piper_ray.solution import Solution, Status
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
-
-
-def parse_gap(text: str) -> float:
-    """``0.01`` or ``1%`` as 0.01. Raises UsageError."""
-    number = text.strip()
-    try:
-        return float(number[:-1]) / 100.0 if number.endswith("%") else float(number)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a gap; expected a share such as 0.01 or 1%") from None
 
 
 def solve(
@@ -66,49 +64,15 @@ def solve(
         typer.Option("--out", metavar="FILE", help="Write the plan to FILE, in upstream's JSON with our figures."),
     ] = None,
     json: Json = False,
-    no_tensor_parallel: Annotated[
-        bool, typer.Option("--no-tensor-parallel", help="Allow no tensor parallelism: t = 1 in every stage.")
-    ] = False,
-    no_data_parallel: Annotated[
-        bool, typer.Option("--no-data-parallel", help="Allow no data parallelism: d = 1 in every stage.")
-    ] = False,
-    recompute: Annotated[
-        Recompute,
-        typer.Option(
-            "--recompute",
-            metavar="RULE",
-            help="Activation recomputation: auto (as is best for each layer), always, never, or all-or-none (each "
-            "stage as a whole).",
-        ),
-    ] = Recompute.AUTO,
+    no_tensor_parallel: NoTensorParallel = False,
+    no_data_parallel: NoDataParallel = False,
+    recompute: RecomputeRule = Recompute.AUTO,
     contract: Contraction = Contract.SAFE,
-    gap: Annotated[
-        float,
-        typer.Option(
-            "--gap",
-            metavar="G",
-            parser=option_value(parse_gap),
-            help="Stop when the plan is proved to be within this share of the best, as 0.01 or 1%.",
-        ),
-    ] = 0.0,
-    time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", metavar="S", help="Stop after S seconds with the best plan found so far."),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", metavar="T", help="Worker threads; one for each core if not given."),
-    ] = None,
+    gap: Gap = 0.0,
+    time_limit: TimeLimit = None,
+    threads: Threads = None,
     planner: PlannerName = PIPER,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(
-            "--memory-limit",
-            metavar="SIZE",
-            parser=option_value(parse_bytes),
-            help="Refuse a solve that would itself need more memory than this, as 16GB.",
-        ),
-    ] = None,
+    memory_limit: MemoryLimit = None,
     address: Address = None,
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,

@@ -16,7 +16,8 @@ import pytest
 import piper_ray
 from piper_ray import Solution, Status
 from piper_ray.cli import main
-from piper_ray.cli.solve import check_own_plan, exit_code, parse_gap
+from piper_ray.cli.search_options import parse_gap
+from piper_ray.cli.solve import check_own_plan, exit_code
 from tests.cli_cases import ROOT, run, write_small
 from tests.report_cases import small_instance, small_plan, solution
 
