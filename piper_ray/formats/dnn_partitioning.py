@@ -20,7 +20,6 @@ What we add and they pass over: ``bandwidth`` and ``mbsInBatch``, so that what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -58,16 +57,6 @@ class _Edge(Open):
     sourceId: LayerId = Field(description="the id of a node")
     destId: LayerId = Field(description="the id of a node")
     cost: Figure = Field(description=FIGURE_WORDS)
-
-
-@dataclass(frozen=True)
-class _Link:
-    """A tensor from node ``sender`` between two groups, in the direction in which the groups are computed forwards."""
-
-    tail: int
-    head: int
-    sender: int
-    cost: float
 
 
 def read_dnn_partitioning(

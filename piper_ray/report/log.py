@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 import piper_ray
@@ -22,6 +20,7 @@ from piper_ray.progress import (
     StepFinished,
 )
 from piper_ray.report.figures import percent_text, time_text
+from piper_ray.report.live import LiveLog
 from piper_ray.report.summary import instance_lines
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
@@ -30,34 +29,17 @@ _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upp
 _WORTH_A_GUESS_S = 2.0
 
 
-class SolverLog:
+class SolverLog(LiveLog):
     """A progress.Listener that prints to ``console``; a context manager, so that the live line is always taken down.
 
     Each row is a line of its own as soon as it is known, so that the log can be followed through a pipe.
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
+        super().__init__(console)
         self._advance: EvaluationAdvanced | None = None
         self._started_s = time.perf_counter()
         self._has_head = False
-
-    def __enter__(self) -> SolverLog:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._started_s = time.perf_counter()
-            self._live = Live(
-                console=self._console, transient=True, refresh_per_second=8, get_renderable=self.live_line
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     def begin(self, instance: Instance) -> None:
         """The header: which version plans what on what."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from types import TracebackType
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from piper_ray.report.figures import given_size_text, plural, printable, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.live import LiveLog
 from piper_ray.report.stages import print_table
 from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Sweep
@@ -21,29 +20,13 @@ from piper_ray.sweep.schedule import Kind
 _LINE_EVERY_S = 10.0
 
 
-class SweepLog:
+class SweepLog(LiveLog):
     """A ``sweep.progress.Listener`` that prints to ``console``; a context manager, so that the live line goes away."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
+        super().__init__(console)
         self._progress: Progress | None = None
         self._printed_at = time.monotonic()
-
-    def __enter__(self) -> SweepLog:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
-                console=self._console, transient=True, refresh_per_second=4, get_renderable=self._live_line
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -55,7 +38,7 @@ class SweepLog:
             self._printed_at = time.monotonic()
             self._console.print(progress_text(progress), soft_wrap=True)
 
-    def _live_line(self) -> Text:
+    def live_line(self) -> Text:
         text = "starting" if self._progress is None else progress_text(self._progress)
         return Text(text, style="dim")
 

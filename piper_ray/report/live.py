@@ -1,0 +1,44 @@
+"""A line at the foot of a terminal that is always taken down; nothing where there is no terminal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TypeVar
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+_REFRESH_PER_S = 8
+_Log = TypeVar("_Log", bound="LiveLog")  # typing has Self from Python 3.11 on
+
+
+class LiveLog(ABC):
+    """A log on ``console`` with such a line, shown while the context lasts."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    @abstractmethod
+    def live_line(self) -> Text:
+        """What the line says; asked for often, so that a clock in it runs while nothing happens."""
+
+    def __enter__(self: _Log) -> _Log:  # noqa: PYI019 - the same reason
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                console=self._console,
+                transient=True,
+                refresh_per_second=_REFRESH_PER_S,
+                get_renderable=self.live_line,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
