@@ -16,6 +16,7 @@ from piper_ray.errors import (
     CheckpointLost,
     CheckpointRefused,
     ClusterError,
+    DatasetDamaged,
     Fault,
     InfeasibleError,
     InputError,
@@ -84,6 +85,7 @@ __all__ = [
     "ClusterError",
     "CheckpointRefused",
     "CheckpointLost",
+    "DatasetDamaged",
     "__version__",
 ]
 

@@ -86,5 +86,17 @@ class CheckpointRefused(UsageError):
     """A checkpoint that cannot be opened: of another input or other options, in use, or not to be read or written."""
 
 
+class DatasetDamaged(UsageError):
+    """Parts of a sweep's dataset are not as they were written, or are missing; ``damage`` says which, in words."""
+
+    def __init__(self, location: str, damage: Iterable[str]) -> None:
+        self.damage: Sequence[str] = tuple(damage)
+        super().__init__(
+            f"the dataset at {location} is damaged:\n"
+            + "\n".join(f"  {text}" for text in self.damage)
+            + "\nRows of these are left out; the same `piper-ray sweep` with --resume solves their points again"
+        )
+
+
 class CheckpointLost(ClusterError):
     """Another solve has taken over the checkpoint: this one must not write any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,31 @@ def content(location: Path | str) -> list[dict[str, Any]]:
     table = read_dataset(location).drop_columns(list(RUN_COLUMNS))
     rows: list[dict[str, Any]] = table.sort_by([(name, "ascending") for name in ("workload", *ORDER)]).to_pylist()
     return rows
+
+
+def dataset_row(number: int, workload: str = "a") -> dict[str, object]:
+    """Values for what may not be null, and a few others."""
+    return {
+        "workload": workload,
+        "input_hash": f"{workload} {number}",
+        "graph_hash": "graph",
+        "planner": "piper",
+        "devices": number + 1,
+        "microbatches": 2,
+        "memory_bytes": 1.0,
+        "bandwidth_bytes_per_s": 1.0,
+        "tensor_parallelism": True,
+        "data_parallelism": True,
+        "recompute": "auto",
+        "gap_limit": 0.0,
+        "status": "optimal",
+        "time_per_sample_s": 1.0 / (number + 3),
+        "version": "1",
+        "kernels": "k",
+        "seconds": 0.1,
+        "attempts": 1,
+        "spread": False,
+        "host": "h",
+        "runtime": "r",
+        "finished_at": datetime(2026, 1, 1, tzinfo=timezone.utc),
+    }

@@ -18,7 +18,7 @@ from piper_ray.checkpoint.encoding import EvaluationKey, encode_levels, encode_o
 from piper_ray.checkpoint.identity import Identity
 from piper_ray.checkpoint.lease import Lease
 from piper_ray.checkpoint.names import LEVELS, OUTCOMES, StateFile, state_files
-from piper_ray.checkpoint.records import Records, Saved
+from piper_ray.checkpoint.records import Records, Saved, prune, write
 from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
 from piper_ray.errors import CheckpointLost, CheckpointRefused
 from piper_ray.kernels.types import LevelStates
@@ -58,7 +58,6 @@ class Checkpoint:
         self._location = location
         self._identity = identity
         self._lease = lease
-        self._records = Records(folder, location, identity, on_warning)
         self._outcomes = saved.outcomes
         self._levels = saved.levels
         self._levels_key = saved.levels[0] if saved.levels else None  # whose levels are in the newest file of them
@@ -103,7 +102,7 @@ class Checkpoint:
             if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
                 saved = records.load()
             checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
-            records.prune(saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
+            prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
             return checkpoint
         except BaseException as error:
             lease.release()
@@ -184,7 +183,7 @@ class Checkpoint:
             names = self._folder.names()
             self._lease.check(names)
             self._sequence += 1
-            file = self._records.write(kind, self._lease.epoch, self._sequence, content())
+            file = write(self._folder, kind, self._lease.epoch, self._sequence, content())
         except OSError as error:
             if not self._failing:
                 self._on_warning(
@@ -194,7 +193,7 @@ class Checkpoint:
             return False
         else:
             self._failing = False
-            self._records.prune([*state_files(names), file], self._is_obsolete)
+            prune(self._folder, [*state_files(names), file], self._is_obsolete)
             return True
         finally:
             self._written_at = self._clock.monotonic()

@@ -85,7 +85,9 @@ def encode_levels(identity: Facts, key: EvaluationKey, states: LevelStates) -> b
     row = pa.record_batch({name: _one_list(values) for name, values in states._asdict().items()})
     row = row.replace_schema_metadata({_IDENTITY: json.dumps(identity), _KEY: json.dumps(key)})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, row.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    # In this thread alone, as in reading: one of Arrow's that outlived it could take the interpreter down at its exit.
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    with pa.ipc.new_file(sink, row.schema, options=options) as writer:
         writer.write_batch(row)
     content: bytes = sink.getvalue().to_pybytes()
     return content
@@ -93,19 +95,21 @@ def encode_levels(identity: Facts, key: EvaluationKey, states: LevelStates) -> b
 
 def identity_of_levels(content: bytes) -> Facts:
     """As ``identity_of_outcomes``."""
-    import pyarrow as pa
-
-    facts: Facts = json.loads(pa.ipc.open_file(content).schema.metadata[_IDENTITY])
+    facts: Facts = json.loads(_reader(content).schema.metadata[_IDENTITY])
     return facts
 
 
 def decode_levels(content: bytes) -> tuple[EvaluationKey, LevelStates]:
-    import pyarrow as pa
-
-    reader = pa.ipc.open_file(content)
+    reader = _reader(content)
     row = reader.get_batch(0)
     arrays = [row.column(name).values.to_numpy().astype(np.int64) for name in LevelStates._fields]
     return EvaluationKey(*json.loads(reader.schema.metadata[_KEY])), LevelStates(*arrays)
+
+
+def _reader(content: bytes) -> pa.ipc.RecordBatchFileReader:
+    import pyarrow as pa
+
+    return pa.ipc.open_file(content, options=pa.ipc.IpcReadOptions(use_threads=False))
 
 
 def _one_list(values: IndexArray) -> pa.LargeListArray:

@@ -2,10 +2,12 @@
 
     outcomes.000003.000017.CHECKSUM.json    every finished evaluation
     levels.000003.000018.CHECKSUM.arrow     finished levels of the evaluation under way
+    parts.000003.000019.CHECKSUM.json       of a sweep's dataset: its parts (``sweep.manifest``)
     lease.000003.DRIVER.json                the driver that writes, rewritten every few seconds
     claim.000003.DRIVER.json                a driver that is about to
 
-The first number is the epoch, one higher with each driver; the second counts a driver's writes.
+The first number is the epoch, one higher with each driver; the second counts a driver's writes. A name that differs
+from these in any way, as by one zero less, is somebody else's.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-OUTCOMES, LEVELS = "outcomes", "levels"
+OUTCOMES, LEVELS, PARTS = "outcomes", "levels", "parts"
 LEASE, CLAIM = "lease", "claim"
 UNFINISHED = ".tmp"
 """What a file's name ends with until it is whole."""
 
-_SUFFIX = {OUTCOMES: "json", LEVELS: "arrow"}
-_STATE = re.compile(r"(outcomes|levels)\.(\d+)\.(\d+)\.([0-9a-f]{32})\.(json|arrow)")
-_DRIVER = re.compile(r"(lease|claim)\.(\d+)\.([0-9a-f]{32})\.json")
+_SUFFIX = {OUTCOMES: "json", LEVELS: "arrow", PARTS: "json"}
+_STATE = re.compile(r"(outcomes|levels|parts)\.([0-9]+)\.([0-9]+)\.([0-9a-f]{32})\.(?:json|arrow)")
+_DRIVER = re.compile(r"(lease|claim)\.([0-9]+)\.([0-9a-f]{32})\.json")
 
 
 class StateFile(NamedTuple):
@@ -66,12 +68,13 @@ def checksum(content: bytes) -> str:
 def state_files(names: Iterable[str]) -> list[StateFile]:
     """Newest first."""
     matches = [match for name in names if (match := _STATE.fullmatch(name))]
-    files = [StateFile(m[1], int(m[2]), int(m[3]), m[4]) for m in matches if _SUFFIX[m[1]] == m[5]]
+    files = [file for m in matches if (file := StateFile(m[1], int(m[2]), int(m[3]), m[4])).name == m[0]]
     return sorted(files, key=lambda file: file.age, reverse=True)
 
 
 def driver_files(names: Iterable[str]) -> list[DriverFile]:
-    return [DriverFile(m[1], int(m[2]), m[3]) for name in names if (m := _DRIVER.fullmatch(name))]
+    matches = [match for name in names if (match := _DRIVER.fullmatch(name))]
+    return [file for m in matches if (file := DriverFile(m[1], int(m[2]), m[3])).name == m[0]]
 
 
 def highest_epoch(names: Iterable[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -33,12 +34,49 @@ class Saved:
     damaged: set[StateFile] = field(default_factory=set)
 
 
-class _Vanished(Exception):
+class Vanished(Exception):
     """A driver that was at work deleted a file between its listing and its reading."""
 
 
+def read_newest(
+    folder: Folder, files: Iterable[StateFile], kind: str, on_damaged: Callable[[StateFile], None]
+) -> bytes | None:
+    """The content of the newest whole file of a kind, if any. files: newest first. on_damaged: of those passed over.
+
+    Raises Vanished.
+    """
+    for file in files:
+        if file.kind != kind:
+            continue
+        content = folder.read(file.name)
+        if content is None:
+            raise Vanished
+        if checksum(content) == file.checksum:
+            return content
+        on_damaged(file)
+    return None
+
+
+def write(folder: Folder, kind: str, epoch: int, sequence: int, content: bytes) -> StateFile:
+    """Durable when it returns."""
+    file = StateFile(kind, epoch, sequence, checksum(content))
+    folder.put(file.name, content, durable=True)
+    return file
+
+
+def prune(folder: Folder, files: Iterable[StateFile], obsolete: Callable[[StateFile], bool]) -> None:
+    """Deletes, of ``files``, the obsolete ones and those with newer ones enough. What cannot be deleted stays."""
+    kept: Counter[str] = Counter()
+    for file in sorted(files, key=lambda file: file.age, reverse=True):
+        if kept[file.kind] < _KEPT and not obsolete(file):
+            kept[file.kind] += 1
+            continue
+        with contextlib.suppress(OSError):
+            folder.delete(file.name)
+
+
 class Records:
-    """The files of one checkpoint. Whoever writes holds the lease."""
+    """What the files of one checkpoint say."""
 
     def __init__(self, folder: Folder, location: str, identity: Identity, on_warning: Callable[[str], None]) -> None:
         self._folder = folder
@@ -59,37 +97,15 @@ class Records:
                 if content is not None:
                     self._identity.require(identity_of_levels(content), self._location)
                     saved.levels = decode_levels(content)
-            except _Vanished:
+            except Vanished:
                 continue
             return saved
 
     def _newest(self, kind: str, saved: Saved) -> bytes | None:
-        for file in saved.files:
-            if file.kind != kind:
-                continue
-            content = self._folder.read(file.name)
-            if content is None:
-                raise _Vanished
-            if checksum(content) == file.checksum:
-                return content
+        def damaged(file: StateFile) -> None:
             saved.damaged.add(file)
             self._on_warning(
                 f"{file.name} of the checkpoint at {self._location} is damaged; what was saved before it is used"
             )
-        return None
 
-    def write(self, kind: str, epoch: int, sequence: int, content: bytes) -> StateFile:
-        """Durable when it returns."""
-        file = StateFile(kind, epoch, sequence, checksum(content))
-        self._folder.put(file.name, content, durable=True)
-        return file
-
-    def prune(self, files: Iterable[StateFile], obsolete: Callable[[StateFile], bool]) -> None:
-        """Deletes, of ``files``, the obsolete ones and those with newer ones enough. What cannot be deleted stays."""
-        kept = {OUTCOMES: 0, LEVELS: 0}
-        for file in sorted(files, key=lambda file: file.age, reverse=True):
-            if kept[file.kind] < _KEPT and not obsolete(file):
-                kept[file.kind] += 1
-                continue
-            with contextlib.suppress(OSError):
-                self._folder.delete(file.name)
+        return read_newest(self._folder, saved.files, kind, damaged)

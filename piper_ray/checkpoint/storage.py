@@ -21,7 +21,9 @@ _CREDENTIALS = re.compile(r"//[^/]*@")
 class Folder(Protocol):
     """Files by name. Each method raises OSError if the storage fails."""
 
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        """Of files alone: a folder within is nobody's business here."""
+        ...
 
     def read(self, name: str) -> bytes | None:
         """None if there is no such file."""
@@ -81,7 +83,8 @@ class LocalFolder:
             _sync_folder(folder.parent)
 
     def names(self) -> list[str]:
-        return [path.name for path in self._path.iterdir()]
+        with os.scandir(self._path) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -137,7 +140,8 @@ class RemoteFolder:
     def names(self) -> list[str]:
         with _as_os_error():
             selector = self._fs.FileSelector(self._path, allow_not_found=True)
-            return [info.base_name for info in self._filesystem.get_file_info(selector)]
+            found = self._filesystem.get_file_info(selector)
+        return [info.base_name for info in found if info.type == self._fs.FileType.File]
 
     def read(self, name: str) -> bytes | None:
         try:

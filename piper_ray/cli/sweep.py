@@ -5,12 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from piper_ray.cli.cluster import others_on_stderr
-from piper_ray.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
+
+if TYPE_CHECKING:
+    from piper_ray.report.sweep_tables import Table
+    from piper_ray.sweep.findings import Record
 
 Storage = Annotated[
     str,
@@ -106,12 +110,14 @@ def sweep_report(
     """Show what a sweep found: planners compared, best plans, throughput by devices, errors."""
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_table
-    from piper_ray.report.sweep_tables import points_csv, tables
-    from piper_ray.sweep.dataset import read_dataset
+    from piper_ray.report.sweep_tables import tables
+    from piper_ray.sweep.dataset import read_whole_parts
     from piper_ray.sweep.findings import COLUMNS, records_of
 
-    records = records_of(read_dataset(storage, COLUMNS))
+    rows, damage = read_whole_parts(storage, COLUMNS)
+    records = records_of(rows)
     if not records:
+        _end_with(storage, damage)
         typer.echo("piper-ray: the dataset holds no points yet", err=True)
         return
     screen = console()
@@ -121,12 +127,17 @@ def sweep_report(
             screen.print()
         screen.print(table.title, style="bold", soft_wrap=True)
         print_table(screen, table.lines())
-    if out is None:
-        return
+    if out is not None:
+        _write_report(out, records, found)
+    _end_with(storage, damage)
+
+
+def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
     from piper_ray.plots.style import save
     from piper_ray.plots.sweep import figures
     from piper_ray.report.document import write_atomically
     from piper_ray.report.figures import plural
+    from piper_ray.report.sweep_tables import points_csv
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -139,3 +150,11 @@ def sweep_report(
         save(figure, out / f"{name}.png")
         plots += 1
     typer.echo(f"\n{out}: tables.md, points.csv, {plural(plots, 'plot')}")
+
+
+def _end_with(storage: str, damage: list[str]) -> None:
+    """What is shown is of the parts that are whole: an error unless these are all."""
+    from piper_ray.checkpoint.storage import shown
+
+    if damage:
+        raise DatasetDamaged(shown(storage), damage)

@@ -1,27 +1,28 @@
 """A sweep's dataset on any storage: rows are added in small files, each written whole, and merged now and then.
 
-    STORAGE/workload=bert32/part-000001-000012.E0001.parquet     rows of the files 1 to 12, which it replaces
-    STORAGE/workload=bert32/part-000013-000013.E0001.parquet     rows of one write, by driver 1
-    STORAGE/_sweep/sweep.json                                    what the dataset is; readers pass over "_" names
-    STORAGE/_sweep/lease.*                                       the driver that writes (``checkpoint.claim``)
+    STORAGE/workload=bert32/part-000001-000012.E0001.CHECKSUM.parquet     rows of the files 1 to 12, which it replaces
+    STORAGE/workload=bert32/part-000013-000013.E0001.CHECKSUM.parquet     rows of one write, by driver 1
+    STORAGE/_sweep/parts.000001.000014.CHECKSUM.json                      which parts there are (``manifest``)
+    STORAGE/_sweep/lease.*                                                the driver that writes (``checkpoint.claim``)
+    STORAGE/_sweep/damaged.bert32.part-*                                  parts that were found damaged, kept aside
 
-A file that lies within the numbers of another is obsolete: its rows are in that one. So merging writes first and
-deletes then, and a driver that is killed in between leaves nothing wrong behind.
+Readers pass over "_" names. A part that lies within the numbers of another is obsolete: its rows are in that one. So
+merging writes first and deletes then, and a driver that is killed in between leaves nothing wrong behind. Only files of
+these very names are ever deleted: whatever else lies in the folders is somebody else's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, final
+from typing import final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,14 +31,15 @@ from pyarrow import ArrowException, fs
 import piper_ray
 from piper_ray.checkpoint.claim import acquire
 from piper_ray.checkpoint.lease import Lease
+from piper_ray.checkpoint.names import StateFile
+from piper_ray.checkpoint.records import Vanished
 from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
-from piper_ray.errors import CheckpointRefused, UsageError
-from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, SCHEMA_VERSION, table_of
+from piper_ray.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
+from piper_ray.sweep.columns import ORDER, PARTITION, table_of
+from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
+from piper_ray.sweep.manifest import BEFORE_MANIFESTS, FORMAT, Manifest, read_manifest, write_manifest
+from piper_ray.sweep.parts import Part, parts, unfinished_before
 
-_CONTROL = "_sweep"
-_ABOUT = "sweep.json"
-_PARTITION = "workload="
-_PART = re.compile(r"part-(\d+)-(\d+)\.E(\d+)\.parquet")
 _READINGS = 5
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -48,55 +50,94 @@ FILE_ROWS = 50_000
 """At most of a merged file: a plan takes a few KB."""
 
 
-class _Part(NamedTuple):
-    first: int
-    last: int
-    epoch: int
-
-    @property
-    def name(self) -> str:
-        return f"part-{self.first:06}-{self.last:06}.E{self.epoch:04}.parquet"
-
-    def replaces(self, other: _Part) -> bool:
-        return self != other and self.first <= other.first and other.last <= self.last and self.span > other.span
-
-    @property
-    def span(self) -> int:
-        return self.last - self.first
-
-
 def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = None) -> pa.Table:
     """All rows, with the workload's label as the first column. Safe while a sweep goes on.
 
-    Raises UsageError if there is no dataset, or one of a later version.
+    Raises DatasetDamaged, which names them, if parts are damaged or missing; UsageError if there is no dataset, or one
+    of another format.
     """
+    table, damage = read_whole_parts(location, columns)
+    if damage:
+        raise DatasetDamaged(shown(os.fspath(location)), damage)
+    return table
+
+
+def read_whole_parts(location: str | os.PathLike[str], columns: list[str] | None = None) -> tuple[pa.Table, list[str]]:
+    """The same, but for damage: the rows of all parts that are whole, and what is damaged or missing, in words."""
     text = os.fspath(location)
     try:
-        filesystem, root = _resolve(text)
-        if filesystem.get_file_info(root).type != fs.FileType.Directory:
-            raise UsageError(f"{shown(text)}: there is no dataset of a sweep")
-        about = open_folder(f"{root}/{_CONTROL}", filesystem).read(_ABOUT)
-        if about is None:
-            raise UsageError(f"{shown(text)}: there is no dataset of a sweep")
-        _check_version(_decoded(about), text)
-        tables = [_labelled(label, _read_all(folder, columns)) for label, folder in _folders(filesystem, root).items()]
+        contents = _read_at_rest(*_resolve(text), text, columns)
     except (OSError, ArrowException) as error:
         raise UsageError(f"{shown(text)}: cannot be read: {_reason(error)}") from error
-    return pa.concat_tables([_labelled("", _schema(columns).empty_table()), *tables])
+    tables = [_labelled("", schema_of(columns).empty_table())]
+    for label, of_label in contents.of_label.items():
+        rows = pa.concat_tables([schema_of(columns).empty_table(), *of_label.whole.values()])
+        tables.append(_labelled(label, _distinct(rows)))
+    return pa.concat_tables(tables), contents.damage
+
+
+def _read_at_rest(filesystem: fs.FileSystem, root: str, location: str, columns: list[str] | None) -> Contents:
+    """Again if a sweep at work has merged files meanwhile."""
+    for folder in (root, f"{root}/{CONTROL}"):
+        if filesystem.get_file_info(folder).type != fs.FileType.Directory:
+            raise UsageError(f"{shown(location)}: there is no dataset of a sweep")
+    for _ in range(_READINGS):
+        contents = _read_once(filesystem, root, location, columns)
+        if contents is not None:
+            return contents
+    raise FileNotFoundError("its files change too fast")
+
+
+def _read_once(filesystem: fs.FileSystem, root: str, location: str, columns: list[str] | None) -> Contents | None:
+    try:
+        _check_format(open_folder(f"{root}/{CONTROL}", filesystem), location)
+        contents = read_contents(filesystem, root, columns)
+    except Vanished:
+        return None
+    if contents.found.manifest is None and not contents.damage:
+        raise UsageError(f"{shown(location)}: there is no dataset of a sweep")
+    return contents
+
+
+def _check_format(control: Folder, location: str) -> Manifest | None:
+    """The newest manifest, if one can be read. Raises UsageError if it is of another format."""
+    manifest = read_manifest(control).manifest
+    if manifest is None and BEFORE_MANIFESTS in control.names():
+        raise UsageError(
+            f"{shown(location)}: a dataset of format 1, whose files have no checksums, so that nobody can tell whether "
+            "they are as they were written. pyarrow.parquet.read_table reads it; for rows that are checked, run its "
+            "sweep on another storage"
+        )
+    if manifest is not None and manifest.format != FORMAT:
+        raise UsageError(f"{shown(location)}: a dataset of format {manifest.format}; this piper_ray knows {FORMAT}")
+    return manifest
 
 
 @final
 class Dataset:
     """A dataset that only this process writes. ``open`` makes one; ``close`` gives it up, as does ``with``."""
 
-    def __init__(self, location: str, filesystem: fs.FileSystem, root: str, control: Folder, lease: Lease) -> None:
+    def __init__(
+        self,
+        location: str,
+        filesystem: fs.FileSystem,
+        root: str,
+        control: Folder,
+        lease: Lease,
+        on_warning: Callable[[str], None],
+    ) -> None:
         self._location = location
         self._filesystem = filesystem
         self._root = root
         self._control = control
         self._lease = lease
-        self._folders = _folders(filesystem, root)
-        self._rows: defaultdict[str, dict[_Part, int]] = defaultdict(dict)
+        self._on_warning = on_warning
+        self._name = ""
+        self._folders = folders(filesystem, root)
+        self._rows: defaultdict[str, dict[Part, int]] = defaultdict(dict)
+        self._damaged: dict[str, set[Part]] = defaultdict(set)  # since they were written, found in merging
+        self._damaged_manifests: list[StateFile] = []
+        self._sequence = 0
         self._next = 1
         self.finished: set[str] = set()
         """Input hashes of the points on record."""
@@ -107,13 +148,15 @@ class Dataset:
     ) -> Dataset:
         """The dataset at a folder's path or URI (file, s3, gs), begun if there is none.
 
+        Parts that are damaged are told of and kept aside: their points count as not yet solved.
+
         Raises CheckpointRefused if another sweep writes it, if it holds points and ``resume`` is not given, if another
         version of piper_ray made it, and if the location cannot be read and written.
         """
         text = os.fspath(location)
         try:
             filesystem, root = _resolve(text)
-            control = open_folder(f"{root}/{_CONTROL}", filesystem)
+            control = open_folder(f"{root}/{CONTROL}", filesystem)
             lease = acquire(control, time, on_warning)
         except CheckpointRefused as refused:
             raise CheckpointRefused(
@@ -121,111 +164,162 @@ class Dataset:
             ) from None
         except (OSError, ArrowException) as error:
             raise CheckpointRefused(f"the dataset at {shown(text)} cannot be used: {_reason(error)}") from error
-        dataset = cls(text, filesystem, root, control, lease)
+        dataset = cls(text, filesystem, root, control, lease, on_warning)
         try:
             dataset._take_up(name, resume)
         except BaseException as error:
             lease.release()
-            if isinstance(error, (OSError, ArrowException)):
+            if isinstance(error, (OSError, ArrowException, Vanished)):
                 raise CheckpointRefused(f"the dataset at {shown(text)} cannot be used: {_reason(error)}") from error
             raise
         return dataset
 
     def _take_up(self, name: str, resume: bool) -> None:
-        about = self._control.read(_ABOUT)
-        if about is None:
-            made = {"format": SCHEMA_VERSION, "piper_ray": piper_ray.__version__, "name": name}
-            self._control.put(_ABOUT, json.dumps(made).encode(), durable=True)
-        else:
-            found = _decoded(about)
-            _check_version(found, self._location)
-            if found.get("piper_ray") != piper_ray.__version__:
-                raise CheckpointRefused(
-                    f"the dataset at {shown(self._location)} was made by piper_ray {found.get('piper_ray')}, this is "
-                    f"{piper_ray.__version__}: give another storage"
-                )
-        for label, folder in self._folders.items():
-            names = folder.names()
-            current = _current(names)
-            for part in current:
-                hashes = _read(folder, part, ["input_hash"]).column("input_hash").to_pylist()
-                self.finished.update(hashes)
-                self._rows[label][part] = len(hashes)
-            if self.finished and not resume:
-                raise CheckpointRefused(
-                    f"the dataset at {shown(self._location)} holds finished points: add --resume to go on with it, or "
-                    "give another storage"
-                )
-            parts = _parts(names)
-            self._next = max([self._next, *(part.last + 1 for part in parts)])
-            for left in set(names) - {part.name for part in current}:  # by a driver that was killed
-                folder.delete(left)
+        listed = self._check_made_by_us()
+        if not resume and (listed or any(parts(folder.names()) for folder in self._folders.values())):
+            raise CheckpointRefused(
+                f"the dataset at {shown(self._location)} holds finished points: add --resume to go on with it, or "
+                "give another storage"
+            )
+        contents = read_contents(self._filesystem, self._root, ["input_hash"])
+        found = contents.found
+        self._damaged_manifests = found.damaged
+        self._name = name if found.manifest is None else found.manifest.name
+        for label, of_label in contents.of_label.items():
+            for part, rows in of_label.whole.items():
+                self.finished.update(rows.column("input_hash").to_pylist())
+                self._rows[label][part] = len(rows)
+            known = [*of_label.whole, *of_label.obsolete, *of_label.damaged]
+            self._next = max([self._next, *(part.last + 1 for part in known)])
+        for text in contents.manifest_damage:
+            self._on_warning(text)
+        for (_, part), text in (*contents.damaged(), *contents.missing()):
+            self._on_warning(f"{text}: what it held is solved again")
+            self._next = max(self._next, part.last + 1)
+        self._write_manifest()
+        for label, of_label in contents.of_label.items():
+            for part in of_label.damaged:
+                self._keep_aside(label, part)
+            for name in (
+                *(part.name for part in of_label.obsolete),
+                *unfinished_before(of_label.folder.names(), self._lease.epoch),
+            ):  # by a driver that was killed
+                of_label.folder.delete(name)
+
+    def _check_made_by_us(self) -> bool:
+        """Whether the manifest lists any parts."""
+        manifest = _check_format(self._control, self._location)
+        if manifest is None:
+            return False
+        if manifest.made_by != piper_ray.__version__:
+            raise CheckpointRefused(
+                f"the dataset at {shown(self._location)} was made by piper_ray {manifest.made_by}, this is "
+                f"{piper_ray.__version__}: give another storage"
+            )
+        return any(manifest.rows.values())
+
+    def _keep_aside(self, label: str, part: Part) -> None:
+        """Out of the way of readers that check nothing; perhaps somebody wants to look at it."""
+        folder = self._folders[label]
+        content = folder.read(part.name)
+        if content is not None:
+            self._control.put(f"damaged.{label}.{part.name}", content, durable=True)
+            folder.delete(part.name)
 
     def add(self, rows: Iterable[dict[str, object]]) -> None:
         """Durable when it returns. Raises CheckpointLost if another sweep took over, CheckpointRefused if it fails."""
         by_label: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
         for row in rows:
             by_label[str(row["workload"])].append(row)
-        try:
-            self._lease.check(self._control.names())
+        with self._storage("cannot be written: {}; what was written before is kept"):
+            self._check_lease()
             for label, of_label in by_label.items():
-                part = _Part(self._next, self._next, self._lease.epoch)
+                part = self._write(label, self._next, self._next, table_of(of_label))
                 self._next += 1
-                self._write(label, part, table_of(of_label))
                 self._rows[label][part] = len(of_label)
+            self._write_manifest()
+            for of_label in by_label.values():
                 self.finished.update(str(row["input_hash"]) for row in of_label)
+            for label in by_label:
                 if sum(part.first == part.last for part in self._rows[label]) >= MERGE_AT:
                     self._merge(label, lambda part: part.first == part.last)
-        except (OSError, ArrowException) as error:
-            raise CheckpointRefused(
-                f"the dataset at {shown(self._location)} cannot be written: {_reason(error)}; what was written before "
-                "is kept"
-            ) from error
 
     def compact(self) -> None:
         """One file for each workload, or several of up to ``FILE_ROWS`` rows, in the order of ``columns.ORDER``."""
-        try:
-            self._lease.check(self._control.names())
+        with self._storage("could not be compacted: {}; all points are in it"):
+            self._check_lease()
             for label in self._folders:
                 self._merge(label, lambda part: True)  # noqa: ARG005 - all of them
-        except (OSError, ArrowException) as error:
-            raise CheckpointRefused(
-                f"the dataset at {shown(self._location)} could not be compacted: {_reason(error)}; all points are in it"
-            ) from error
+        if any(self._damaged.values()):
+            damage = [f"{FOLDER}{label}/{part.name}" for label, found in self._damaged.items() for part in found]
+            raise DatasetDamaged(shown(self._location), [f"{name} was altered after it was written" for name in damage])
 
-    def _merge(self, label: str, may_join: Callable[[_Part], bool]) -> None:
+    @contextlib.contextmanager
+    def _storage(self, otherwise: str) -> Iterator[None]:
+        """What goes wrong with the storage, in words."""
+        try:
+            yield
+        except (OSError, ArrowException, Vanished) as error:
+            text = otherwise.format(_reason(error))
+            raise CheckpointRefused(f"the dataset at {shown(self._location)} {text}") from error
+
+    def _check_lease(self) -> None:
+        try:
+            self._lease.check(self._control.names())
+        except CheckpointLost as lost:
+            raise CheckpointLost(
+                str(lost).replace("solve", "sweep").replace("this checkpoint", f"the dataset at {self._location}")
+            ) from None
+
+    def _write_manifest(self) -> None:
+        self._sequence += 1
+        manifest = Manifest(piper_ray.__version__, self._name, self._rows)
+        names = self._control.names()
+        write_manifest(self._control, names, manifest, self._lease.epoch, self._sequence, self._damaged_manifests)
+
+    def _merge(self, label: str, may_join: Callable[[Part], bool]) -> None:
         """Each run of neighbours that fits into a file becomes one: a file's numbers span no other's."""
-        run: list[_Part] = []
+        run: list[Part] = []
         for part in sorted(self._rows[label]):
             fits = sum(self._rows[label][of_run] for of_run in [*run, part]) <= FILE_ROWS
-            if not (fits and may_join(part)):
+            joins = may_join(part) and part not in self._damaged[label]
+            if not (fits and joins):
                 self._replace(label, run)
                 run = []
-            if may_join(part):
+            if joins:
                 run.append(part)
         self._replace(label, run)
 
-    def _replace(self, label: str, run: list[_Part]) -> None:
-        """The files of a run by one."""
+    def _replace(self, label: str, run: list[Part]) -> None:
+        """The parts of a run by one; none if one of them is damaged."""
         if len(run) < 2:
             return
         folder = self._folders[label]
-        merged = _Part(run[0].first, max(part.last for part in run), self._lease.epoch)
-        table = _distinct(pa.concat_tables([_read(folder, part, None) for part in run]))
-        self._write(label, merged, table)
+        read = {part: read_part(folder, label, part, None) for part in run}
+        damaged = [part for part, rows in read.items() if rows is None]
+        if damaged:
+            self._damaged[label].update(damaged)
+            return
+        table = _distinct(pa.concat_tables([*read.values()]))
+        merged = self._write(label, run[0].first, max(part.last for part in run), table)
         for part in run:
             del self._rows[label][part]
+        self._rows[label][merged] = len(table)
+        self._write_manifest()
+        for part in run:
             if part != merged:
                 with contextlib.suppress(OSError):  # obsolete by its name
                     folder.delete(part.name)
-        self._rows[label][merged] = len(table)
 
-    def _write(self, label: str, part: _Part, table: pa.Table) -> None:
+    def _write(self, label: str, first: int, last: int, table: pa.Table) -> Part:
         if label not in self._folders:
-            self._folders[label] = open_folder(f"{self._root}/{_PARTITION}{label}", self._filesystem)
+            self._folders[label] = open_folder(f"{self._root}/{FOLDER}{label}", self._filesystem)
         sink = io.BytesIO()
         pq.write_table(table.sort_by([(name, "ascending") for name in ORDER]), sink, compression="zstd")
-        self._folders[label].put(part.name, sink.getvalue(), durable=True)
+        content = sink.getvalue()
+        part = Part.of(label, first, last, self._lease.epoch, content)
+        self._folders[label].put(part.name, content, durable=True)
+        return part
 
     def close(self) -> None:
         """Lets other sweeps open the dataset."""
@@ -250,52 +344,6 @@ def _resolve(location: str) -> tuple[fs.FileSystem, str]:
     return filesystem, path.rstrip("/")
 
 
-def _folders(filesystem: fs.FileSystem, root: str) -> dict[str, Folder]:
-    """By label, in alphabetical order."""
-    infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-    labels = sorted(
-        info.base_name.removeprefix(_PARTITION)
-        for info in infos
-        if info.type == fs.FileType.Directory and info.base_name.startswith(_PARTITION)
-    )
-    return {label: open_folder(f"{root}/{_PARTITION}{label}", filesystem) for label in labels}
-
-
-def _parts(names: Iterable[str]) -> list[_Part]:
-    matches = [match for name in names if (match := _PART.fullmatch(name))]
-    return [_Part(int(m[1]), int(m[2]), int(m[3])) for m in matches]
-
-
-def _current(names: Iterable[str]) -> list[_Part]:
-    parts = sorted(_parts(names))
-    return [part for part in parts if not any(other.replaces(part) for other in parts)]
-
-
-def _read_all(folder: Folder, columns: list[str] | None) -> pa.Table:
-    """A file that a sweep at work has merged meanwhile is looked for again."""
-    for attempt in range(_READINGS):
-        parts = _current(folder.names())
-        try:
-            tables = [_read(folder, part, columns) for part in parts]
-        except FileNotFoundError:
-            if attempt == _READINGS - 1:
-                raise
-        else:
-            return _distinct(pa.concat_tables([_schema(columns).empty_table(), *tables]))
-    raise AssertionError("unreachable")
-
-
-def _read(folder: Folder, part: _Part, columns: list[str] | None) -> pa.Table:
-    content = folder.read(part.name)
-    if content is None:
-        raise FileNotFoundError(f"{part.name} has gone")
-    return pq.read_table(pa.BufferReader(content), columns=columns).cast(_schema(columns))
-
-
-def _schema(columns: list[str] | None) -> pa.Schema:
-    return SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
-
-
 def _distinct(table: pa.Table) -> pa.Table:
     """A point counts once, also where a driver that was taken for dead had written it too."""
     if "input_hash" not in table.column_names:
@@ -307,22 +355,6 @@ def _distinct(table: pa.Table) -> pa.Table:
 
 def _labelled(label: str, table: pa.Table) -> pa.Table:
     return table.add_column(0, PARTITION, pa.array([label] * len(table), PARTITION.type))
-
-
-def _decoded(about: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(about)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
-
-
-def _check_version(about: dict[str, object], location: str) -> None:
-    if about.get("format") != SCHEMA_VERSION:
-        raise UsageError(
-            f"{shown(location)}: a dataset of format {about.get('format', 'unknown')}; this piper_ray knows "
-            f"{SCHEMA_VERSION}"
-        )
 
 
 def _reason(error: BaseException) -> str:

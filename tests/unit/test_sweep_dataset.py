@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,15 @@ import pytest
 from pyarrow import fs
 
 from piper_ray import CheckpointRefused, UsageError
+from piper_ray.checkpoint.names import PARTS, StateFile, checksum
+from piper_ray.checkpoint.storage import open_folder
 from piper_ray.sweep import columns, dataset
 from piper_ray.sweep.columns import ORDER, RUN_COLUMNS, SCHEMA
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from tests.checkpoint_support import Clock, ObjectStore, ignored, unexpected
+from tests.sweep_support import dataset_row as row
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def row(number: int, workload: str = "a") -> dict[str, object]:
-    """Values for what may not be null, and a few others."""
-    return {
-        "workload": workload,
-        "input_hash": f"{workload} {number}",
-        "graph_hash": "graph",
-        "planner": "piper",
-        "devices": number + 1,
-        "microbatches": 2,
-        "memory_bytes": 1.0,
-        "bandwidth_bytes_per_s": 1.0,
-        "tensor_parallelism": True,
-        "data_parallelism": True,
-        "recompute": "auto",
-        "gap_limit": 0.0,
-        "status": "optimal",
-        "time_per_sample_s": 1.0 / (number + 3),
-        "version": "1",
-        "kernels": "k",
-        "seconds": 0.1,
-        "attempts": 1,
-        "spread": False,
-        "host": "h",
-        "runtime": "r",
-        "finished_at": datetime(2026, 1, 1, tzinfo=timezone.utc),
-    }
 
 
 def opened(location: Path | str, *, resume: bool = False, on_warning: Callable[[str], None] = unexpected) -> Dataset:
@@ -240,9 +214,24 @@ def test_of_another_version_it_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("piper_ray.__version__", "99")
     with pytest.raises(CheckpointRefused, match=r"was made by piper_ray 0\.1\.0, this is 99: give another storage"):
         opened(tmp_path, resume=True)
-    (tmp_path / "_sweep" / "sweep.json").write_text('{"format": 7}')
-    with pytest.raises(UsageError, match="a dataset of format 7"):
-        read_dataset(tmp_path)
+
+
+def test_of_another_format_it_is_refused_in_words(tmp_path: Path) -> None:
+    """Format 1 had no checksums: nothing in it can be trusted to be what was written."""
+    control = open_folder(str(tmp_path / "later" / "_sweep"))
+    content = b'{"format": 7, "piper_ray": "9"}'
+    control.put(StateFile(PARTS, 1, 1, checksum(content)).name, content, durable=True)
+    (tmp_path / "earlier" / "_sweep").mkdir(parents=True)
+    (tmp_path / "earlier" / "_sweep" / "sweep.json").write_text('{"format": 1, "piper_ray": "0.1.0", "name": "s"}')
+    words = {
+        "later": "a dataset of format 7; this piper_ray knows 2",
+        "earlier": "of format 1, whose files have no check",
+    }
+    for name, text in words.items():
+        with pytest.raises(UsageError, match=text):
+            read_dataset(tmp_path / name)
+        with pytest.raises(UsageError, match=text):
+            opened(tmp_path / name, resume=True)
 
 
 _OWNER = """
@@ -289,3 +278,31 @@ def test_an_empty_dataset_has_the_schema(tmp_path: Path) -> None:
     assert table.num_rows == 0
     assert table.schema.names == ["workload", *SCHEMA.names]
     assert isinstance(table, pa.Table)
+
+
+_READER = """
+import os, sys
+import pyarrow as pa
+from piper_ray.sweep.dataset import Dataset, read_dataset
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+pa.array(range(10)).sum()
+before = threads()
+for _ in range(5):
+    read_dataset(sys.argv[1])
+Dataset.open(sys.argv[1], "test", resume=True, on_warning=print).close()
+print(threads() - before)
+"""
+
+
+def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """One of Arrow's that lets go of Python's memory while the interpreter ends takes the process down (exit 134)."""
+    with opened(tmp_path) as written:
+        for number in range(3):
+            written.add([row(number), row(number, "b")])
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _READER, str(tmp_path)]
+    read = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert read.stdout == "0\n"
