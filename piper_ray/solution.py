@@ -41,9 +41,10 @@ class EvaluationStats:
 
 @dataclass(frozen=True)
 class NodeStats:
-    """One machine of a cluster. blocks: answered. fetched_bytes: of tables. held_bytes: most at a time."""
+    """One machine of a cluster, by its host's name. blocks: answered. fetched_bytes: of tables. held_bytes: most at a
+    time."""
 
-    node: str
+    host: str
     blocks: int
     fetched_bytes: int
     held_bytes: int

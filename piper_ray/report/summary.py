@@ -114,7 +114,7 @@ def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
         f"driver's own share {percent_text(max(0.0, share))}"
     )
     of_nodes = [
-        f"  node {node.node[:8]}: {plural(node.blocks, 'block')}, fetched {size_text(node.fetched_bytes)}, "
+        f"  {node.host}: {plural(node.blocks, 'block')}, fetched {size_text(node.fetched_bytes)}, "
         f"held {size_text(node.held_bytes)}"
         for node in cluster.nodes
     ]

@@ -24,6 +24,7 @@ from piper_ray.kernels.jit import sources_digest
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan
+from piper_ray.progress import Listener, silent
 from piper_ray.solution import Solution, Status
 from piper_ray.solver import solve
 from piper_ray.sweep.lattices import Lattices
@@ -44,6 +45,7 @@ def answer(
     options: SolveOptions,
     lattices: Lattices,
     backend: Backend | None = None,
+    listener: Listener = silent,
 ) -> Row:
     """The point's row, but for what the sweep alone knows (``identity``). An error of the planner is an answer too.
 
@@ -53,7 +55,7 @@ def answer(
     instance = point.on(graph)
     try:
         if point.planner == PIPER:
-            row = _by_piper(point, instance, options, lattices, backend)
+            row = _by_piper(point, instance, options, lattices, backend, listener)
         else:
             row = _by_baseline(point, instance)
     except Exception as error:  # noqa: BLE001 - whatever it is, the other points go on
@@ -95,10 +97,18 @@ def _by_piper(
     options: SolveOptions,
     lattices: Lattices,
     backend: Backend | None,
+    listener: Listener,
 ) -> Row:
     prepared, lattice_s, stage_costs_s = lattices.of(point, instance)
     with _interrupts() as interrupts:
-        solution = solve(instance, restrictions=point.restrictions, options=options, backend=backend, prepared=prepared)
+        solution = solve(
+            instance,
+            restrictions=point.restrictions,
+            options=options,
+            backend=backend,
+            prepared=prepared,
+            listener=listener,
+        )
     if interrupts or solution.stopped_by == "interrupt":
         raise KeyboardInterrupt
     stats = solution.stats

@@ -1,133 +1,292 @@
 """A Ray cluster that solves points: each batch a task that asks for a core and for the memory it may take.
 
 Tasks, not actors: Ray places them by what each machine has left, as machines come and go, and gives them to processes
-that are there already. None is retried by Ray: what becomes of a lost batch is the schedule's to say.
+that are there already. None is retried by Ray: who has which batch, and what becomes of a late or a lost one, is the
+coordinator's to say, as in a solve. Its workers here are the cores of all good machines, whichever they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, TaskCancelledError, WorkerCrashedError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import piper_ray
 from piper_ray.backends.ray.backend import RayBackend
+from piper_ray.backends.ray.causes import address_of, cannot_import, cause_of, is_loss
+from piper_ray.backends.ray.coordinator import (
+    HERE,
+    MOST_DEATHS,
+    Block,
+    Command,
+    Coordinator,
+    GiveUp,
+    Late,
+    Send,
+    WithoutWorkers,
+)
+from piper_ray.backends.ray.machines import Machines, RayView
 from piper_ray.backends.ray.session import connect
+from piper_ray.backends.ray.software import difference
 from piper_ray.errors import ClusterError
-from piper_ray.kernels.jit import sources_digest
+from piper_ray.progress import Event, Note
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.crew import Reply
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.schedule import Batch
-from piper_ray.sweep.worker import Order, Report, solve_batch
+from piper_ray.sweep.schedule import Batch, Kind
+from piper_ray.sweep.worker import Began, Order, Report, solve_batch
 
-_LOOK_EVERY_S = 2.0
 _LOSSES = 25
 """In a row, with no batch answered in between, after which it is the cluster and not the points."""
+
+_OVERDUE_FLOOR_S = 10.0
+"""A process that starts, and loads what it needs, may take some seconds on a busy machine."""
+
+_FIRST_ANSWERS_S = 10.0
+"""To wait for machines to say what they run; after that the others begin."""
+
+_ENVIRONMENT: dict[str, Any] = {"runtime_env": {"env_vars": {"NUMBA_NUM_THREADS": "1"}}}
+
+
+@dataclass
+class _Copy:
+    """A batch in the hands of a worker. began: where, once it has."""
+
+    worker: int
+    block: int
+    began: Began | None = None
 
 
 @final
 class Cluster:
-    """The cluster at an address, as ``backends.ray`` takes it. Raises ClusterError if it cannot be reached."""
+    """The cluster at an address, as ``backends.ray`` takes it. tell: is told what the user should know.
 
-    def __init__(self, sweep: Sweep, address: str | None) -> None:
+    Raises ClusterError if it cannot be reached, or if none of its machines can work.
+    """
+
+    def __init__(self, sweep: Sweep, address: str | None, tell: Callable[[str], None]) -> None:
         self._sweep = sweep
+        self._tell = tell
+        self._told: set[tuple[str, str]] = set()
         self._session = connect(address, None)
-        self._task = ray.remote(solve_batch)
-        self._batches: dict[Any, Batch] = {}
+        self._task: Any = ray.remote(solve_batch)
+        self._machines = Machines(RayView(_ENVIRONMENT), tell, self._session.node, trusted=self._session.owned)
+        self._coordinator = Coordinator(overdue_floor_s=_OVERDUE_FLOOR_S)
+        self._ids = itertools.count()
+        self._cores: list[int] = []
+        self._batches: dict[int, Batch] = {}  # by block: neither answered nor given up
+        self._deaths: Counter[int] = Counter()
+        self._copies: dict[Any, _Copy] = {}
+        self._replies: deque[Reply] = deque()
         self._graphs: dict[str, Any] = {}
-        self._looked_at = float("-inf")
-        self._cpus = 1
-        self._largest_bytes = 0.0
         self._losses = 0
+        try:
+            self._wait_for_machines()
+        except BaseException:
+            self._session.close()
+            raise
 
     @property
     def workers(self) -> int:
-        self._look()
-        return self._cpus
+        return len(self._cores)
 
     @property
     def in_flight(self) -> int:
-        return len(self._batches)
+        return len(self._batches) + len(self._replies)
+
+    @property
+    def wants_more(self) -> bool:
+        return not self._coordinator.waiting
+
+    def expect(self, kind: Kind, point_s: float) -> None:
+        for block, batch in self._batches.items():
+            if batch.kind == kind:
+                self._coordinator.expect(block, point_s * len(batch.tasks))
 
     def holds(self, memory_bytes: float) -> bool:
-        self._look()
-        return memory_bytes <= self._largest_bytes
+        return memory_bytes <= self._machines.memory_bytes or not self._machines.cpus
 
     def submit(self, batch: Batch) -> None:
+        block = next(self._ids)
+        self._batches[block] = batch
+        # One that ends its worker comes again point by point, so that the others are not tried with it.
+        most_deaths = 1 if len(batch.tasks) > 1 else MOST_DEATHS
+        self._carry_out(self._coordinator.add([Block(block, batch.expected_s, most_deaths)], time.monotonic()))
+
+    def replies(self, timeout_s: float) -> list[Reply]:
+        self._keep_up(time.monotonic())
+        if self._copies and not self._replies:
+            running = [*self._copies]
+            done, _ = ray.wait(running, num_returns=1, timeout=timeout_s, fetch_local=False)
+            if done:
+                done, _ = ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)
+            for stream in done:
+                self._hear(stream, time.monotonic())
+        found, self._replies = [*self._replies], deque()
+        return found
+
+    def solve_together(self, point: Point) -> Row:
+        def listen(event: Event) -> None:
+            if isinstance(event, Note):
+                self._tell(event.text)
+
+        with closing(RayBackend()) as backend:
+            graph = self._sweep.graphs[point.workload]
+            return answer(point, graph, self._sweep.options, Lattices(), backend=backend, listener=listen)
+
+    def close(self) -> None:
+        for stream in self._copies:
+            _cancel(stream)
+        self._copies.clear()
+        self._session.close()
+
+    def _wait_for_machines(self) -> None:
+        """A sweep begins on all machines that there are."""
+        deadline = time.monotonic() + _FIRST_ANSWERS_S
+        self._keep_up(time.monotonic())
+        while self._machines.asking and time.monotonic() < deadline:
+            time.sleep(0.02)
+            self._keep_up(time.monotonic())
+
+    def _keep_up(self, now: float) -> None:
+        self._machines.look(now)
+        self._machines.check()
+        cores = max(1, self._machines.cpus)  # one in any case: for clusters that grow when somebody waits
+        for core in self._cores[cores:]:
+            self._coordinator.retire(core)
+        del self._cores[cores:]
+        while len(self._cores) < cores:
+            self._cores.append(next(self._ids))
+            self._carry_out(self._coordinator.joined(self._cores[-1], now))
+        most_bytes = max((batch.memory_bytes for batch in self._batches.values()), default=0.0)
+        helps = self._machines.memory_here_bytes() >= max(most_bytes, 1.0)
+        self._coordinator.without_workers = WithoutWorkers.CONTINUE if helps else WithoutWorkers.WAIT
+        self._carry_out(self._coordinator.tick(now))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            batch = self._batches[command.block]
+            if isinstance(command, Send):
+                self._send(command, batch)
+            elif isinstance(command, Late):
+                self._tell_of(command)
+            else:
+                self._give_up(command)
+
+    def _send(self, command: Send, batch: Batch) -> None:
         label = batch.tasks[0].point.workload
         if label not in self._graphs:
             self._graphs[label] = ray.put(self._sweep.graphs[label])
-        order = Order(
-            tuple(task.point for task in batch.tasks),
-            self._sweep.graph_hashes[label],
-            [self._graphs[label]],
-            self._sweep.options,
-        )
-        task = self._task.options(
-            num_cpus=1,
-            memory=int(batch.memory_bytes),
-            max_retries=0,
-            runtime_env={"env_vars": {"NUMBA_NUM_THREADS": "1"}},
-        )
-        self._batches[task.remote(order)] = batch
+        points = tuple(task.point for task in batch.tasks)
+        order = Order(points, self._sweep.graph_hashes[label], [self._graphs[label]], self._sweep.options)
+        if command.worker == HERE:  # beside all that holds the cores of this machine and gets nothing done
+            here = NodeAffinitySchedulingStrategy(self._session.node, soft=False)
+            wants = {"num_cpus": 0, "scheduling_strategy": here}
+        else:
+            wants = {"num_cpus": 1, "memory": int(batch.memory_bytes), **self._machines.placement()}
+        task = self._task.options(max_retries=0, num_returns="streaming", **_ENVIRONMENT, **wants)
+        self._copies[task.remote(order)] = _Copy(command.worker, command.block)
 
-    def replies(self, timeout_s: float) -> list[Reply]:
-        refs = list(self._batches)
-        done, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        if done:
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        return [self._reply(ref, self._batches.pop(ref)) for ref in done]
-
-    def solve_together(self, point: Point) -> Row:
-        with closing(RayBackend()) as backend:
-            graph = self._sweep.graphs[point.workload]
-            return answer(point, graph, self._sweep.options, Lattices(), backend=backend)
-
-    def close(self) -> None:
-        for ref in self._batches:
-            with contextlib.suppress(RayError):
-                ray.cancel(ref, force=True)
-        self._batches.clear()
-        self._session.close()
-
-    def _reply(self, ref: Any, batch: Batch) -> Reply:
+    def _hear(self, stream: Any, now: float) -> None:
+        """The next that a task has to say."""
+        copy = self._copies[stream]
         try:
-            report: Report = ray.get(ref)
-        except RayTaskError as error:
-            raise ClusterError(
-                f"a worker cannot solve points: {str(error.cause or error).splitlines()[0]}. Install piper_ray "
-                f"{piper_ray.__version__} on every machine of the cluster"
-            ) from error
+            heard: Began | Report = ray.get(next(stream, None) or _ended())
         except RayError as error:
-            self._losses += 1
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if self._losses >= _LOSSES:
-                raise ClusterError(f"{self._losses} workers in a row died, the last one so: {reason}") from error
-            return Reply(batch, None, 0.0, f"{type(error).__name__}: {reason}")
-        self._losses = 0
-        other = {str(row["kernels"]) for row in report.rows} - {sources_digest()}
-        if other:
-            host = report.rows[0]["host"]
-            raise ClusterError(
-                f"{host} has another piper_ray (kernels {', '.join(sorted(other))}, not {sources_digest()}): "
-                "install the same on every machine"
-            )
-        return Reply(batch, report.rows, report.seconds)
-
-    def _look(self) -> None:
-        """What the cluster has now."""
-        now = time.monotonic()
-        if now - self._looked_at < _LOOK_EVERY_S:
+            del self._copies[stream]
+            self._carry_out(self._failed(copy, error, now))
             return
-        self._looked_at = now
-        nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-        resources = [node["Resources"] for node in nodes() if node["Alive"]]
-        self._cpus = max(1, int(sum(of_node.get("CPU", 0.0) for of_node in resources)))
-        self._largest_bytes = max((float(of_node.get("memory", 0.0)) for of_node in resources), default=0.0)
+        if isinstance(heard, Began):
+            self._begin(stream, copy, heard, now)
+        else:
+            del self._copies[stream]
+            self._finish(copy, heard, now)
+
+    def _begin(self, stream: Any, copy: _Copy, began: Began, now: float) -> None:
+        copy.began = began
+        fault = difference(began.software)
+        if fault is None:
+            self._coordinator.began(copy.worker, copy.block, now)
+            return
+        _cancel(stream)
+        del self._copies[stream]
+        self._machines.leave_out(began.node, fault)
+        self._machines.check()
+        self._carry_out(self._coordinator.returned(copy.worker, copy.block, now))
+
+    def _finish(self, copy: _Copy, report: Report, now: float) -> None:
+        self._losses = 0
+        first, commands = self._coordinator.replied(copy.worker, copy.block, now)
+        batch = self._batches.pop(copy.block, None)
+        if first and batch is not None:
+            attempts = 1 + self._deaths.pop(copy.block, 0)
+            self._replies.append(Reply(batch, report.rows, report.seconds, attempts))
+            for other, copy_of_it in self._copies.items():
+                if copy_of_it.block == copy.block:
+                    _cancel(other)
+        self._carry_out(commands)
+
+    def _failed(self, copy: _Copy, error: RayError, now: float) -> list[Command]:
+        if copy.block not in self._batches or isinstance(error, TaskCancelledError):
+            return self._coordinator.returned(copy.worker, copy.block, now)
+        began = copy.began
+        address = address_of(error)
+        host = self._machines.name_at(address) if began is None else self._machines.name(began.node)
+        if cannot_import(error) and (began is not None or address is not None):
+            fault = f"it cannot solve points: {cause_of(error, host, 0.0)}"
+            if began is not None:
+                self._machines.leave_out(began.node, fault)
+            else:
+                self._machines.leave_out_at(address, fault)
+            self._machines.check()
+            return self._coordinator.returned(copy.worker, copy.block, now)
+        gone = began is not None and not self._machines.is_alive(began.node, now)
+        cause = cause_of(error, host, self._batches[copy.block].memory_bytes, machine_gone=gone)
+        self._losses += 1
+        if self._losses >= _LOSSES:
+            raise ClusterError(f"{self._losses} workers in a row died, the last one so: {cause}") from error
+        if is_loss(error):
+            self._tell_once(host, type(error).__name__, f"a worker is lost, and its points go to others: {cause}")
+        self._deaths[copy.block] += 1
+        return self._coordinator.failed(copy.worker, copy.block, now, cause, with_machine=gone)
+
+    def _give_up(self, command: GiveUp) -> None:
+        batch = self._batches.pop(command.block)
+        self._deaths.pop(command.block, None)
+        self._replies.append(Reply(batch, None, 0.0, command.deaths, command.cause))
+
+    def _tell_of(self, late: Late) -> None:
+        began = [copy.began for copy in self._copies.values() if (copy.worker, copy.block) == (late.worker, late.block)]
+        took = f"{late.kept_s:.0f} s for points of {late.expected_s:.1f} s, which others get too"
+        if began and began[0] is not None:
+            host = self._machines.name(began[0].node)
+            self._tell_once(host, "late", f"{host} is slow or hangs: {took}")
+        else:
+            self._tell_once(
+                "", "late", f"points have waited {late.kept_s:.0f} s for a machine with a core and the memory free"
+            )
+
+    def _tell_once(self, host: str, what: str, text: str) -> None:
+        if (host, what) not in self._told:
+            self._told.add((host, what))
+            self._tell(text)
+
+
+def _ended() -> NoReturn:
+    """A task that was cancelled may end without another word."""
+    raise WorkerCrashedError
+
+
+def _cancel(stream: Any) -> None:
+    """Its process ends, if it can."""
+    with contextlib.suppress(RayError):
+        ray.cancel(stream, force=True)

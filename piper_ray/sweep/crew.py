@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple, Protocol, final
 
 from piper_ray.options import SolveOptions
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.schedule import Batch, Task
+from piper_ray.sweep.schedule import Batch, Kind, Task
 
 
 class Reply(NamedTuple):
-    """rows: of the batch's tasks, in order; None if its worker died, ``lost`` saying how. seconds: of its work."""
+    """rows: of the batch's tasks, in order; None if it ends its workers, ``lost`` saying how. seconds: of its work.
+
+    attempts: workers that have had it.
+    """
 
     batch: Batch
     rows: tuple[Row, ...] | None
     seconds: float
+    attempts: int = 1
     lost: str = ""
 
 
@@ -32,6 +37,15 @@ class Crew(Protocol):
     @property
     def in_flight(self) -> int:
         """Batches that are not yet answered."""
+        ...
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether somebody is free, or will be before the next batch is at hand."""
+        ...
+
+    def expect(self, kind: Kind, point_s: float) -> None:
+        """What a point of the kind takes, now that some are solved."""
         ...
 
     def holds(self, memory_bytes: float) -> bool:
@@ -68,6 +82,13 @@ class Here:
     def in_flight(self) -> int:
         return len(self._batches)
 
+    @property
+    def wants_more(self) -> bool:
+        return not self._batches
+
+    def expect(self, kind: Kind, point_s: float) -> None:
+        """It is done when it is done."""
+
     def holds(self, memory_bytes: float) -> bool:  # noqa: ARG002
         """The solver itself refuses what does not fit into the machine."""
         return True
@@ -79,11 +100,11 @@ class Here:
         """One point: each is on record before the next begins to take time."""
         batch = self._batches.popleft()
         if len(batch.tasks) > 1:
-            self._batches.appendleft(Batch(batch.tasks[1:], batch.memory_bytes))
+            self._batches.appendleft(replace(batch, tasks=batch.tasks[1:]))
         first: tuple[Task, ...] = batch.tasks[:1]
         point = first[0].point
         row = answer(point, self._sweep.graphs[point.workload], self._sweep.options, self._lattices)
-        return [Reply(Batch(first, batch.memory_bytes), (row,), float(str(row["seconds"])))]
+        return [Reply(replace(batch, tasks=first), (row,), float(str(row["seconds"])))]
 
     def solve_together(self, point: Point) -> Row:
         options = SolveOptions(gap=self._sweep.options.gap, time_limit_s=self._sweep.options.time_limit_s)

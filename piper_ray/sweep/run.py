@@ -15,15 +15,15 @@ from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.progress import Listener, Progress
 from piper_ray.sweep.read import read_sweep
-from piper_ray.sweep.schedule import ATTEMPTS, Batch, Kind, Schedule, Task
+from piper_ray.sweep.schedule import Batch, Schedule, Task
 
 _HERE_S = 4.0
 """A sweep forecast to take no longer is done by this process: starting Ray takes as long."""
 
 _WRITE_EVERY_S = 0.5
 _WAIT_S = 0.25
-_AHEAD = 2
-"""Batches for each worker, one of them waiting."""
+_UNMEASURED_S = 15.0
+"""A point of a kind of which none is solved may well take so long, whatever its forecast."""
 
 
 def run_sweep(
@@ -51,7 +51,7 @@ def run_sweep(
         progress = Progress(points=len(tasks), recorded=len(tasks) - len(left))
         if left:
             demand = Demand.of(wanted)
-            with closing(_crew(wanted, left, demand, address)) as crew:
+            with closing(_crew(wanted, left, demand, address, on_warning)) as crew:
                 progress.start_s = time.monotonic() - began
                 _Run(wanted, dataset, crew, demand, progress, listener).solve(left)
         dataset.compact()
@@ -59,12 +59,18 @@ def run_sweep(
     return progress
 
 
-def _crew(wanted: Sweep, left: list[tuple[Point, str]], demand: Demand, address: str | None) -> Crew:
+def _crew(
+    wanted: Sweep,
+    left: list[tuple[Point, str]],
+    demand: Demand,
+    address: str | None,
+    on_warning: Callable[[str], None],
+) -> Crew:
     if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
         return Here(wanted)
     from piper_ray.sweep.cluster import Cluster
 
-    return Cluster(wanted, address or "local")
+    return Cluster(wanted, address or "local", on_warning)
 
 
 class _Run:
@@ -99,7 +105,7 @@ class _Run:
             for point, hash_ in left:
                 if hash_ not in alone:
                     self._write()
-                    self._finished(Task(point, hash_, 1), self._crew.solve_together(point))
+                    self._finished(Task(point, hash_), self._crew.solve_together(point))
                     self._tell()
         finally:
             self._write()
@@ -120,26 +126,31 @@ class _Run:
             self._tell()
 
     def _hand_out(self, schedule: Schedule) -> None:
-        while self._crew.in_flight < _AHEAD * self._crew.workers and schedule.next_kind() is not None:
+        while self._crew.wants_more and (kind := schedule.next_kind()) is not None:
             tasks = schedule.next_tasks(self._crew.workers)
             needs = [self._demand.memory_bytes(task.point) for task in tasks]
-            self._crew.submit(Batch(tasks, max(need for need in needs if need is not None)))
+            point_s = schedule.point_s(kind) or max(
+                _UNMEASURED_S, *(self._demand.seconds(task.point) for task in tasks)
+            )
+            self._crew.submit(Batch(tasks, max(need for need in needs if need is not None), point_s * len(tasks)))
 
     def _take(self, schedule: Schedule, reply: Reply) -> None:
-        if reply.rows is None:
-            for task in schedule.lost(reply.batch):
-                text = f"{ATTEMPTS} workers died with this point, the last one so: {reply.lost}"
-                self._finished(task._replace(attempt=ATTEMPTS), lost_row(text))
-            return
-        tasks = reply.batch.tasks
-        schedule.took(Kind.of(tasks[0].point), len(tasks), reply.seconds)
-        for task, row in zip(tasks, reply.rows, strict=True):
-            self._finished(task, row)
+        batch = reply.batch
+        if reply.rows is not None:
+            schedule.took(batch.kind, len(batch.tasks), reply.seconds)
+            self._crew.expect(batch.kind, schedule.point_s(batch.kind) or 0.0)
+            for task, row in zip(batch.tasks, reply.rows, strict=True):
+                self._finished(task, row, reply.attempts)
+        elif len(batch.tasks) > 1:  # any of them can have been the cause
+            schedule.again(batch)
+        else:
+            text = f"{reply.attempts} workers died with this point, the last one so: {reply.lost}"
+            self._finished(batch.tasks[0], lost_row(text), reply.attempts)
 
-    def _finished(self, task: Task, row: Row) -> None:
+    def _finished(self, task: Task, row: Row, attempts: int = 1) -> None:
         hashes = self._sweep.graph_hashes
         known: dict[str, Any] = identity(task.point, task.hash, hashes[task.point.workload], self._sweep.options)
-        self._unwritten.append({**known, "attempts": task.attempt, **row})
+        self._unwritten.append({**known, "attempts": attempts, **row})
         self._progress.note(task.point, row)
 
     def _write_if_due(self) -> None:

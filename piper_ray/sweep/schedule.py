@@ -1,6 +1,7 @@
-"""Which points go together in a batch, and what becomes of those that a worker took down with it.
+"""Which points go together in a batch, and how those of a lost one come again.
 
-No I/O and no clock: the driver tells what was finished and how long it took.
+No I/O and no clock: the driver tells what was finished and how long it took. Who solves a batch, and what becomes of
+one that a worker took down with it, is ``backends.ray.coordinator``'s matter.
 """
 
 from __future__ import annotations
@@ -18,24 +19,12 @@ BATCH_S = 0.3
 BATCH_POINTS = 256
 """At most."""
 
-ATTEMPTS = 3
-"""Of a point that was alone with its worker each time one died."""
-
 
 class Task(NamedTuple):
-    """A point to solve. hash: of its input. attempt: from 1."""
+    """A point to solve. hash: of its input."""
 
     point: Point
     hash: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Points of one kind, solved one after the other in one process. memory_bytes: that it may take."""
-
-    tasks: tuple[Task, ...]
-    memory_bytes: float
 
 
 class Kind(NamedTuple):
@@ -52,13 +41,29 @@ class Kind(NamedTuple):
         return cls(point.workload, point.planner, restrictions.tensor_parallelism, restrictions.recompute.value)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Points of one kind, solved one after the other in one process. memory_bytes: that it may take.
+
+    expected_s: how long it should take, as far as that is known.
+    """
+
+    tasks: tuple[Task, ...]
+    memory_bytes: float
+    expected_s: float
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.of(self.tasks[0].point)
+
+
 class Schedule:
     """Hands out points kind by kind, in batches of ``BATCH_S`` by what the kind has taken so far."""
 
     def __init__(self, points: Iterable[tuple[Point, str]]) -> None:
         self._waiting: dict[Kind, deque[Task]] = {}
         for point, input_hash in points:
-            self._waiting.setdefault(Kind.of(point), deque()).append(Task(point, input_hash, 1))
+            self._waiting.setdefault(Kind.of(point), deque()).append(Task(point, input_hash))
         self._again: deque[Task] = deque()
         self._mean_s: dict[Kind, float] = {}
         self._largest: dict[Kind, int] = {}
@@ -92,16 +97,14 @@ class Schedule:
         known_s = self._mean_s.get(kind, mean_s)
         self._mean_s[kind] = max(mean_s, 0.5 * (known_s + mean_s))
 
-    def lost(self, batch: Batch) -> list[Task]:
-        """The batch's worker died. Its points come again one by one; the tasks returned have been tried enough."""
-        again = list(batch.tasks)
-        if len(again) == 1:  # no other can have been the cause
-            again = [again[0]._replace(attempt=again[0].attempt + 1)]
-        given_up = [task for task in again if task.attempt > ATTEMPTS]
-        again = [task for task in again if task.attempt <= ATTEMPTS]
-        self._again.extend(again)
-        self.left += len(again)
-        return given_up
+    def point_s(self, kind: Kind) -> float | None:
+        """What a point of the kind takes; None before any is solved."""
+        return self._mean_s.get(kind)
+
+    def again(self, batch: Batch) -> None:
+        """The batch ended its worker: its points come again one by one, and before all others."""
+        self._again.extend(batch.tasks)
+        self.left += len(batch.tasks)
 
     def _size(self, kind: Kind) -> int:
         """A kind begins with single points, and batches grow no faster than twofold."""

@@ -7,6 +7,7 @@ answer depends on it.
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import ray
 
+from piper_ray.backends.ray.software import Software, software
 from piper_ray.kernels.jit import cache_directory, is_compiled
 from piper_ray.model import Edge, Instance, Layer, Tmpc
 from piper_ray.options import SolveOptions
@@ -38,6 +40,14 @@ class Order:
     graph_hash: str
     graph: list[Any]
     options: SolveOptions
+
+
+class Began(NamedTuple):
+    """Who has the batch now, and what it runs."""
+
+    node: str
+    process: int
+    software: Software
 
 
 class Report(NamedTuple):
@@ -70,13 +80,14 @@ def _kept() -> _Kept:
     return _Kept()
 
 
-def solve_batch(order: Order) -> Report:
-    """Each point's row. Errors of planners are in the rows."""
+def solve_batch(order: Order) -> Iterator[Began | Report]:
+    """A word at the beginning, then each point's row. Errors of planners are in the rows."""
+    yield Began(ray.get_runtime_context().get_node_id(), os.getpid(), software())
     kept = _kept()
     began = time.perf_counter()
     graph = kept.graph(order)
     rows = tuple(answer(point, graph, order.options, kept.lattices) for point in order.points)
-    return Report(rows, time.perf_counter() - began)
+    yield Report(rows, time.perf_counter() - began)
 
 
 @contextmanager

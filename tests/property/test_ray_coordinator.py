@@ -9,7 +9,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Send, WithoutWorkers
+from piper_ray.backends.ray.coordinator import (
+    HERE,
+    MOST_DEATHS,
+    Block,
+    Command,
+    Coordinator,
+    GiveUp,
+    Late,
+    Send,
+    WithoutWorkers,
+)
 
 
 class World(RuleBasedStateMachine):
@@ -27,6 +37,8 @@ class World(RuleBasedStateMachine):
         self.ghosts: list[tuple[int, int]] = []  # blocks of lost workers, whose replies may still come
         self.open: set[int] = set()
         self.blamed: Counter[int] = Counter()
+        self.most_deaths: dict[int, int] = {}
+        self.leaving: set[int] = set()
         self.suspects: set[int] = set()  # have been in the hands of a lost worker, or failed
 
     @property
@@ -36,10 +48,15 @@ class World(RuleBasedStateMachine):
     def carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
             assert command.block in self.open
+            if isinstance(command, Late):
+                assert command.block in self.held[command.worker]
+                assert command.kept_s > Coordinator.OVERDUE_FLOOR_S
+                continue
             if isinstance(command, GiveUp):
-                assert command.deaths == self.blamed[command.block] == Coordinator.MOST_DEATHS
+                assert command.deaths == self.blamed[command.block] == self.most_deaths[command.block]
                 self.open.remove(command.block)
                 continue
+            assert command.worker not in self.leaving
             if command.worker == HERE:
                 assert self.without_workers is WithoutWorkers.CONTINUE
                 assert HERE not in self.held
@@ -56,16 +73,22 @@ class World(RuleBasedStateMachine):
 
     def let_go(self, worker: int, block: int) -> None:
         self.held[worker].remove(block)
-        if worker == HERE:
-            del self.held[HERE]
+        if worker == HERE or (worker in self.leaving and not self.held[worker]):
+            del self.held[worker]
+            self.leaving.discard(worker)
 
     def somebody_busy(self, data: st.DataObject) -> tuple[int, int]:
         pairs = [(worker, block) for worker, blocks in self.held.items() for block in blocks]
         return data.draw(st.sampled_from(pairs))
 
-    @rule(count=st.integers(1, 6), expected_s=st.sampled_from([0.0, 0.1, 5.0]))
-    def add(self, count: int, expected_s: float) -> None:
-        blocks = [Block(self.added + number, expected_s) for number in range(count)]
+    @rule(
+        count=st.integers(1, 6),
+        expected_s=st.sampled_from([0.0, 0.1, 5.0]),
+        most_deaths=st.sampled_from([1, MOST_DEATHS]),
+    )
+    def add(self, count: int, expected_s: float, most_deaths: int) -> None:
+        blocks = [Block(self.added + number, expected_s, most_deaths) for number in range(count)]
+        self.most_deaths |= {block.id: most_deaths for block in blocks}
         self.added += count
         self.open |= {block.id for block in blocks}
         self.carry_out(self.coordinator.add(blocks, self.now))
@@ -81,6 +104,7 @@ class World(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         blocks = self.held.pop(worker)
+        self.leaving.discard(worker)
         self.ghosts += [(worker, block) for block in blocks]
         self.suspects |= set(blocks)
         self.blamed.update(blocks[:1] if blocks[:1] and blocks[0] in self.open else [])
@@ -102,6 +126,31 @@ class World(RuleBasedStateMachine):
         self.blamed.update([block] if block in self.open else [])
         self.suspects.add(block)
         self.carry_out(self.coordinator.failed(worker, block, self.now, "failed"))
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        worker, block = self.somebody_busy(data)
+        self.let_go(worker, block)
+        self.carry_out(self.coordinator.returned(worker, block, self.now))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        self.leaving.add(worker)
+        self.coordinator.retire(worker)
+        if not self.held[worker]:
+            del self.held[worker]
+            self.leaving.remove(worker)
+        self.carry_out(self.coordinator.tick(self.now))
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data(), expected_s=st.sampled_from([0.0, 1.0]))
+    def begin(self, data: st.DataObject, expected_s: float) -> None:
+        worker, block = self.somebody_busy(data)
+        self.coordinator.began(worker, block, self.now)
+        self.coordinator.expect(block, expected_s)
 
     @precondition(lambda self: self.ghosts)
     @rule(data=st.data())
@@ -136,9 +185,10 @@ class World(RuleBasedStateMachine):
     def no_block_waits_while_somebody_could_take_it(self) -> None:
         held = {block for blocks in self.held.values() for block in blocks}
         if self.open - held:
-            assert all(self.held[worker] for worker in self.workers)
+            staying = [worker for worker in self.workers if worker not in self.leaving]
+            assert all(self.held[worker] for worker in staying)
             if not self.suspects & (self.open | held):
-                assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in self.workers)
+                assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in staying)
             if self.without_workers is WithoutWorkers.CONTINUE and not self.workers:
                 assert HERE in self.held
 
@@ -153,23 +203,24 @@ class World(RuleBasedStateMachine):
                 self.reply(HERE, block)
 
     def finish_with_one_worker(self) -> None:
-        """All others are lost."""
-        for worker in self.workers:
-            self.held.pop(worker)
-            self.carry_out(self.coordinator.lost(worker, self.now, "end"))
-        self.held[self.names] = []
-        self.carry_out(self.coordinator.joined(self.names, self.now))
-        while any(self.held.values()):
-            worker, block = next((worker, blocks[0]) for worker, blocks in self.held.items() if blocks)
-            self.let_go(worker, block)
-            self.reply(worker, block)
+        """All others hang, and nobody is told: they may have been given anything first."""
+        one = self.names
+        self.names += 1
+        self.held[one] = []
+        self.carry_out(self.coordinator.joined(one, self.now))
+        for _ in range(len(self.open) * (len(self.workers) + 1) + 1):
+            while self.held[one]:
+                block = self.held[one][0]
+                self.let_go(one, block)
+                self.reply(one, block)
+            self.now += 100_000.0
+            self.carry_out(self.coordinator.tick(self.now))
 
     def teardown(self) -> None:
-        if self.without_workers is WithoutWorkers.CONTINUE:
+        if self.without_workers is WithoutWorkers.CONTINUE and self.now % 2 < 1:
             self.finish_alone()
         else:
-            for block in self.open:
-                self.blamed[block] = Coordinator.MOST_DEATHS  # some may be given up now
+            self.held.pop(HERE, None)
             self.finish_with_one_worker()
         assert not self.open
         assert self.coordinator.open_blocks == self.coordinator.in_flight == 0

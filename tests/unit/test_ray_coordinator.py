@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from piper_ray.backends.ray.coordinator import HERE, Block, Coordinator, GiveUp, Send, WithoutWorkers
+from piper_ray.backends.ray.coordinator import (
+    HERE,
+    MOST_DEATHS,
+    Block,
+    Command,
+    Coordinator,
+    GiveUp,
+    Late,
+    Send,
+    WithoutWorkers,
+)
 
 SECOND_S = 1.0
 FLOOR_S = Coordinator.OVERDUE_FLOOR_S
@@ -15,6 +27,10 @@ def coordinator_with(workers: int, without_workers: WithoutWorkers = WithoutWork
     for worker in range(workers):
         assert coordinator.joined(worker, 0.0) == []
     return coordinator
+
+
+def sent(commands: list[Command]) -> list[Send]:
+    return [command for command in commands if isinstance(command, Send)]
 
 
 def blocks(count: int, expected_s: float = 0.05, first: int = 0) -> list[Block]:
@@ -73,7 +89,7 @@ def test_overdue_block_goes_to_an_idle_worker_too_and_only_once() -> None:
     assert coordinator.replied(0, 0, 1.0) == (True, [])
     late_s = Coordinator.OVERDUE_FACTOR * SECOND_S
     assert coordinator.tick(late_s) == []
-    assert coordinator.tick(late_s + 0.1) == [Send(0, 1)]
+    assert coordinator.tick(late_s + 0.1) == [Late(1, 1, late_s + 0.1, SECOND_S), Send(0, 1)]
     assert coordinator.tick(late_s + 0.2) == []
     assert coordinator.replied(0, 1, late_s + 1.0) == (True, [])
     assert coordinator.replied(1, 1, late_s + 2.0) == (False, [])
@@ -84,7 +100,7 @@ def test_short_blocks_are_overdue_after_the_floor() -> None:
     coordinator.add(blocks(2, 0.01), 0.0)
     coordinator.replied(0, 0, 0.01)
     assert coordinator.tick(FLOOR_S) == []
-    assert coordinator.tick(FLOOR_S + 0.01) == [Send(0, 1)]
+    assert sent(coordinator.tick(FLOOR_S + 0.01)) == [Send(0, 1)]
 
 
 def test_turn_of_the_second_block_comes_with_the_reply_to_the_first() -> None:
@@ -93,22 +109,111 @@ def test_turn_of_the_second_block_comes_with_the_reply_to_the_first() -> None:
     coordinator.replied(1, 1, 0.0)
     coordinator.replied(0, 0, 0.9)
     assert coordinator.tick(1.5) == []
-    assert coordinator.tick(0.9 + FLOOR_S + 0.01) == [Send(1, 2)]
+    assert sent(coordinator.tick(0.9 + FLOOR_S + 0.01)) == [Send(1, 2)]
 
 
-def test_no_more_copies_than_allowed_among_workers() -> None:
-    coordinator = coordinator_with(6, WithoutWorkers.WAIT)
-    sent = coordinator.add(blocks(1), 0.0)
-    for hundred in range(1, 10):
-        sent += coordinator.tick(100.0 * hundred)
-    assert sent == [Send(worker, 0) for worker in range(Coordinator.MOST_COPIES)]
+def test_each_copy_more_takes_longer() -> None:
+    """A block that takes long everywhere soon has no more copies; one whose holders all hang is done in the end."""
+    coordinator = coordinator_with(5, WithoutWorkers.WAIT)
+    coordinator.add(blocks(1, SECOND_S), 0.0)
+    late_s = Coordinator.OVERDUE_FACTOR * SECOND_S
+    now, found = 0.0, []
+    for tenth in range(1, round(200 * late_s)):
+        now = 0.1 * tenth
+        found += [now for _ in sent(coordinator.tick(now))]
+    gaps = [later - earlier for earlier, later in pairwise([0.0, *found])]
+    assert [round(gap / late_s) for gap in gaps] == [1, 2, 3, 4]
+
+
+def test_a_copy_goes_to_who_was_heard_of_last() -> None:
+    """A machine that hangs takes its idle workers with it."""
+    coordinator = coordinator_with(4, WithoutWorkers.WAIT)
+    coordinator.add(blocks(4), 0.0)
+    for number, worker in enumerate((1, 3, 2)):
+        coordinator.replied(worker, worker, 0.1 * number)
+    assert sent(coordinator.tick(10.0)) == [Send(2, 0)]
+
+
+def test_a_hung_first_block_counts_whatever_overtakes_it() -> None:
+    """As with tasks, each of which has a process of its own."""
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(20), 0.0)
+    told = [command for number in range(1, 12) for command in coordinator.replied(0, number, 0.1 * number)[1]]
+    assert [(late.worker, late.block) for late in told if isinstance(late, Late)] == [(0, 0)]
+    assert sent(coordinator.joined(1, 1.3)) == [Send(1, 13), Send(1, 14)]
+
+
+def test_who_is_late_is_told_once_for_each_block() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(3), 0.0)
+    told = [command for tenth in range(30) for command in coordinator.tick(0.1 * tenth)]
+    assert [(late.worker, late.block) for late in told if isinstance(late, Late)] == [(0, 0)]
+    coordinator.replied(0, 0, 3.0)
+    told = [command for tenth in range(30) for command in coordinator.tick(3.0 + 0.1 * tenth)]
+    assert [(late.worker, late.block) for late in told if isinstance(late, Late)] == [(0, 1)]
+    coordinator.cancel([1, 2])
+    assert coordinator.tick(100.0) == [], "nobody wants its answers"
+
+
+def test_waiting_for_a_machine_is_not_the_workers_fault() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(2), 0.0)
+    coordinator.began(0, 0, 0.9)
+    assert coordinator.tick(0.9 + FLOOR_S) == []
+    coordinator.began(0, 1, 0.9 + FLOOR_S)
+    coordinator.began(7, 0, 0.9 + FLOOR_S)
+    assert len(coordinator.tick(0.91 + FLOOR_S)) == 1, "the first block counts"
+
+
+def test_what_is_expected_may_change() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(1, 60.0), 0.0)
+    assert coordinator.tick(10.0) == []
+    coordinator.expect(0, 1.0)
+    coordinator.expect(99, 1.0)
+    assert coordinator.tick(10.0) == [Late(0, 0, 10.0, 1.0)]
+
+
+def test_who_hangs_on_the_drivers_machine_is_late_too() -> None:
+    coordinator = coordinator_with(0)
+    assert coordinator.add(blocks(1), 0.0) == [Send(HERE, 0)]
+    assert coordinator.joined(0, 0.5) == []
+    assert coordinator.tick(FLOOR_S + 0.01) == [Send(0, 0)]
+
+
+def test_a_retired_worker_ends_with_what_it_has() -> None:
+    coordinator = coordinator_with(3, WithoutWorkers.WAIT)
+    coordinator.add(blocks(2), 0.0)
+    coordinator.retire(0)
+    coordinator.retire(2)
+    coordinator.retire(99)
+    assert coordinator.workers == 2, "who has nothing is gone at once"
+    assert coordinator.add(blocks(3, first=2), 0.0) == [Send(1, 2)]
+    assert coordinator.replied(0, 0, 0.1) == (True, [])
+    assert coordinator.workers == 1
+    assert coordinator.waiting == 2
+
+
+def test_a_block_given_back_is_nobodys_fault() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add(blocks(1), 0.0)
+    for _ in range(2 * MOST_DEATHS):
+        assert coordinator.returned(0, 0, 0.1) == [Send(0, 0)]
+    assert coordinator.replied(0, 0, 0.2) == (True, [])
+
+
+def test_a_block_may_be_given_up_sooner() -> None:
+    coordinator = coordinator_with(1, WithoutWorkers.WAIT)
+    coordinator.add([Block(0, 1.0, most_deaths=1)], 0.0)
+    assert coordinator.failed(0, 0, 0.1, "machine", with_machine=True) == [Send(0, 0)]
+    assert coordinator.failed(0, 0, 0.1, "killed") == [GiveUp(0, 2, "killed")]
 
 
 def test_driver_takes_an_overdue_block_when_no_worker_is_idle() -> None:
     coordinator = coordinator_with(1)
     coordinator.add(blocks(1), 0.0)
     assert coordinator.tick(0.5) == []
-    assert coordinator.tick(10.0) == [Send(HERE, 0)]
+    assert sent(coordinator.tick(10.0)) == [Send(HERE, 0)]
     assert coordinator.replied(HERE, 0, 11.0) == (True, [])
 
 
@@ -116,7 +221,7 @@ def test_silent_workers_do_not_stop_the_driver() -> None:
     """Neither while they hold blocks that are wanted nor after."""
     coordinator = coordinator_with(1)
     coordinator.add(blocks(4), 0.0)
-    assert coordinator.tick(10.0) == [Send(HERE, 0)]
+    assert sent(coordinator.tick(10.0)) == [Send(HERE, 0)]
     for block, following in ((0, 1), (1, 2), (2, 3)):
         assert coordinator.replied(HERE, block, 20.0) == (True, [Send(HERE, following)])
     assert coordinator.replied(HERE, 3, 20.0) == (True, [])
@@ -125,7 +230,8 @@ def test_silent_workers_do_not_stop_the_driver() -> None:
 def test_driver_leaves_the_queue_to_workers_that_work() -> None:
     coordinator = coordinator_with(2)
     coordinator.add(blocks(8), 0.0)
-    assert coordinator.replied(0, 0, 9.9) == (True, [Send(0, 4)])
+    first, commands = coordinator.replied(0, 0, 9.9)
+    assert (first, sent(commands)) == (True, [Send(0, 4)])
     assert coordinator.tick(10.0) == []
 
 
@@ -152,7 +258,7 @@ def test_last_worker_lost_and_the_blocks_wait_for_another() -> None:
 def test_block_that_kills_each_worker_is_given_up() -> None:
     coordinator = coordinator_with(1, WithoutWorkers.WAIT)
     coordinator.add(blocks(2), 0.0)
-    for death in range(1, Coordinator.MOST_DEATHS):
+    for death in range(1, MOST_DEATHS):
         assert coordinator.lost(death - 1, 0.0, "killed") == []
         sends = coordinator.joined(death, 0.0)
         if death == 1:
@@ -161,8 +267,8 @@ def test_block_that_kills_each_worker_is_given_up() -> None:
         else:
             assert sends == [Send(death, 0)]
     assert coordinator.add(blocks(1, first=9), 0.0) == [], "not behind a block that may end the worker"
-    last = Coordinator.MOST_DEATHS - 1
-    assert coordinator.lost(last, 0.0, "out of memory") == [GiveUp(0, Coordinator.MOST_DEATHS, "out of memory")]
+    last = MOST_DEATHS - 1
+    assert coordinator.lost(last, 0.0, "out of memory") == [GiveUp(0, MOST_DEATHS, "out of memory")]
     assert coordinator.open_blocks == 1
     assert coordinator.joined(99, 0.0) == [Send(99, 9)]
 
@@ -187,19 +293,19 @@ def test_killer_behind_a_block_whose_reply_is_lost_with_the_worker_is_found() ->
         commands = coordinator.lost(worker, 0.0, "killed")
         held[worker + 10] = []
         commands += coordinator.joined(worker + 10, 0.0)
-    assert given_up == [GiveUp(1, Coordinator.MOST_DEATHS, "killed")]
-    assert deaths <= Coordinator.MOST_DEATHS + 1
+    assert given_up == [GiveUp(1, MOST_DEATHS, "killed")]
+    assert deaths <= MOST_DEATHS + 1
 
 
 def test_each_block_is_blamed_for_its_own_deaths_alone() -> None:
     coordinator = coordinator_with(0, WithoutWorkers.WAIT)
     coordinator.add(blocks(2, first=0), 0.0)
     given_up: list[GiveUp] = []
-    for worker in range(2 * Coordinator.MOST_DEATHS):
+    for worker in range(2 * MOST_DEATHS):
         coordinator.joined(worker, 0.0)
         given_up += [c for c in coordinator.lost(worker, 0.0, "killed") if isinstance(c, GiveUp)]
     assert sorted(c.block for c in given_up) == [0, 1]
-    assert {c.deaths for c in given_up} == {Coordinator.MOST_DEATHS}
+    assert {c.deaths for c in given_up} == {MOST_DEATHS}
 
 
 def test_lost_machines_are_not_its_fault_unless_there_are_many() -> None:
@@ -218,9 +324,9 @@ def test_lost_machines_are_not_its_fault_unless_there_are_many() -> None:
 def test_failure_keeps_the_worker_and_counts_like_a_death() -> None:
     coordinator = coordinator_with(1)
     coordinator.add(blocks(1), 0.0)
-    for _ in range(1, Coordinator.MOST_DEATHS):
+    for _ in range(1, MOST_DEATHS):
         assert coordinator.failed(0, 0, 0.1, "no room") == [Send(0, 0)]
-    assert coordinator.failed(0, 0, 0.1, "no room") == [GiveUp(0, Coordinator.MOST_DEATHS, "no room")]
+    assert coordinator.failed(0, 0, 0.1, "no room") == [GiveUp(0, MOST_DEATHS, "no room")]
     assert coordinator.workers == 1
     assert coordinator.failed(0, 0, 0.1, "no room") == [], "nobody wants it any more"
 
@@ -239,7 +345,7 @@ def test_cancelled_blocks_are_not_given_again_and_their_answers_do_not_count(wit
 
 def test_death_over_a_cancelled_block_blames_nobody() -> None:
     coordinator = coordinator_with(1, WithoutWorkers.WAIT)
-    for worker in range(1, 2 * Coordinator.MOST_DEATHS):
+    for worker in range(1, 2 * MOST_DEATHS):
         coordinator.add(blocks(2, first=2 * worker), 0.0)
         coordinator.cancel([2 * worker])
         assert coordinator.lost(worker - 1, 0.0, "killed") == []

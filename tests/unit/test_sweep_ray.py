@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from piper_ray.backends.ray import software
+from piper_ray.backends.ray.coordinator import MOST_DEATHS
 from piper_ray.errors import ClusterError
 from piper_ray.sweep import cluster
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.progress import Progress
 from piper_ray.sweep.run import run_sweep
-from piper_ray.sweep.schedule import ATTEMPTS
 from tests.sweep_support import SMALL_POINTS, content, write_small
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -38,17 +42,19 @@ def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, devices: int) -> None:
     """The first ``deaths`` that are given a point of so many devices by the exact solver, in the chain."""
-    from piper_ray.sweep.worker import Order, Report, solve_batch
+    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
 
     # Local, so that Ray ships it whole: workers cannot import the tests.
-    def mortal(order: Order) -> Report:
+    def mortal(order: Order) -> Iterator[Began | Report]:
+        stream = solve_batch(order)
+        yield next(stream)
         for point in order.points:
             if (point.devices, point.workload, point.planner) == (devices, "chain", "piper"):
                 for death in range(deaths):
                     if not (folder / str(death)).exists():
                         (folder / str(death)).touch()
                         os.kill(os.getpid(), signal.SIGKILL)
-        return solve_batch(order)
+        yield from stream
 
     monkeypatch.setattr(cluster, "solve_batch", mortal)
 
@@ -65,13 +71,19 @@ def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeyp
     text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = "2..9"\n'
     source = write_small(tmp_path, text)
     workers_that_die(monkeypatch, tmp_path, 100, devices=5)
-    progress = run_sweep(source, tmp_path / "ray", address="local")
+    told: list[str] = []
+    progress = run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
     assert (progress.done, progress.errors) == (8, {"WorkerLost": 1})
     (row,) = [row for row in read_dataset(tmp_path / "ray").to_pylist() if row["status"] == "error"]
-    assert (row["devices"], row["attempts"]) == (5, ATTEMPTS)
-    assert row["error"].startswith(f"{ATTEMPTS} workers died with this point, the last one so: WorkerCrashedError")
+    assert (row["devices"], row["attempts"]) == (5, MOST_DEATHS)
+    host = re.escape(f"{socket.gethostname()} (127.0.0.1)")
+    death = rf"its process on {host} was killed or crashed .*; it had asked for 0\.\d\d GB"
+    assert re.fullmatch(rf"{MOST_DEATHS} workers died with this point, the last one so: {death}", row["error"])
+    assert [
+        re.fullmatch(rf"a worker is lost, and its points go to others: {death}", text) is not None for text in told
+    ] == [True]
     deaths = len([path for path in tmp_path.iterdir() if path.name.isdigit()])
-    assert ATTEMPTS <= deaths <= ATTEMPTS + 1  # one more if it was first in a batch with others
+    assert MOST_DEATHS <= deaths <= MOST_DEATHS + 1  # one more if it was first in a batch with others
 
 
 def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,18 +96,47 @@ def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypat
     assert read_dataset(tmp_path / "ray").num_rows == 0
 
 
-def test_another_piper_ray_on_the_workers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "sources_digest", lambda: "ours")
-    with pytest.raises(ClusterError, match=r"has another piper_ray .* install the same on every machine"):
+def test_a_cluster_without_a_good_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {**software.software(), "numba": "0.1"}
+    monkeypatch.setattr(software, "software", lambda: ours)
+    host = socket.gethostname()
+    told: list[str] = []
+    with pytest.raises(
+        ClusterError, match=rf"no machine of the cluster can work:\n  {host} .*: it has numba .*0\.1 here"
+    ):
+        run_sweep(write_small(tmp_path), tmp_path / "ray", address="local", on_warning=told.append)
+    assert len(told) == 1
+    assert told[0].startswith(f"{host} (127.0.0.1) is left out: it has numba ")
+
+
+def test_a_machine_that_gave_work_before_it_was_asked_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does the work says what it runs: nothing of a machine that is another is taken."""
+    from piper_ray.backends.ray.machines import Machines
+    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
+
+    def other(order: Order) -> Iterator[Began | Report]:
+        began, report = solve_batch(order)
+        assert isinstance(began, Began)
+        yield began._replace(software={**began.software, "piper_ray": "0.0.9"})
+        yield report
+
+    monkeypatch.setattr(Machines, "_answered", lambda *_: None)
+    monkeypatch.setattr(cluster, "_FIRST_ANSWERS_S", 0.0)
+    monkeypatch.setattr(cluster, "solve_batch", other)
+    with pytest.raises(ClusterError, match=r"it has piper_ray 0\.0\.9"):
         run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
+    assert read_dataset(tmp_path / "ray").num_rows == 0
 
 
 def test_a_worker_that_cannot_work_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_the_package(_order: object) -> None:
+    def without_the_package(_order: object) -> Iterator[None]:
+        yield from ()
         raise ModuleNotFoundError("No module named 'piper_ray'")
 
     monkeypatch.setattr(cluster, "solve_batch", without_the_package)
-    with pytest.raises(ClusterError, match=r"a worker cannot solve points: No module named 'piper_ray'\. Install"):
+    with pytest.raises(ClusterError, match=r"it cannot solve points: ModuleNotFoundError: No module named 'piper_ray'"):
         run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
 
 

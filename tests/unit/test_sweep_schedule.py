@@ -1,4 +1,4 @@
-"""Batches: every point once, sized by what its kind takes, and again after a loss, but not for ever."""
+"""Batches: every point once, sized by what its kind takes, and again after a loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from piper_ray import Restrictions
 from piper_ray.sweep.point import Point
-from piper_ray.sweep.schedule import ATTEMPTS, BATCH_POINTS, BATCH_S, Batch, Kind, Schedule, Task
+from piper_ray.sweep.schedule import BATCH_POINTS, BATCH_S, Batch, Kind, Schedule, Task
 
 
 def points(count: int, planner: str = "piper") -> list[tuple[Point, str]]:
@@ -69,22 +69,20 @@ def test_a_slow_point_counts_at_once() -> None:
     assert len(take(schedule)) == 1
 
 
-def test_points_of_a_lost_batch_come_again_alone_and_unblamed() -> None:
-    schedule = Schedule(points(4))
+def test_points_of_a_lost_batch_come_again_alone_and_first() -> None:
+    schedule = Schedule([*points(6), *points(2, "gpipe")])
     tasks = tuple(task for _ in range(4) for task in take(schedule))
+    schedule.again(Batch(tasks, 1.0, 1.0))
+    assert schedule.left == 8
+    assert [take(schedule) for _ in range(4)] == [(task,) for task in tasks]
+    assert [task.hash for _ in range(4) for task in take(schedule)] == ["piper 4", "piper 5", "gpipe 0", "gpipe 1"]
     assert schedule.next_kind() is None
-    assert schedule.lost(Batch(tasks, 1.0)) == []
-    again = [take(schedule) for _ in range(4)]
-    assert [task for (task,) in again] == list(tasks)
-    assert schedule.left == 0
 
 
-def test_a_point_that_ends_every_worker_is_given_up() -> None:
-    schedule = Schedule(points(1))
-    for attempt in range(1, ATTEMPTS):
-        tasks = take(schedule)
-        assert tasks[0].attempt == attempt
-        assert schedule.lost(Batch(tasks, 1.0)) == []
-    (task,) = take(schedule)
-    assert [given_up.hash for given_up in schedule.lost(Batch((task,), 1.0))] == [task.hash]
-    assert schedule.next_kind() is None
+def test_what_a_point_takes_is_known_once_one_is_solved() -> None:
+    schedule = Schedule(points(4))
+    kind = schedule.next_kind()
+    assert kind is not None
+    assert schedule.point_s(kind) is None
+    schedule.took(kind, 2, 3.0)
+    assert schedule.point_s(kind) == 1.5

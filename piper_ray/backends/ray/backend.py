@@ -153,7 +153,8 @@ class RayBackend:
             worked_s=self._worked_s,
             waited_s=self._waited_s,
             nodes=tuple(
-                NodeStats(node, blocks[node], traffic.fetched_bytes[node], traffic.held_bytes[node]) for node in nodes
+                NodeStats(dispatcher.host_of(node), blocks[node], traffic.fetched_bytes[node], traffic.held_bytes[node])
+                for node in nodes
             ),
         )
 
@@ -181,7 +182,7 @@ class RayBackend:
             from piper_ray.backends.ray.dispatcher import Dispatcher
 
             self._dispatcher = Dispatcher(
-                self._session.node,
+                self._session,
                 self._workers,
                 self._cpus_per_worker,
                 _worker_bytes(states),

@@ -1,18 +1,19 @@
-"""Who computes which block, through losses and delays: a state machine without I/O and without a clock.
+"""Who does which block of work, through losses and delays: a state machine without I/O and without a clock.
 
 Events come in as method calls with the time; what to do comes out as commands. A block is pure, so giving it to two
-workers is harmless: the first answer counts.
+workers is harmless: the first answer counts. A solve's blocks are downsets and its workers actors; a sweep's blocks are
+batches of points, and its workers the cores that the cluster has for them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 HERE = -1
-"""The driver as a worker: of last resort, and only where that is allowed."""
+"""The driver's machine as a worker beside the others: of last resort, and only where that is allowed."""
 
 
 class WithoutWorkers(str, Enum):
@@ -22,12 +23,17 @@ class WithoutWorkers(str, Enum):
     WAIT = "wait"
 
 
+MOST_DEATHS = 3
+"""Of workers over one block."""
+
+
 @dataclass(frozen=True)
 class Block:
-    """id: unique among all blocks ever. expected_s: how long a worker should take."""
+    """id: unique among all blocks ever. expected_s: how long a worker should take. most_deaths: then it is given up."""
 
     id: int
     expected_s: float
+    most_deaths: int = MOST_DEATHS
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,17 @@ class GiveUp:
     cause: str
 
 
-Command = Send | GiveUp
+@dataclass(frozen=True)
+class Late:
+    """The worker has kept its blocks longer than it should: it is slow, or hangs. Said once for each such time."""
+
+    worker: int
+    block: int
+    kept_s: float
+    expected_s: float
+
+
+Command = Send | GiveUp | Late
 
 
 @dataclass
@@ -60,29 +76,41 @@ class _Losses:
 
 @dataclass
 class _Worker:
-    """in_flight: blocks given and not answered, the one in work first. since: when that one's turn came."""
+    """in_flight: blocks given and not answered, the one in work first. since: when that one's turn came.
+
+    told: that it is late with that one. leaving: it gets nothing more.
+    """
 
     in_flight: deque[int] = field(default_factory=deque)
     since: float = 0.0
+    told: bool = False
+    leaving: bool = False
 
 
 class Coordinator:
-    """Blocks wait in a queue; a worker has at most IN_FLIGHT of them."""
+    """Blocks wait in a queue; a worker has at most IN_FLIGHT of them.
+
+    without_workers: may be changed at any time. overdue_floor_s: what a worker may keep in any case.
+    """
 
     IN_FLIGHT = 2
-    MOST_DEATHS = 3
     MOST_MACHINES = 10
     OVERDUE_FACTOR = 4.0
     OVERDUE_FLOOR_S = 1.0
-    MOST_COPIES = 3
 
-    def __init__(self, without_workers: WithoutWorkers = WithoutWorkers.CONTINUE) -> None:
-        self._without_workers = without_workers
+    def __init__(
+        self,
+        without_workers: WithoutWorkers = WithoutWorkers.CONTINUE,
+        *,
+        overdue_floor_s: float = OVERDUE_FLOOR_S,
+    ) -> None:
+        self.without_workers = without_workers
+        self._overdue_floor_s = overdue_floor_s
         self._queue: deque[int] = deque()
         self._blocks: dict[int, Block] = {}  # neither answered nor given up
         self._losses: dict[int, _Losses] = {}  # of blocks that a lost worker had: those that they are blamed for
         self._workers: dict[int, _Worker] = {}
-        self._here: int | None = None  # what the driver computes
+        self._here = _Worker()  # the driver's machine: with one block at most
 
     @property
     def workers(self) -> int:
@@ -96,6 +124,11 @@ class Coordinator:
     @property
     def open_blocks(self) -> int:
         return len(self._blocks)
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that nobody has yet. As long as there is one, whoever becomes free has something to do."""
+        return len(self._queue)
 
     def add(self, blocks: Iterable[Block], now: float) -> list[Command]:
         for block in blocks:
@@ -111,9 +144,27 @@ class Coordinator:
             self._losses.pop(block, None)
         self._queue = deque(block for block in self._queue if block not in gone)
 
+    def expect(self, block: int, expected_s: float) -> None:
+        """It is better known now how long the block should take."""
+        if block in self._blocks:
+            self._blocks[block] = replace(self._blocks[block], expected_s=expected_s)
+
     def joined(self, worker: int, now: float) -> list[Command]:
-        self._workers.setdefault(worker, _Worker(since=now))
+        self._workers.setdefault(worker, _Worker(since=now)).leaving = False
         return self._give(now)
+
+    def retire(self, worker: int) -> None:
+        """The worker gets no more blocks, and is one less once it has none."""
+        found = self._workers.get(worker)
+        if found is not None:
+            found.leaving = True
+            self._drop_retired(worker)
+
+    def began(self, worker: int, block: int, now: float) -> None:
+        """The worker has begun with the block only now; what it had to wait for is not its fault."""
+        found = self._workers.get(worker)
+        if found is not None and found.in_flight and found.in_flight[0] == block:
+            found.since, found.told = now, False
 
     def lost(self, worker: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
         """The worker is gone, perhaps with all of its machine. The block that it had in work may be why."""
@@ -130,12 +181,18 @@ class Coordinator:
             self._requeue(block)
         return commands + self._give(now)
 
-    def failed(self, worker: int, block: int, now: float, cause: str) -> list[Command]:
-        """The worker lives, but has no answer."""
+    def failed(self, worker: int, block: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
+        """There is no answer; the worker does other blocks. with_machine: a machine was lost over it."""
         self._answered(worker, block, now)
-        commands = self._blame(block, cause) if block in self._blocks else []
+        commands = self._blame(block, cause, with_machine=with_machine) if block in self._blocks else []
         self._requeue(block)
         return commands + self._give(now)
+
+    def returned(self, worker: int, block: int, now: float) -> list[Command]:
+        """The worker has given the block back, and neither is to blame."""
+        self._answered(worker, block, now)
+        self._requeue(block)
+        return self._give(now)
 
     def replied(self, worker: int, block: int, now: float) -> tuple[bool, list[Command]]:
         """Whether this is the first answer to the block, which counts. Comes from lost workers too."""
@@ -157,7 +214,7 @@ class Coordinator:
             losses.with_machine += 1
         else:
             losses.alone += 1
-        if losses.alone < self.MOST_DEATHS and losses.with_machine < self.MOST_MACHINES:
+        if losses.alone < self._blocks[block].most_deaths and losses.with_machine < self.MOST_MACHINES:
             return []
         self.cancel([block])
         return [GiveUp(block, losses.alone + losses.with_machine, cause)]
@@ -168,7 +225,7 @@ class Coordinator:
             self._queue.appendleft(block)
 
     def _holders(self, block: int) -> Iterator[int]:
-        if self._here == block:
+        if block in self._here.in_flight:
             yield HERE
         for name, worker in self._workers.items():
             if block in worker.in_flight:
@@ -176,64 +233,83 @@ class Coordinator:
 
     def _answered(self, name: int, block: int, now: float) -> None:
         if name == HERE:
-            self._here = None
+            self._here.in_flight.clear()
             return
         worker = self._workers.get(name)
         if worker is not None and block in worker.in_flight:
+            if worker.in_flight[0] == block:  # the next one's turn comes: what is behind the first may overtake it
+                worker.since, worker.told = now, False
             worker.in_flight.remove(block)
-            worker.since = now
+            self._drop_retired(name)
+
+    def _drop_retired(self, name: int) -> None:
+        worker = self._workers[name]
+        if worker.leaving and not worker.in_flight:
+            del self._workers[name]
 
     def _give(self, now: float) -> list[Command]:
         commands: list[Command] = []
         # One each, then the next one each: so that few blocks are spread over all.
         for depth in range(self.IN_FLIGHT):
             for name, worker in self._workers.items():
-                if len(worker.in_flight) == depth and self._queue and self._may_go_along(self._queue[0], worker):
+                if len(worker.in_flight) == depth and self._queue and self._may_take(self._queue[0], worker):
                     commands.append(self._send(name, self._queue.popleft(), now))
-        for block in self._overdue(now):
-            free = next((n for n, w in self._workers.items() if not w.in_flight), None)
-            if free is not None and sum(1 for _ in self._holders(block)) < self.MOST_COPIES:
-                commands.append(self._send(free, block, now))
+        commands += self._late(now)
+        for block, times in self._overdue(now).items():
+            free = [name for name, worker in self._workers.items() if not (worker.in_flight or worker.leaving)]
+            # Each copy more takes longer: a block that is hard, and no worker's fault, soon has no more of them.
+            if free and times > sum(1 for _ in self._holders(block)):
+                # Where one worker hangs others may, unheard of as they have nothing to do.
+                commands.append(self._send(max(free, key=lambda name: self._workers[name].since), block, now))
         return commands + self._help(now)
 
-    def _may_go_along(self, block: int, worker: _Worker) -> bool:
+    def _may_take(self, block: int, worker: _Worker) -> bool:
         """A block that a lost worker had is given alone: then it is known which one ends workers."""
+        if worker.leaving:
+            return False
         return not worker.in_flight or not {block, *worker.in_flight} & self._losses.keys()
+
+    def _late(self, now: float) -> Iterator[Late]:
+        for name, worker in self._workers.items():
+            wanted = [block for block in worker.in_flight if block in self._blocks]
+            if wanted and not worker.told and self._lateness(worker, now) > 1:
+                worker.told = True
+                yield Late(name, wanted[0], now - worker.since, self._expected_s(worker))
 
     def _help(self, now: float) -> list[Command]:
         """The driver takes what nobody gets done: all workers are gone, or silent, or have nothing new to do."""
-        if self._here is not None or self._without_workers is WithoutWorkers.WAIT:
+        if self._here.in_flight or self.without_workers is WithoutWorkers.WAIT:
             return []
-        if self._queue and any(self._overdue_s(worker, now) <= 0 for worker in self._workers.values()):
+        if self._queue and any(self._lateness(worker, now) <= 1 for worker in self._workers.values()):
             return []
-        overdue = self._overdue(now)
-        if overdue:
-            return [self._send(HERE, overdue[0], now)]
+        overdue = next(iter(self._overdue(now)), None)
+        if overdue is not None:
+            return [self._send(HERE, overdue, now)]
         return [self._send(HERE, self._queue.popleft(), now)] if self._queue else []
 
     def _send(self, name: int, block: int, now: float) -> Send:
-        if name == HERE:
-            self._here = block
-        else:
-            worker = self._workers[name]
-            if not worker.in_flight:
-                worker.since = now
-            worker.in_flight.append(block)
+        worker = self._here if name == HERE else self._workers[name]
+        if not worker.in_flight:
+            worker.since = now
+        worker.in_flight.append(block)
         return Send(name, block)
 
-    def _overdue(self, now: float) -> list[int]:
-        """Blocks whose holders have all kept them too long, the longest first."""
+    def _overdue(self, now: float) -> dict[int, float]:
+        """Blocks whose holders have all kept them too long, the latest first; how many times that, at the least."""
         late: dict[int, float] = {}
-        for worker in self._workers.values():
-            overdue_s = self._overdue_s(worker, now)
+        for worker in (self._here, *self._workers.values()):
+            times = self._lateness(worker, now)
             for block in worker.in_flight:
-                if block in self._blocks and block != self._here:
-                    late[block] = min(late.get(block, overdue_s), overdue_s)
-        return sorted((block for block in late if late[block] > 0), key=lambda block: -late[block])
+                if block in self._blocks:
+                    late[block] = min(late.get(block, times), times)
+        return {block: late[block] for block in sorted(late, key=lambda block: -late[block]) if late[block] > 1}
 
-    def _overdue_s(self, worker: _Worker, now: float) -> float:
-        """How much longer it has kept its blocks than it should; not above 0 if it has none."""
+    def _lateness(self, worker: _Worker, now: float) -> float:
+        """How many times as long as it may it has kept its blocks; 0 if it has none."""
         if not worker.in_flight:
             return 0.0
-        expected_s = sum(self._blocks[block].expected_s for block in worker.in_flight if block in self._blocks)
-        return now - worker.since - max(self.OVERDUE_FLOOR_S, self.OVERDUE_FACTOR * expected_s)
+        return (now - worker.since) / max(self._overdue_floor_s, self.OVERDUE_FACTOR * self._expected_s(worker))
+
+    def _expected_s(self, worker: _Worker) -> float:
+        """Of the blocks that it has and somebody wants."""
+        return sum(self._blocks[block].expected_s for block in worker.in_flight if block in self._blocks)

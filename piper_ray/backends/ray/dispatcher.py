@@ -13,12 +13,15 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
+from ray.exceptions import RayError
 
 from piper_ray.backends.local import LocalBackend
-from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Send, WithoutWorkers
+from piper_ray.backends.ray.causes import address_of, cause_of, is_loss
+from piper_ray.backends.ray.coordinator import HERE, Block, Command, Coordinator, GiveUp, Late, Send, WithoutWorkers
+from piper_ray.backends.ray.machines import Machines, RayView
 from piper_ray.backends.ray.pool import Answered, Pool, Started
 from piper_ray.backends.ray.publication import Publisher
+from piper_ray.backends.ray.session import Session
 from piper_ray.backends.ray.worker import BlockOrder
 from piper_ray.errors import ClusterError
 from piper_ray.kernels.types import LevelStates
@@ -80,25 +83,29 @@ class Dispatcher:
 
     def __init__(
         self,
-        node: str,
+        session: Session,
         workers: int | None,
         cpus_per_worker: int,
         memory_bytes: float,
         without_workers: WithoutWorkers,
     ) -> None:
-        self.publisher = Publisher(node)
+        self.publisher = Publisher(session.node)
         self.blocks_by_node: Counter[str] = Counter()
         self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._coordinator = Coordinator(without_workers)
         self._without_workers = without_workers
-        self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._events.put)
+        self._memory_bytes = memory_bytes
+        self._machines = Machines(RayView(), self.notes.put, session.node, trusted=session.owned)
+        self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._machines, self._events.put)
         self._ids = itertools.count()
         self._batches: dict[int, Batch] = {}  # by block
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self._failure: Exception | None = None
+        self._had_workers = False
+        self._slow: set[str] = set()  # machines that the user has been told of
         self._alone_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
@@ -110,6 +117,9 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         return self._coordinator.in_flight
+
+    def host_of(self, node: str) -> str:
+        return self._machines.name(node)
 
     def submit(self, batch: Batch) -> None:
         self._events.put(_Added(batch))
@@ -140,10 +150,13 @@ class Dispatcher:
     def _keep_up(self) -> list[Command]:
         now = time.monotonic()
         self._pool.keep_up(now)
+        if not self._had_workers:
+            self._machines.check()
         if self._alone_since is None and self._coordinator.workers == 0:
             self._alone_since = now
         if self._coordinator.workers > 0:
             self._alone_since = None
+            self._had_workers = True
         elif self._alone_since is not None and now - self._alone_since > _LONG_WAIT_S:
             self._alone_since = float("inf")
             self.notes.put(
@@ -205,11 +218,11 @@ class Dispatcher:
         if error is not None:
             self._pool.drop(event.worker, now)
             if self._pool.failures == 3:
-                self.notes.put(f"workers do not start: {_last_line(error)}")
+                host = self._machines.name_at(address_of(error))
+                self.notes.put(f"workers do not start: {cause_of(error, host, self._memory_bytes)}")
             return []
-        wrong = self._pool.started(event.worker, event.hello.result())
-        if wrong is not None:
-            raise ClusterError(f"{wrong}: install the same version on all machines of the cluster")
+        if not self._pool.started(event.worker, event.hello.result(), now):
+            return []
         self._known[event.worker] = {}
         return self._coordinator.joined(event.worker, now)
 
@@ -220,22 +233,24 @@ class Dispatcher:
             if event.worker in self._known:
                 self.blocks_by_node[self._pool.node_of(event.worker)] += 1
             return self._finish(event.worker, event.block, reply.states, reply.seconds, now)
-        if isinstance(error, RayTaskError) and not isinstance(error, RayActorError):
-            # It lives but cannot do it: it starts afresh with this evaluation's tables.
-            if event.worker in self._known:
-                self._known[event.worker] = {}
-            return self._coordinator.failed(event.worker, event.block, now, _last_line(error))
-        if not isinstance(error, (RayActorError, RaySystemError)):
+        if not isinstance(error, RayError):
             raise error
         if event.worker not in self._known:
             return []  # its loss is known
         node = self._pool.node_of(event.worker)
+        host = self._machines.name(node)
+        if not is_loss(error):
+            # It lives but cannot do it: it starts afresh with this evaluation's tables.
+            self._known[event.worker] = {}
+            cause = cause_of(error, host, self._memory_bytes)
+            return self._coordinator.failed(event.worker, event.block, now, cause)
         self._pool.drop(event.worker, now)
         del self._known[event.worker]
-        gone = not self._pool.is_alive(node)
-        commands = self._coordinator.lost(event.worker, now, _last_line(error), with_machine=gone)
+        gone = not self._machines.is_alive(node, now)
+        cause = cause_of(error, host, self._memory_bytes, machine_gone=gone)
+        commands = self._coordinator.lost(event.worker, now, cause, with_machine=gone)
         left = self._coordinator.workers
-        self.notes.put(f"a worker on node {node[:8]} is lost, {left} left: its blocks go to others")
+        self.notes.put(f"a worker on {host} is lost, {left} left; its blocks go to others: {cause}")
         if left == 0:
             goes_on = self._without_workers is WithoutWorkers.CONTINUE
             self.notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
@@ -256,12 +271,24 @@ class Dispatcher:
             batch = self._batches.get(command.block)
             if batch is None:
                 continue
-            if isinstance(command, GiveUp):
+            if isinstance(command, Late):
+                self._tell_of(command)
+            elif isinstance(command, GiveUp):
                 self._give_up(command, batch)
             elif command.worker == HERE:
                 self._compute_here(command.block, batch)
             else:
                 self._send(command, batch)
+
+    def _tell_of(self, late: Late) -> None:
+        """Once for each machine."""
+        host = self._machines.name(self._pool.node_of(late.worker))
+        if host not in self._slow:
+            self._slow.add(host)
+            self.notes.put(
+                f"{host} is slow or hangs: {late.kept_s:.1f} s for blocks of {late.expected_s:.2f} s, which now go to "
+                "others too"
+            )
 
     def _give_up(self, command: GiveUp, batch: Batch) -> None:
         first, last = batch.span(command.block)

@@ -10,11 +10,10 @@ from typing import Any
 
 import ray
 
-import piper_ray
+from piper_ray.backends.ray.machines import Machines
+from piper_ray.backends.ray.software import difference
 from piper_ray.backends.ray.worker import BlockOrder, BlockReply, Hello, remote_worker
-from piper_ray.kernels.jit import sources_digest
 
-_GROWTH_CHECK_S = 2.0
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -36,24 +35,25 @@ class Answered:
 
 
 class Pool:
-    """wanted: actors to keep; None: as many as the cluster's CPUs hold, as it grows and shrinks."""
+    """wanted: actors to keep; None: as many as the good machines have cores for, as they come and go."""
 
     def __init__(
         self,
         wanted: int | None,
         cpus_per_worker: int,
         memory_bytes: float,
+        machines: Machines,
         post: Callable[[Started | Answered], None],
     ) -> None:
         self._wanted = wanted
         self._cpus = cpus_per_worker
         self._memory_bytes = memory_bytes
+        self._machines = machines
         self._post = post
         self._names = itertools.count()
         self._actors: dict[int, Any] = {}
         self._ready: dict[int, Hello] = {}
-        self._checked_at = float("-inf")
-        self._goal = wanted or 0
+        self._left_out: frozenset[str] = frozenset()
         self._failures = 0
         self._not_before = float("-inf")
 
@@ -68,34 +68,33 @@ class Pool:
     def node_of(self, worker: int) -> str:
         return self._ready[worker].node
 
-    def is_alive(self, node: str) -> bool:
-        """Whether Ray still has the machine."""
-        nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-        return any(other["NodeID"] == node and other["Alive"] for other in nodes())
-
     def keep_up(self, now: float) -> None:
         """Starts what is missing. Ray places an actor when there is room for it; nobody waits for that."""
-        if self._wanted is None and now - self._checked_at >= _GROWTH_CHECK_S:
-            self._checked_at = now
-            self._goal = max(1, _cluster_cpus() // self._cpus)
+        self._machines.look(now)
+        left_out = frozenset(self._machines.left_out)
+        if left_out - self._left_out:  # what failed there may do better elsewhere
+            self._failures, self._not_before = 0, float("-inf")
+        self._left_out = left_out
         if now < self._not_before:
             return
-        while len(self._actors) < self._goal:
+        # One in any case: for clusters that grow when somebody waits.
+        goal = self._wanted or max(1, self._machines.cpus // self._cpus)
+        while len(self._actors) < goal:
             name = next(self._names)
-            actor = remote_worker(self._cpus, self._memory_bytes).remote(self._cpus)
+            actor = remote_worker(self._cpus, self._memory_bytes, self._machines.placement()).remote(self._cpus)
             self._actors[name] = actor
             self._expect_hello(name, actor)
 
-    def started(self, worker: int, hello: Hello) -> str | None:
-        """Takes the worker in; returns what is wrong with it, if anything."""
+    def started(self, worker: int, hello: Hello, now: float) -> bool:
+        """Takes the worker in. False: its machine runs other software and is left out, and the worker is no more."""
         self._ready[worker] = hello
         self._failures = 0
-        if (hello.version, hello.kernels) == (piper_ray.__version__, sources_digest()):
-            return None
-        return (
-            f"piper_ray {hello.version} (kernels {hello.kernels}) is installed on node {hello.node[:8]}, "
-            f"{piper_ray.__version__} (kernels {sources_digest()}) here"
-        )
+        fault = difference(hello.software)
+        if fault is None:
+            return True
+        self._machines.leave_out(hello.node, fault)
+        self.drop(worker, now)
+        return False
 
     def send(self, worker: int, block: int, order: BlockOrder, finished: list[Any]) -> None:
         reply = self._actors[worker].evaluate.remote(order, *finished)
@@ -116,11 +115,6 @@ class Pool:
             ray.kill(actor, no_restart=True)
         self._actors.clear()
         self._ready.clear()
-
-
-def _cluster_cpus() -> int:
-    resources: Callable[[], dict[str, float]] = ray.cluster_resources
-    return int(resources().get("CPU", 0.0))
 
 
 def _when_done(ref: Any, call: Callable[[Future[Any]], None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,22 +17,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import ray
 
-import piper_ray
 from piper_ray.backends.local import LocalBackend
 from piper_ray.backends.ray.arrow import narrow, states_of, tables_of, target_of
+from piper_ray.backends.ray.software import Software, software
 from piper_ray.backends.ray.warm import compile_kernels
-from piper_ray.kernels.jit import sources_digest
 from piper_ray.kernels.types import ClusterArrays, IndexArray, LevelStates
 from piper_ray.state_tables import StateTables
 
 
 class Hello(NamedTuple):
-    """What a worker says of itself when it is ready. kernels: changes with any of their sources."""
+    """What a worker says of itself when it is ready."""
 
     node: str
     process: int
-    version: str
-    kernels: str
+    software: Software
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Worker:
         self._evaluations: dict[int, StateTables] = {}
 
     def hello(self) -> Hello:
-        return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), piper_ray.__version__, sources_digest())
+        return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
 
     def evaluate(self, order: BlockOrder, *finished: pa.Table) -> BlockReply:
         """finished: the levels from ``known_level`` to ``level``, in order, as one state table or several."""
@@ -137,12 +136,16 @@ def _no_heartbeat(done: int) -> None:
     pass
 
 
-def remote_worker(cpus: int, memory_bytes: float) -> Any:
-    """The actor class. It is never restarted by Ray, and no call is retried: recovery is the driver's."""
+def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) -> Any:
+    """The actor class. It is never restarted by Ray, and no call is retried: recovery is the driver's.
+
+    placement: Ray's options that say where.
+    """
     return ray.remote(Worker).options(
         num_cpus=cpus,
         memory=int(memory_bytes),
         max_restarts=0,
         max_task_retries=0,
         runtime_env={"env_vars": {"NUMBA_NUM_THREADS": str(cpus)}},
+        **placement,
     )
