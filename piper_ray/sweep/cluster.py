@@ -51,6 +51,8 @@ _LOSSES = 25
 _OVERDUE_FLOOR_S = 10.0
 """A process that starts, and loads what it needs, may take some seconds on a busy machine."""
 
+_COMPILING_S = 30.0
+
 _FIRST_ANSWERS_S = 10.0
 """To wait for machines to say what they run; after that the others begin."""
 
@@ -92,7 +94,7 @@ class Cluster:
         try:
             self._wait_for_machines()
         except BaseException:
-            self._session.close()
+            self.close()
             raise
 
     @property
@@ -144,8 +146,9 @@ class Cluster:
             return answer(point, graph, self._sweep.options, Lattices(), backend=backend, listener=listen)
 
     def close(self) -> None:
-        for stream in self._copies:
-            _cancel(stream)
+        if not self._session.owned:  # else all ends with it
+            for stream in self._copies:
+                _cancel(stream)
         self._copies.clear()
         self._session.close()
 
@@ -215,7 +218,9 @@ class Cluster:
         copy.began = began
         fault = difference(began.software)
         if fault is None:
-            self._coordinator.began(copy.worker, copy.block, now)
+            if not began.compiled and copy.block in self._batches:
+                self._coordinator.expect(copy.block, self._batches[copy.block].expected_s + _COMPILING_S)
+            self._carry_out(self._coordinator.began(copy.worker, copy.block, now))
             return
         _cancel(stream)
         del self._copies[stream]
@@ -229,10 +234,8 @@ class Cluster:
         batch = self._batches.pop(copy.block, None)
         if first and batch is not None:
             attempts = 1 + self._deaths.pop(copy.block, 0)
+            # Other copies are left to end by themselves: to cancel one that hangs holds this process up for 5 s.
             self._replies.append(Reply(batch, report.rows, report.seconds, attempts))
-            for other, copy_of_it in self._copies.items():
-                if copy_of_it.block == copy.block:
-                    _cancel(other)
         self._carry_out(commands)
 
     def _failed(self, copy: _Copy, error: RayError, now: float) -> list[Command]:
@@ -265,15 +268,21 @@ class Cluster:
         self._replies.append(Reply(batch, None, 0.0, command.deaths, command.cause))
 
     def _tell_of(self, late: Late) -> None:
-        began = [copy.began for copy in self._copies.values() if (copy.worker, copy.block) == (late.worker, late.block)]
-        took = f"{late.kept_s:.0f} s for points of {late.expected_s:.1f} s, which others get too"
-        if began and began[0] is not None:
-            host = self._machines.name(began[0].node)
-            self._tell_once(host, "late", f"{host} is slow or hangs: {took}")
+        places = [
+            copy.began for copy in self._copies.values() if (copy.worker, copy.block) == (late.worker, late.block)
+        ]
+        began = places[0] if places else None
+        others = "others get them too"
+        if began is not None:
+            host = self._machines.name(began.node)
+            text = f"{host} is slow or hangs: {late.kept_s:.0f} s for points of {late.expected_s:.1f} s; {others}"
+            self._tell_once(host, "late", text)
         else:
-            self._tell_once(
-                "", "late", f"points have waited {late.kept_s:.0f} s for a machine with a core and the memory free"
+            text = (
+                f"nobody has begun with some points for {late.kept_s:.0f} s: a worker hangs, or no machine has a core "
+                f"and the memory free; {others}"
             )
+            self._tell_once("", "late", text)
 
     def _tell_once(self, host: str, what: str, text: str) -> None:
         if (host, what) not in self._told:

@@ -7,7 +7,6 @@ answer depends on it.
 from __future__ import annotations
 
 import fcntl
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -43,11 +42,11 @@ class Order:
 
 
 class Began(NamedTuple):
-    """Who has the batch now, and what it runs."""
+    """Who has the batch now, and what it runs. compiled: kernels are there; else they come first, for a while."""
 
     node: str
-    process: int
     software: Software
+    compiled: bool
 
 
 class Report(NamedTuple):
@@ -82,7 +81,7 @@ def _kept() -> _Kept:
 
 def solve_batch(order: Order) -> Iterator[Began | Report]:
     """A word at the beginning, then each point's row. Errors of planners are in the rows."""
-    yield Began(ray.get_runtime_context().get_node_id(), os.getpid(), software())
+    yield Began(ray.get_runtime_context().get_node_id(), software(), is_compiled())
     kept = _kept()
     began = time.perf_counter()
     graph = kept.graph(order)

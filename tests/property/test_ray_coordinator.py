@@ -149,8 +149,9 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), expected_s=st.sampled_from([0.0, 1.0]))
     def begin(self, data: st.DataObject, expected_s: float) -> None:
         worker, block = self.somebody_busy(data)
-        self.coordinator.began(worker, block, self.now)
+        self.carry_out(self.coordinator.began(worker, block, self.now))
         self.coordinator.expect(block, expected_s)
+        self.carry_out(self.coordinator.tick(self.now))
 
     @precondition(lambda self: self.ghosts)
     @rule(data=st.data())
@@ -185,12 +186,15 @@ class World(RuleBasedStateMachine):
     def no_block_waits_while_somebody_could_take_it(self) -> None:
         held = {block for blocks in self.held.values() for block in blocks}
         if self.open - held:
-            staying = [worker for worker in self.workers if worker not in self.leaving]
+            staying = [worker for worker in self.workers if worker not in self.leaving and not self.is_late(worker)]
             assert all(self.held[worker] for worker in staying)
             if not self.suspects & (self.open | held):
                 assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in staying)
             if self.without_workers is WithoutWorkers.CONTINUE and not self.workers:
                 assert HERE in self.held
+
+    def is_late(self, worker: int) -> bool:
+        return self.coordinator._lateness(self.coordinator._workers[worker], self.now) > 1
 
     def finish_alone(self) -> None:
         """No worker says anything any more, none is known to be lost: the driver gets everything done."""

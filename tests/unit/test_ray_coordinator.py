@@ -140,7 +140,19 @@ def test_a_hung_first_block_counts_whatever_overtakes_it() -> None:
     coordinator.add(blocks(20), 0.0)
     told = [command for number in range(1, 12) for command in coordinator.replied(0, number, 0.1 * number)[1]]
     assert [(late.worker, late.block) for late in told if isinstance(late, Late)] == [(0, 0)]
-    assert sent(coordinator.joined(1, 1.3)) == [Send(1, 13), Send(1, 14)]
+    assert sent(coordinator.joined(1, 1.3)) == [Send(1, 12), Send(1, 13)]
+
+
+def test_who_is_late_gets_no_more() -> None:
+    coordinator = coordinator_with(2, WithoutWorkers.WAIT)
+    coordinator.add(blocks(6), 0.0)
+    coordinator.replied(0, 2, 0.1)
+    assert coordinator.waiting == 1
+    late = coordinator.replied(1, 1, 2.0)[1]
+    assert sent(late) == [Send(1, 5)]
+    coordinator.add(blocks(2, first=6), 2.0)
+    assert coordinator.replied(0, 4, 2.0)[1] == [], "its first block still hangs"
+    assert sent(coordinator.replied(0, 0, 2.1)[1]) == [Send(0, 6), Send(0, 7)]
 
 
 def test_who_is_late_is_told_once_for_each_block() -> None:

@@ -160,11 +160,12 @@ class Coordinator:
             found.leaving = True
             self._drop_retired(worker)
 
-    def began(self, worker: int, block: int, now: float) -> None:
+    def began(self, worker: int, block: int, now: float) -> list[Command]:
         """The worker has begun with the block only now; what it had to wait for is not its fault."""
         found = self._workers.get(worker)
         if found is not None and found.in_flight and found.in_flight[0] == block:
             found.since, found.told = now, False
+        return self._give(now)
 
     def lost(self, worker: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
         """The worker is gone, perhaps with all of its machine. The block that it had in work may be why."""
@@ -252,7 +253,7 @@ class Coordinator:
         # One each, then the next one each: so that few blocks are spread over all.
         for depth in range(self.IN_FLIGHT):
             for name, worker in self._workers.items():
-                if len(worker.in_flight) == depth and self._queue and self._may_take(self._queue[0], worker):
+                if len(worker.in_flight) == depth and self._queue and self._may_take(self._queue[0], worker, now):
                     commands.append(self._send(name, self._queue.popleft(), now))
         commands += self._late(now)
         for block, times in self._overdue(now).items():
@@ -263,9 +264,11 @@ class Coordinator:
                 commands.append(self._send(max(free, key=lambda name: self._workers[name].since), block, now))
         return commands + self._help(now)
 
-    def _may_take(self, block: int, worker: _Worker) -> bool:
-        """A block that a lost worker had is given alone: then it is known which one ends workers."""
-        if worker.leaving:
+    def _may_take(self, block: int, worker: _Worker, now: float) -> bool:
+        """Who is late gets no more. A block that a lost worker had is given alone: then it is known which one ends
+        workers.
+        """
+        if worker.leaving or self._lateness(worker, now) > 1:
             return False
         return not worker.in_flight or not {block, *worker.in_flight} & self._losses.keys()
 

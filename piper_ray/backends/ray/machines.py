@@ -162,7 +162,7 @@ class Machines:
 
     def placement(self) -> dict[str, Any]:
         """Options of tasks and actors: anywhere but on machines that are left out."""
-        out = ", ".join(sorted(self.left_out))
+        out = ",".join(sorted(self.left_out))  # no spaces: Ray takes them for part of what follows
         return {"label_selector": {"ray.io/node-id": f"!in({out})"}} if out else {}
 
     def leave_out(self, node: str, fault: str) -> None:

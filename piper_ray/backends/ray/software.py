@@ -62,7 +62,7 @@ def difference(theirs: Software) -> str | None:
     if other:
         return f"it has {_listed([f'{name} {theirs[name]} ({ours[name]} here)' for name in other])}"
     if theirs.get(SOURCES) != ours[SOURCES]:
-        return f"its piper_ray {ours['piper_ray']} has other sources than the one here"
+        return "its piper_ray has other sources than the one here, which has its version too"
     return None
 
 
