@@ -27,6 +27,9 @@ class Tmpc:
     forward_sync_bytes: fw, for each predecessor's layer id, on top of the edge's cost.
     backward_sync_bytes: bw, for each successor's layer id, on top of the edge's cost.
     recompute: the configuration recomputes activations in the backward pass.
+    shared_bytes: what the d replicas of a stage share out among them: each holds a d-th. With it memory is
+    a*y + b + shared/d.
+    least_data_parallel_degree: the configuration is there only in stages of at least so many replicas.
     """
 
     id: str
@@ -37,6 +40,8 @@ class Tmpc:
     forward_sync_bytes: Mapping[int, float] = field(default_factory=lambda: _EMPTY)
     backward_sync_bytes: Mapping[int, float] = field(default_factory=lambda: _EMPTY)
     recompute: bool = False
+    shared_bytes: float = 0.0
+    least_data_parallel_degree: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,25 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """A tensor with several ends that each stage sends or receives once, however many of its layers make or use it.
+
+    Its makers and users are ``layers``, in any order. A stage with some of them and not all has to move it:
+    ``forward_bytes`` per sample in the forward pass, ``backward_bytes`` in the backward pass. It sets no order of the
+    stages: edges do. An edge's own bytes, in contrast, are charged for each edge, as Piper does.
+    """
+
+    layers: tuple[int, ...]
+    forward_bytes: float
+    backward_bytes: float
+
+
+@dataclass(frozen=True)
 class Instance:
     """Everything a plan depends on. Layers and edges keep the order of the file.
 
+    tensors: what is charged once for each stage, beside what is charged for each edge.
+    notes: what its reader assumed or changed, a sentence each; no matter of what a plan costs.
     devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
     bandwidth_bytes_per_s: B, from a device to the outside.
     """
@@ -72,6 +93,8 @@ class Instance:
     memory_bytes: float
     bandwidth_bytes_per_s: float
     name: str = ""
+    tensors: tuple[Tensor, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def replace(
         self,
@@ -102,6 +125,12 @@ class Instance:
         return tuple(sorted({t for layer in self.layers for t, tmpcs in layer.tmpcs.items() if tmpcs}))
 
     @cached_property
+    def least_data_parallel_degrees(self) -> tuple[int, ...]:
+        """1, and the least data-parallel degrees that configurations ask for, ascending."""
+        asked = {x.least_data_parallel_degree for layer in self.layers for xs in layer.tmpcs.values() for x in xs}
+        return tuple(sorted({1, *asked}))
+
+    @cached_property
     def data_parallel_limit(self) -> int:
         """min(N, K): no plan's data-parallel degrees sum to more."""
         return min(self.microbatches, self.devices)
@@ -109,7 +138,7 @@ class Instance:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over every figure, in file order: two instances with one digest have the same plans."""
-        document = [
+        document: list[object] = [
             [
                 [
                     layer.id,
@@ -121,6 +150,8 @@ class Instance:
             [[edge.source, edge.target, edge.communication_bytes] for edge in self.edges],
             [self.devices, self.microbatches, self.memory_bytes, self.bandwidth_bytes_per_s],
         ]
+        if self.tensors:
+            document.append([[tensor.layers, tensor.forward_bytes, tensor.backward_bytes] for tensor in self.tensors])
         return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -134,7 +165,13 @@ def _tmpc_figures(tmpc: Tmpc) -> list[object]:
         sorted(tmpc.forward_sync_bytes.items()),
         sorted(tmpc.backward_sync_bytes.items()),
         tmpc.recompute,
+        # What few instances have adds nothing where it is not there: digests on record stay what they are.
+        *([tmpc.shared_bytes, tmpc.least_data_parallel_degree] if _shards(tmpc) else []),
     ]
+
+
+def _shards(tmpc: Tmpc) -> bool:
+    return tmpc.shared_bytes != 0.0 or tmpc.least_data_parallel_degree != 1
 
 
 def divisors(number: int) -> list[int]:

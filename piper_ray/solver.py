@@ -29,8 +29,11 @@ from piper_ray.solution import BlockStats, Forecast, Infeasibility, Solution, So
 
 def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions()) -> Forecast:
     """Size of the lattice, and what a solve will take in memory and time."""
-    outline = Outline.of(instance, restrictions)
-    return forecast(outline.graph, len(outline.variants))
+    return _forecast(Outline.of(instance, restrictions))
+
+
+def _forecast(outline: Outline) -> Forecast:
+    return forecast(outline.graph, outline.contracted.downsets, len(outline.variants))
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class LatticeInput:
 
     @property
     def forecast(self) -> Forecast:
-        return forecast(self.outline.graph, len(self.outline.variants))
+        return _forecast(self.outline)
 
 
 def lattice_input(
@@ -51,7 +54,7 @@ def lattice_input(
 ) -> LatticeInput:
     """Raises LimitError if the operators cannot be merged into few enough blocks."""
     outline = Outline.of(instance, restrictions)
-    found = merge_operators(instance, outline.variants, restrictions) if contract is Contract.OPERATORS else None
+    found = merge_operators(instance, outline.variants, outline.contracted) if contract is Contract.OPERATORS else None
     if found is None:
         return LatticeInput(instance, outline, None)
     merged, blocks = found
@@ -149,7 +152,7 @@ def _solve_by_blocks(
         exact = replace(options, contract=Contract.SAFE)
         return solve(blocks, restrictions=restrictions, options=exact, backend=backend, listener=listener)
 
-    return solve_by_blocks(instance, outline.variants, restrictions, options, listener, solve_exactly)
+    return solve_by_blocks(instance, outline, restrictions, options, listener, solve_exactly)
 
 
 @contextmanager

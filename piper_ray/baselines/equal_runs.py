@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.baselines.choices import UniformChoice, uniform_choices
 from piper_ray.baselines.order import RunOrder, run_order
@@ -53,12 +54,12 @@ class EqualRuns:
         for starts in self._layouts(order, instance):
             stages = len(starts)
             d = degrees[: np.searchsorted(degrees, instance.data_parallel_limit // stages, side="right")]
-            within = costs.degree[:, None] * d * stages <= instance.devices
+            within = (costs.degree[:, None] * d * stages <= instance.devices) & _in_range(choices, d)
             if not within.any():
                 continue
             tried += int(within.sum())
             times, fits = costs.of(starts, d)
-            times[~(within & fits[:, None])] = np.inf
+            times[~(within & fits)] = np.inf
             time_s = float(times.min())
             if time_s == np.inf:
                 continue
@@ -104,6 +105,13 @@ class EqualRuns:
         if tried == 0:
             return "no point of the grid is within the devices and microbatches"
         return f"none of {_counted(tried, 'grid point')} fits in memory"
+
+
+def _in_range(choices: Sequence[UniformChoice], data_parallel_degrees: Integers) -> npt.NDArray[np.bool_]:
+    """bool[choices, degrees]: whether stages of this degree may run the choice."""
+    least = np.array([choice.least_data_parallel_degree for choice in choices])[:, None]
+    most = np.array([choice.most_data_parallel_degree for choice in choices])[:, None]
+    return (least <= data_parallel_degrees) & (data_parallel_degrees <= most)
 
 
 def _plan(instance: Instance, order: RunOrder, starts: Integers, degree: int, choice: UniformChoice) -> Plan:

@@ -56,7 +56,7 @@ def estimate(
             metavar="SHARDS",
             min=1,
             help="Offer sharding the optimizer's state over so many replicas (ZeRO-1); 1 offers none. Such a TMPC is "
-            "valid in stages of at least so many replicas; solve does not know that: look at the plan's d.",
+            "there only in stages of at least so many replicas.",
         ),
     ] = 1,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,

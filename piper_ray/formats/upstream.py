@@ -1,7 +1,9 @@
 """Piper's own JSON workload (https://github.com/msr-fiddle/piper), read and written.
 
 Beyond upstream's reader: both spellings of N are taken; ``edges`` and empty sync tables may be left out; a
-top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it).
+top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it). What
+upstream's model does not have is written only where it is there: a TMPC's ``memoryUsageShared`` and
+``leastDataParallelDegree``, and a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from piper_ray.formats.fields import (
     ID_WORDS,
     RECOMPUTE_ID,
     Cluster,
+    Degree,
     Figure,
     LayerId,
     Open,
     read_cluster,
 )
-from piper_ray.formats.graph import NamedEdge, NamedId, Neighbours, check_graph, check_size
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.formats.graph import NamedEdge, NamedId, NamedTensor, Neighbours, check_graph, check_size, check_tensors
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
 
@@ -55,6 +58,14 @@ class _Tmpc(Open):
     syncTimeFw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
     syncTimeBw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
     recompute: bool | None = Field(default=None, description="true or false")
+    memoryUsageShared: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    leastDataParallelDegree: Degree = Field(default=1, description=DEGREE_WORDS)
+
+
+class _Tensor(Open):
+    nodes: list[LayerId] = Field(description="a list of the ids of layers")
+    forwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    backwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
 
 
 class _Edge(Open):
@@ -86,19 +97,30 @@ def read_upstream(document: Mapping[str, object], overrides: Cluster, name: str,
     neighbours = _read_graph(nodes, edges, faults)
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
     drawn = [faults.model(_Edge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
+    tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
     if faults:
         return None
     return Instance(
         layers=tuple(layer for layer in layers if layer is not None),
         edges=tuple(Edge(edge.sourceId, edge.destId, edge.communicationCost) for edge in drawn if edge is not None),
         name=str(title),
+        tensors=tensors,
         **vars(cluster),
     )
 
 
+def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
+    listed = _list(document, "tensors", faults) or ()
+    read = [faults.model(_Tensor, tensor, f"tensors[{index}]") for index, tensor in enumerate(listed)]
+    named = [NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
+    if not faults:  # all ids are known
+        check_tensors(named, ids, faults)
+    return tuple(Tensor(tuple(x.nodes), x.forwardBytes, x.backwardBytes) for x in read if x is not None)
+
+
 def to_upstream(instance: Instance) -> dict[str, object]:
     """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
-    return {
+    document: dict[str, object] = {
         "name": instance.name,
         "maxDevices": instance.devices,
         "maxMemoryPerDevice": instance.memory_bytes,
@@ -117,6 +139,12 @@ def to_upstream(instance: Instance) -> dict[str, object]:
             for edge in instance.edges
         ],
     }
+    if instance.tensors:
+        document["tensors"] = [
+            {"nodes": list(x.layers), "forwardBytes": x.forward_bytes, "backwardBytes": x.backward_bytes}
+            for x in instance.tensors
+        ]
+    return document
 
 
 def _tmpc_document(tmpc: Tmpc) -> dict[str, object]:
@@ -131,6 +159,10 @@ def _tmpc_document(tmpc: Tmpc) -> dict[str, object]:
     }
     if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
         document["recompute"] = tmpc.recompute
+    if tmpc.shared_bytes:
+        document["memoryUsageShared"] = tmpc.shared_bytes
+    if tmpc.least_data_parallel_degree > 1:
+        document["leastDataParallelDegree"] = tmpc.least_data_parallel_degree
     return document
 
 
@@ -245,6 +277,8 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         forward_sync_bytes={u: tmpc.syncTimeFw[key] for key, u in sync.forward.items()},
         backward_sync_bytes={w: tmpc.syncTimeBw[key] for key, w in sync.backward.items()},
         recompute=tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
+        shared_bytes=tmpc.memoryUsageShared,
+        least_data_parallel_degree=tmpc.leastDataParallelDegree,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.kernels.jit import leaf_kernel
-from piper_ray.kernels.types import BitArray, IndexArray
+from piper_ray.kernels.types import BitArray, ClusterArrays, IndexArray
 
 _GUARD = 1e-9
 
@@ -31,25 +31,46 @@ def first_divisor_by_time(
 
 @leaf_kernel
 def first_divisor_by_memory(
-    a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
+    a_bytes: float, b_bytes: float, shared_bytes: float, later_sum: int, cluster: ClusterArrays
 ) -> int:
-    """Index of the first divisor d with a * y + b <= M for y = ceil((later_sum + d) / d) = 1 + ceil(later_sum / d).
+    """Index of the first divisor d with a * y + b + shared / d <= M for y = ceil((later_sum + d) / d), which is
+    1 + ceil(later_sum / d).
 
-    ``later_sum`` is the sum of data-parallel degrees of the stages behind. ``divisors`` if there is none. Errs
-    towards the smaller.
+    ``later_sum`` is the sum of data-parallel degrees of the stages behind. The number of divisors if there is none.
+    Errs towards the smaller.
     """
-    room_bytes = memory_bytes - b_bytes
+    divisors = cluster.divisors.size
+    index = _first_divisor_by_activations(a_bytes, b_bytes, later_sum, cluster)
+    if shared_bytes <= 0.0 or index == divisors:
+        return index
+    # Neither y nor what is shared grows with d: bisect.
+    low, high = index, divisors
+    while low < high:
+        middle = (low + high) >> 1
+        d = cluster.divisors[middle]
+        if a_bytes * in_flight(later_sum, d) + b_bytes + shared_bytes / d <= cluster.memory_bytes * (1.0 + _GUARD):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@leaf_kernel
+def _first_divisor_by_activations(a_bytes: float, b_bytes: float, later_sum: int, cluster: ClusterArrays) -> int:
+    """The same where nothing is shared, by a formula."""
+    divisor_at_least = cluster.divisor_at_least
+    room_bytes = cluster.memory_bytes - b_bytes
     if room_bytes < a_bytes * (1.0 + later_sum) or a_bytes <= 0.0:
         if room_bytes < a_bytes or room_bytes < 0.0:
-            return divisors
+            return int(cluster.divisors.size)
         if a_bytes <= 0.0 or later_sum == 0:
             return 0
         waiting = np.floor(room_bytes / a_bytes + _GUARD) - 1.0
         if waiting < 1.0:
-            return divisors
+            return int(cluster.divisors.size)
         least = np.ceil(later_sum / waiting - _GUARD)
         if least >= divisor_at_least.size:
-            return divisors
+            return int(cluster.divisors.size)
         return int(divisor_at_least[np.int64(least)])
     return 0
 
@@ -61,9 +82,29 @@ def in_flight(later_sum: int, d: int) -> int:
 
 
 @leaf_kernel
+def meets(one: BitArray, other: BitArray) -> bool:
+    """Whether two bit sets have a member in common."""
+    for word in range(one.size):
+        if one[word] & other[word] != 0:
+            return True
+    return False
+
+
+@leaf_kernel
 def is_subset(small: BitArray, large: BitArray) -> bool:
     """Of two bit sets."""
     for word in range(small.size):
         if small[word] & ~large[word] != 0:
             return False
     return True
+
+
+@leaf_kernel
+def bit_position(power_of_two: np.uint64) -> int:
+    """log2 of a power of two, by binary search over the halves."""
+    position = 0
+    for shift in (32, 16, 8, 4, 2, 1):
+        if power_of_two >> np.uint64(shift):
+            power_of_two >>= np.uint64(shift)
+            position += shift
+    return position

@@ -25,7 +25,10 @@ from piper_ray.model import Instance, divisors
 from piper_ray.plan import Plan, Stage
 from piper_ray.restrictions import Restrictions
 
-_NO_CHOICE = "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows"
+_NO_CHOICE = (
+    "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows, that any number of replicas "
+    "may run"
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ class PipeDream:
 
 
 def _choices(instance: Instance, restrictions: Restrictions) -> list[UniformChoice]:
-    return [choice for choice in uniform_choices(instance, restrictions) if choice.degree == 1]
+    """At t = 1, of TMPCs that any number of replicas may run: PipeDream's planner tries them all."""
+    choices = uniform_choices(instance, restrictions)
+    return [choice for choice in choices if choice.degree == 1 and choice.least_data_parallel_degree == 1]
 
 
 def _plan(partition: Partition, choice: UniformChoice) -> Plan:
