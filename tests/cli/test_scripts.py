@@ -103,7 +103,7 @@ def test_without_a_python_it_says_what_is_needed(checkout: Path, tmp_path: Path)
 
 def test_ci_runs_the_tests_in_a_copy_that_lies_alone(checkout: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / ".ci", checkout / ".ci")
-    (checkout / "scripts" / "test").write_text('#!/bin/sh\ncd "$(dirname "$0")/.." && find .. | sort\nexit 7\n')
+    (checkout / "scripts" / "test").write_text('#!/bin/sh\ncd "$(dirname "$0")/.." && ls -A .. && find .\nexit 7\n')
     for beside in (checkout.parent / "shared", checkout / ".git", checkout / ".venv", checkout / ".mypy_cache"):
         beside.mkdir()
         (beside / "figures.json").touch()
@@ -120,8 +120,10 @@ def test_ci_runs_the_tests_in_a_copy_that_lies_alone(checkout: Path, tmp_path: P
     assert (result.returncode, result.stderr) == (7, "")
     everything = (path.relative_to(checkout) for path in checkout.rglob("*"))
     left_out = {".git", ".venv", ".mypy_cache", "__pycache__"}
-    copied = [f"../piper-ray/{path}" for path in everything if left_out.isdisjoint(path.parts)]
-    assert sorted(result.stdout.splitlines()) == sorted(["..", "../piper-ray", *copied])
+    copied = [f"./{path}" for path in everything if left_out.isdisjoint(path.parts)]
+    beside_it, *inside = result.stdout.splitlines()
+    assert beside_it == "piper-ray"  # it alone
+    assert sorted(inside) == sorted([".", *copied])
     assert list(temporary.iterdir()) == []
 
 
