@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.kernels.jit import leaf_kernel
+from piper_ray.kernels.jit import inlined_kernel, leaf_kernel
 from piper_ray.kernels.types import BitArray, ClusterArrays, IndexArray
 
 _GUARD = 1e-9
@@ -29,7 +29,7 @@ def first_divisor_by_time(
     return int(divisor_at_least[np.int64(least)])
 
 
-@leaf_kernel
+@inlined_kernel
 def first_divisor_by_memory(
     a_bytes: float, b_bytes: float, shared_bytes: float, later_sum: int, cluster: ClusterArrays
 ) -> int:
@@ -39,16 +39,32 @@ def first_divisor_by_memory(
     ``later_sum`` is the sum of data-parallel degrees of the stages behind. The number of divisors if there is none.
     Errs towards the smaller.
     """
-    divisors = cluster.divisors.size
-    index = _first_divisor_by_activations(a_bytes, b_bytes, later_sum, cluster)
-    if shared_bytes <= 0.0 or index == divisors:
-        return index
-    # Neither y nor what is shared grows with d: bisect.
-    low, high = index, divisors
+    first = _first_divisor_by_activations(
+        a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, cluster.divisors.size
+    )
+    if shared_bytes > 0.0:
+        first = _first_divisor_by_shares(
+            first, a_bytes, b_bytes, shared_bytes, cluster.memory_bytes, later_sum, cluster.divisors
+        )
+    return first
+
+
+@leaf_kernel
+def _first_divisor_by_shares(
+    first: int,
+    a_bytes: float,
+    b_bytes: float,
+    shared_bytes: float,
+    memory_bytes: float,
+    later_sum: int,
+    divisors: IndexArray,
+) -> int:
+    """From ``first`` on, by bisection: neither y nor what is shared grows with d."""
+    low, high = first, divisors.size
     while low < high:
         middle = (low + high) >> 1
-        d = cluster.divisors[middle]
-        if a_bytes * in_flight(later_sum, d) + b_bytes + shared_bytes / d <= cluster.memory_bytes * (1.0 + _GUARD):
+        d = divisors[middle]
+        if a_bytes * in_flight(later_sum, d) + b_bytes + shared_bytes / d <= memory_bytes * (1.0 + _GUARD):
             high = middle
         else:
             low = middle + 1
@@ -56,21 +72,22 @@ def first_divisor_by_memory(
 
 
 @leaf_kernel
-def _first_divisor_by_activations(a_bytes: float, b_bytes: float, later_sum: int, cluster: ClusterArrays) -> int:
+def _first_divisor_by_activations(
+    a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
+) -> int:
     """The same where nothing is shared, by a formula."""
-    divisor_at_least = cluster.divisor_at_least
-    room_bytes = cluster.memory_bytes - b_bytes
+    room_bytes = memory_bytes - b_bytes
     if room_bytes < a_bytes * (1.0 + later_sum) or a_bytes <= 0.0:
         if room_bytes < a_bytes or room_bytes < 0.0:
-            return int(cluster.divisors.size)
+            return divisors
         if a_bytes <= 0.0 or later_sum == 0:
             return 0
         waiting = np.floor(room_bytes / a_bytes + _GUARD) - 1.0
         if waiting < 1.0:
-            return int(cluster.divisors.size)
+            return divisors
         least = np.ceil(later_sum / waiting - _GUARD)
         if least >= divisor_at_least.size:
-            return int(cluster.divisors.size)
+            return divisors
         return int(divisor_at_least[np.int64(least)])
     return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
 from piper_ray.kernels.front import insert, is_dominated
-from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.kernels.jit import inlined_kernel, kernel
 from piper_ray.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_blocks, refine
 from piper_ray.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
 from piper_ray.kernels.types import (
@@ -149,7 +149,7 @@ def _extend(
     return size
 
 
-@leaf_kernel
+@inlined_kernel
 def _evaluate_downset(
     i: int,
     tables: Tables,
@@ -185,6 +185,8 @@ def _evaluate_downset(
             ):
                 scratch.near_block[chosen] = scratch.open_block[at]
                 chosen += 1
+        if chosen == 0:
+            continue
         kept = refine(i, chosen, tables, target, blocks, scratch)
         for at in range(kept):
             if is_dominated(scratch.front_cost, scratch.front_sum, size, scratch.near_cost[at], scratch.near_sum[at]):

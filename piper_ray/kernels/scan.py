@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.kernels.bounds import bit_position, first_divisor_by_memory, first_divisor_by_time
-from piper_ray.kernels.jit import kernel, leaf_kernel
+from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.kernels.types import (
     BitArray,
     BlockArrays,
@@ -67,26 +67,43 @@ def make_scratch(lattice: LatticeArrays, cluster: ClusterArrays, blocks: int) ->
     )
 
 
-@leaf_kernel
+@inlined_kernel
 def jumping_s(i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays) -> float:
     """What need_s and cap_s charge too much for a stage from inner[row] to downset i.
 
     An edge from outside i into inner[row] is charged in both and touches no stage. A tensor that both sets cut is
     charged in both and costs the stage once, if it has an end there.
     """
-    total = 0.0
-    for k in range(lattice.crossing_start[i], lattice.crossing_start[i + 1]):
-        e = lattice.crossing[k]
-        v = lattice.edge_head[e]
-        if (inner[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0:
-            total += costs.edge_both_s[r, e]
+    total = _jumping_edges_s(
+        i, r, inner, row, lattice.crossing_start, lattice.crossing, lattice.edge_head, costs.both_s
+    )
     if lattice.tensor_bits.shape[0] > 0:
-        total += _cut_twice_s(i, inner, row, lattice, costs)
+        total += _cut_twice_s(i, inner, row, lattice, costs.both_s[r])
     return total
 
 
 @leaf_kernel
-def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays) -> float:
+def _jumping_edges_s(
+    i: int,
+    r: int,
+    inner: BitArray,
+    row: int,
+    crossing_start: IndexArray,
+    crossing: IndexArray,
+    edge_head: IndexArray,
+    both_s: FloatArray,
+) -> float:
+    total = 0.0
+    for k in range(crossing_start[i], crossing_start[i + 1]):
+        e = crossing[k]
+        v = edge_head[e]
+        if (inner[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0:
+            total += both_s[r, e]
+    return total
+
+
+@leaf_kernel
+def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, both_s: FloatArray) -> float:
     total = 0.0
     for k in range(lattice.cut_start[i], lattice.cut_start[i + 1]):
         tensor = lattice.cut[k]
@@ -98,11 +115,12 @@ def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, cost
             if ends & ~inner[row, word] != 0:
                 in_stage = True
         if behind:
-            total += costs.tensor_s[tensor] if in_stage else 2.0 * costs.tensor_s[tensor]
+            charged_s = both_s[lattice.edge_tail.size + tensor]
+            total += 0.5 * charged_s if in_stage else charged_s
     return total
 
 
-@leaf_kernel
+@inlined_kernel
 def _list_jumps(i: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Scratch) -> int:
     """Lists what crosses into I by the first block with a J that can hold some of its ends; returns how many.
 
@@ -116,7 +134,7 @@ def _list_jumps(i: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Sc
         e = lattice.crossing[first + k]
         v = lattice.edge_head[e]
         scratch.heads[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
-        _insert_jump(k, blocks.level_first[lattice.vertex_level[v]], e, scratch)
+        _insert_jump(k, blocks.level_first[lattice.vertex_level[v]], e, scratch.jump_from, scratch.jump_order)
     if lattice.tensor_bits.shape[0] == 0:
         return edges
     return edges + _list_cuts(i, edges, lattice, blocks, scratch)
@@ -136,23 +154,24 @@ def _list_cuts(i: int, listed: int, lattice: LatticeArrays, blocks: BlockArrays,
                 low = ends & (~ends + np.uint64(1))
                 level = min(level, lattice.vertex_level[64 * word + bit_position(low)])
                 ends ^= low
-        _insert_jump(listed + k, blocks.level_first[level], lattice.edge_tail.size + tensor, scratch)
+        what = lattice.edge_tail.size + tensor
+        _insert_jump(listed + k, blocks.level_first[level], what, scratch.jump_from, scratch.jump_order)
     return count
 
 
 @leaf_kernel
-def _insert_jump(count: int, block: int, what: int, scratch: Scratch) -> None:
+def _insert_jump(count: int, block: int, what: int, jump_from: IndexArray, jump_order: IndexArray) -> None:
     """Keeps the ``count`` jumps listed so far and this one in the order of their blocks."""
     at = count
-    while at > 0 and scratch.jump_from[at - 1] > block:
-        scratch.jump_from[at] = scratch.jump_from[at - 1]
-        scratch.jump_order[at] = scratch.jump_order[at - 1]
+    while at > 0 and jump_from[at - 1] > block:
+        jump_from[at] = jump_from[at - 1]
+        jump_order[at] = jump_order[at - 1]
         at -= 1
-    scratch.jump_from[at] = block
-    scratch.jump_order[at] = what
+    jump_from[at] = block
+    jump_order[at] = what
 
 
-@leaf_kernel
+@inlined_kernel
 def open_blocks(
     i: int,
     tables: Tables,
@@ -189,9 +208,7 @@ def open_blocks(
                     stage_devices[block] = min(stage_devices[block], devices)
             begin = max(begin, end)
             if k < jumps:
-                what = scratch.jump_order[k]
-                tensor = what - lattice.edge_tail.size
-                work_s -= costs.edge_both_s[r, what] if tensor < 0 else 2.0 * costs.tensor_s[tensor]
+                work_s -= costs.both_s[r, scratch.jump_order[k]]
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
     opened = 0
     for block in range(begin_block, end_block):
@@ -207,7 +224,7 @@ def open_blocks(
     return opened
 
 
-@leaf_kernel
+@inlined_kernel
 def refine(
     i: int,
     chosen: int,

@@ -202,7 +202,7 @@ def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, cost
             if of_stage != ends:
                 outside = True
         if inside and outside:
-            total_s += costs.tensor_s[tensor]
+            total_s += 0.5 * costs.both_s[0, lattice.edge_tail.size + tensor]
     return total_s
 
 

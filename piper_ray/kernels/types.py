@@ -45,7 +45,7 @@ class LatticeArrays(NamedTuple):
 
 
 class CostArrays(NamedTuple):
-    """Sums over downsets, in s and bytes. A stage I \\ J costs differences of these, plus ``edge_both`` and ``tensor``.
+    """Sums over downsets, in s and bytes. A stage I \\ J costs differences of these, plus ``both``.
 
     Times are for one device: with degree d a stage takes (work + (d - 1) * resync) / d.
     """
@@ -62,8 +62,7 @@ class CostArrays(NamedTuple):
     least_shared: FloatArray  # float64[m, r], or [0, r] where no option has any: bytes that replicas share out
     fast_shared: FloatArray
     missing: IndexArray  # int64[m, r]: layers of I that have no option in the variant
-    edge_both_s: FloatArray  # float64[r, e]: what an edge that jumps over the stage was charged above
-    tensor_s: FloatArray  # float64[h]: what a tensor costs a stage that cuts it
+    both_s: FloatArray  # float64[r, e + h]: what an edge, then a tensor, that touches no stage was charged above
 
 
 class OptionArrays(NamedTuple):

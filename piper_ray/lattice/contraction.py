@@ -74,8 +74,10 @@ def memory_is_ample(instance: Instance) -> bool:
 
 def contract(instance: Instance, variants: Sequence[Variant], *, all_that_is_free: bool = False) -> Contraction:
     """Applies both rules until none applies; without ``all_that_is_free`` to layers of one neighbour and no memory."""
-    most_neighbours = len(instance.layers) if all_that_is_free else 1
     ample_memory = all_that_is_free and memory_is_ample(instance)
+    if not any(_is_free(x, ample_memory) for variant in variants for xs in variant.tmpcs.values() for x in xs):
+        return Contraction({}, ample_memory)
+    most_neighbours = len(instance.layers) if all_that_is_free else 1
     return _Contracting(instance, variants, most_neighbours, ample_memory).run()
 
 

@@ -83,10 +83,12 @@ def _cut_bytes(lattice: Lattice, options: Options) -> FloatArray:
 
 def cost_arrays(sums: StageSums, options: Options, resync_s_per_byte: float, transfer_s_per_byte: float) -> CostArrays:
     """The sums in seconds: a byte of weights as 4 / (N B), one that crosses an edge as 2 / B, of a tensor as 1 / B."""
-    tensors_s = 0.5 * transfer_s_per_byte * sums.tensor_bytes
+    cut_s = 0.5 * transfer_s_per_byte * sums.tensor_bytes
+    edges_s = transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes)
+    tensors_s = transfer_s_per_byte * options.tensor_bytes
     return CostArrays(
-        need_s=sums.work_s + transfer_s_per_byte * sums.in_bytes + tensors_s,
-        cap_s=sums.work_s - transfer_s_per_byte * sums.out_bytes - tensors_s,
+        need_s=sums.work_s + transfer_s_per_byte * sums.in_bytes + cut_s,
+        cap_s=sums.work_s - transfer_s_per_byte * sums.out_bytes - cut_s,
         resync_s=sums.weights_bytes * resync_s_per_byte,
         least_a=sums.least_a,
         least_b=sums.least_b,
@@ -95,6 +97,5 @@ def cost_arrays(sums: StageSums, options: Options, resync_s_per_byte: float, tra
         least_shared=sums.least_shared,
         fast_shared=sums.fast_shared,
         missing=sums.missing,
-        edge_both_s=np.ascontiguousarray(transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes).T),
-        tensor_s=0.5 * transfer_s_per_byte * options.tensor_bytes,
+        both_s=np.ascontiguousarray(np.vstack([edges_s, np.tile(tensors_s[:, None], edges_s.shape[1])]).T),
     )

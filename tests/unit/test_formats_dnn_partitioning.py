@@ -16,8 +16,8 @@ from piper_ray.formats.dnn_partitioning import strong_components
 from piper_ray.formats.profile_writer import in_flight_rule
 from piper_ray.model import Tensor
 from piper_ray.plan import Plan, Stage
+from tests.data import INCEPTION, PROFILES, profile_text
 from tests.instances import build, random_instance, tmpc
-from tests.support import SHARED
 
 
 def node(
@@ -205,13 +205,14 @@ def test_what_would_be_lost_is_named(form: Form, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_flight", ["two-versions", "stashing"])
-@pytest.mark.parametrize("name", ["gnmt", "inception_v3", "resnet50", "squeezenet1_0", "vgg16"])
+@pytest.mark.parametrize("name", PROFILES)
 def test_profiles_come_back_as_they_were(name: str, in_flight: str, tmp_path: Path) -> None:
     def read(path: Path) -> piper_ray.Instance:
         return load(path, devices=4, microbatches=8, memory_bytes=1e10, bandwidth_bytes_per_s=1e9, in_flight=in_flight)
 
-    instance = read(SHARED / "pipedream" / f"{name}.graph.txt")
     path = tmp_path / f"{name}.graph.txt"
+    path.write_text(profile_text(name), encoding="utf-8")
+    instance = read(path)
     dump(instance, path)
     rule = in_flight_rule(instance)
     assert rule is not None
@@ -219,13 +220,23 @@ def test_profiles_come_back_as_they_were(name: str, in_flight: str, tmp_path: Pa
     assert read(path) == instance
 
 
+def test_a_workload_made_of_a_profile_becomes_one_again(tmp_path: Path) -> None:
+    instance = load(INCEPTION)
+    path = tmp_path / "inception_v3.graph.txt"
+    dump(instance, path)
+    again = load(
+        path,
+        devices=instance.devices,
+        microbatches=instance.microbatches,
+        memory_bytes=instance.memory_bytes,
+        bandwidth_bytes_per_s=instance.bandwidth_bytes_per_s,
+    )
+    assert again == instance
+
+
 def test_a_profile_as_dnn_partitioning_would_lose_its_weights(tmp_path: Path) -> None:
-    instance = load(
-        SHARED / "pipedream" / "vgg16.graph.txt",
-        devices=4, microbatches=8, memory_bytes=1e10, bandwidth_bytes_per_s=1e9,
-    )  # fmt: skip
     with pytest.raises(UsageError, match="weights to synchronise"):
-        dump(instance, tmp_path / "out.json", "dnn-partitioning")
+        dump(load(INCEPTION), tmp_path / "out.json", "dnn-partitioning")
 
 
 def test_strong_components_of_two_circles_and_a_bridge() -> None:

@@ -26,7 +26,7 @@ from piper_ray.kernels.types import (
 
 _OF_DOWNSETS = ("need_s", "cap_s", "resync_s", "least_a", "least_b", "fast_a", "fast_b", "missing")
 _OF_GRAPH = ("level_start", "edge_tail", "edge_head", "vertex_level", "tensor_bits", "cut_start", "cut")
-_COSTS_OF_GRAPH = ("edge_both_s", "tensor_s", "least_shared", "fast_shared")
+_COSTS_OF_GRAPH = ("both_s", "least_shared", "fast_shared")
 
 
 def downset_table(lattice: LatticeArrays, costs: CostArrays) -> pa.Table:

@@ -48,8 +48,7 @@ def _tables_of_nothing() -> Tables:
         cut=_integers(0),
     )
     sums = {name: np.zeros((1, 1)) for name in CostArrays._fields}
-    others = {"missing": np.zeros((1, 1), np.int64), "tensor_s": np.zeros(0)}
-    costs = CostArrays(**sums | others)  # type: ignore[arg-type]
+    costs = CostArrays(**sums | {"missing": np.zeros((1, 1), np.int64)})  # type: ignore[arg-type]
     of_options = ("option_p_s", "option_resync_s", "option_a", "option_b", "option_shared", "charge_s")
     of_choices = ("choice_p_s", "choice_a", "choice_b", "choice_shared")
     floats: dict[str, Any] = dict.fromkeys((*of_options, *of_choices), np.zeros(0))
