@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-
 from piper_ray.cli.ranges import parse_numbers
+
 from piper_ray.errors import UsageError
 from piper_ray.frontiers.frontier import frontier
 from piper_ray.frontiers.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
