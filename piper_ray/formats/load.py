@@ -49,15 +49,15 @@ def load(
     K, N, M and B in place of the input's own, which then need not be there. in_flight: of a PipeDream profile only, see
     ``InFlight``.
 
-    What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in the input, where most likely the
-    unit is missing, stands in the instance's ``notes``.
+    What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in a file, which most likely lacks its
+    unit, stands in the instance's ``notes``.
 
     Raises InputError with every fault found and its path; UsageError for arguments that make no sense.
     """
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
     if isinstance(source, Mapping):
-        return _from_document("input", as_document("input", source), overrides, "", chosen, Path())
+        return _from_document("input", as_document("input", source), overrides, "", chosen, None)
     path = _path_text(source)
     text = read_text(path)
     suffix, name = Path(path).suffix.lower(), Path(path).stem.removesuffix(".graph")
@@ -174,8 +174,9 @@ def _from_document(
     overrides: Cluster,
     name: str,
     in_flight: InFlight | None,
-    folder: Path,
+    folder: Path | None,
 ) -> Instance:
+    """folder: of the file; None for what is in none."""
     from piper_ray.formats import dnn_partitioning, upstream, workload
     from piper_ray.formats.faults import Faults
 
@@ -183,13 +184,15 @@ def _from_document(
         raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
     faults = Faults(repeated_keys(document))
     if workload.KEYS & document.keys():
-        instance = workload.read_workload(_with_base(source, document, folder), overrides, name, faults)
+        instance = workload.read_workload(_with_base(source, document, folder or Path()), overrides, name, faults)
     elif dnn_partitioning.KEYS & document.keys():
         instance = dnn_partitioning.read_dnn_partitioning(document, overrides, name, faults)
     elif upstream.KEYS & document.keys():
         instance = upstream.read_upstream(document, overrides, name, faults)
     else:
         refuse(source, "", "not a workload; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
+    if folder is None:
+        faults.notes.clear()  # who writes a program means its figures
     return _checked_instance(source, instance, faults)
 
 
