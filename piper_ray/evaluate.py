@@ -1,7 +1,8 @@
 """Independent check of a plan: everything re-derived from the instance, with none of the solver's code.
 
 The formulas are those of Piper (NeurIPS 2021), section 3, with what ``model`` adds: bytes that replicas share out,
-least data-parallel degrees and tensors with several ends. Imports the model, the plan and the errors only.
+least data-parallel degrees and tensors with several ends. Beside the model, the plan and the errors it imports only
+what looks through arguments.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from piper_ray.errors import InvalidPlan
 from piper_ray.model import Instance, Tmpc
 from piper_ray.plan import Plan, Stage
+
+if TYPE_CHECKING:
+    from piper_ray.formats.load import Source
 
 MEMORY_TOLERANCE = 1e-9
 """Relative excess over the memory limit that still counts as fitting.
@@ -70,8 +74,13 @@ def objective_s(stage_times_s: Iterable[float]) -> float:
     return max(stage_times_s)
 
 
-def evaluate(instance: Instance, plan: Plan) -> Evaluation:
-    """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1."""
+def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
+    """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
+
+    instance: may be what ``load`` takes, such as a path. Raises InputError for an instance or plan that is not sound in
+    itself.
+    """
+    instance = _checked(instance, plan)
     violations = [*_partition_violations(instance, plan), *_edge_violations(instance, plan)]
     violations += _degree_violations(instance, plan)
     choices = []
@@ -84,6 +93,15 @@ def evaluate(instance: Instance, plan: Plan) -> Evaluation:
     if violations:
         raise InvalidPlan(violations)
     return _cost(instance, plan, choices, suffix_sums)
+
+
+def _checked(instance: Instance | Source, plan: Plan) -> Instance:
+    from piper_ray import arguments, formats
+    from piper_ray.formats.objects import check_plan
+
+    arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
+    check_plan(plan)
+    return formats.instance_of(instance)
 
 
 def _partition_violations(instance: Instance, plan: Plan) -> list[str]:

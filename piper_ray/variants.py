@@ -118,8 +118,8 @@ def _never_worse(one: Tmpc, other: Tmpc) -> bool:
         and one.activation_bytes <= other.activation_bytes
         and one.activation_bytes + one.fixed_bytes <= other.activation_bytes + other.fixed_bytes
         and _once_bytes(one) <= _once_bytes(other)
-        and all(size <= other.forward_sync_bytes[u] for u, size in one.forward_sync_bytes.items())
-        and all(size <= other.backward_sync_bytes[w] for w, size in one.backward_sync_bytes.items())
+        and all(size <= other.forward_sync_bytes.get(u, 0.0) for u, size in one.forward_sync_bytes.items())
+        and all(size <= other.backward_sync_bytes.get(w, 0.0) for w, size in one.backward_sync_bytes.items())
     )
 
 

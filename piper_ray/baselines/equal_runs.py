@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray import arguments
 from piper_ray.baselines.choices import UniformChoice, uniform_choices
 from piper_ray.baselines.order import RunOrder, run_order
 from piper_ray.baselines.planner import Proposal
@@ -35,6 +36,13 @@ class EqualRuns:
     runs: tuple[int, ...] | None = None
     data_parallel_degrees: tuple[int, ...] | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("separate", "even"):
+            object.__setattr__(self, name, arguments.flag(name, getattr(self, name)))
+        for name in ("runs", "data_parallel_degrees", "tensor_parallel_degrees"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, arguments.whole_numbers(name, getattr(self, name)))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         """Of equally fast plans the one on the fewest devices, then of the fewest stages."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, write_text
+from piper_ray.cli.common import command_text, note, write_text
 from piper_ray.errors import UsageError
 
 
@@ -90,7 +90,7 @@ def estimate(
         zero_shards=zero,
         offload=offload,
     )
-    result = run(read_model(model), load_hardware(hardware), gpu, request)
+    result = run(read_model(model), load_hardware(hardware, note), gpu, request)
     if explain is not None:
         from piper_ray.estimate.explain import explanation_lines
 

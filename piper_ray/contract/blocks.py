@@ -198,7 +198,7 @@ def _edge_bytes(instance: Instance) -> Iterable[float]:
         for ends in permutations(tensor.layers, 2):
             between[ends] = between.get(ends, 0.0) + tensor.forward_bytes + tensor.backward_bytes
     for edge in instance.edges:
-        forward = first[edge.target].forward_sync_bytes[edge.source]
-        backward = first[edge.source].backward_sync_bytes[edge.target]
+        forward = first[edge.target].forward_sync_bytes.get(edge.source, 0.0)
+        backward = first[edge.source].backward_sync_bytes.get(edge.target, 0.0)
         shared = between.get((edge.source, edge.target), 0.0)
         yield 2.0 * edge.communication_bytes + forward + backward + shared

@@ -51,8 +51,9 @@ def combine(
     if not all(tmpcs[layer] for layer in members):
         return Choices((), 0)
     own = block_of[members[0]]
-    before = sorted({block_of[u] for layer in members for u in tmpcs[layer][0].forward_sync_bytes} - {own})
-    after = sorted({block_of[w] for layer in members for w in tmpcs[layer][0].backward_sync_bytes} - {own})
+    every = [tmpc for layer in members for tmpc in tmpcs[layer]]  # one may name a neighbour that another does not
+    before = sorted({block_of[u] for tmpc in every for u in tmpc.forward_sync_bytes} - {own})
+    after = sorted({block_of[w] for tmpc in every for w in tmpc.backward_sync_bytes} - {own})
     columns = _Columns(block_of, before, after)
     rows = np.zeros((1, columns.count))
     picked = np.zeros((1, len(members)), np.int64)

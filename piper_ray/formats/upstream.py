@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.formats.fields import (
     DEGREE_WORDS,
@@ -28,6 +28,7 @@ from piper_ray.formats.fields import (
     read_cluster,
 )
 from piper_ray.formats.graph import NamedEdge, NamedId, NamedTensor, Neighbours, check_graph, check_size, check_tensors
+from piper_ray.formats.layer_rules import check_some_tmpc, check_sync_names, check_tmpc_ids
 from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
@@ -130,7 +131,10 @@ def to_upstream(instance: Instance) -> dict[str, object]:
             {
                 "id": layer.id,
                 "name": layer.name,
-                "TMPCs": {str(t): [_tmpc_document(tmpc) for tmpc in tmpcs] for t, tmpcs in layer.tmpcs.items()},
+                "TMPCs": {
+                    str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
+                    for t, tmpcs in layer.tmpcs.items()
+                },
             }
             for layer in instance.layers
         ],
@@ -147,15 +151,16 @@ def to_upstream(instance: Instance) -> dict[str, object]:
     return document
 
 
-def _tmpc_document(tmpc: Tmpc) -> dict[str, object]:
+def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
+    """With a figure for every edge of the layer, as upstream's reader wants it."""
     document: dict[str, object] = {
         "id": tmpc.id,
         "timePerSample": tmpc.time_per_sample_s,
         "parameterSize": tmpc.weights_bytes,
         "memoryUsageA": tmpc.activation_bytes,
         "memoryUsageB": tmpc.fixed_bytes,
-        "syncTimeFw": {str(layer): size for layer, size in tmpc.forward_sync_bytes.items()},
-        "syncTimeBw": {str(layer): size for layer, size in tmpc.backward_sync_bytes.items()},
+        "syncTimeFw": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
+        "syncTimeBw": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},
     }
     if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
         document["recompute"] = tmpc.recompute
@@ -239,24 +244,13 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
             faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
             continue
         read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
-        _check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
         if not faults and read:
             tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
-    if not any(isinstance(listed, (list, tuple)) and listed for listed in by_degree.values()):
-        faults.at(f"{path}.TMPCs", "no TMPC at all; expected at least one for some degree")
+    check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
     return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs)
-
-
-def _check_tmpc_ids(ids: Sequence[object], path: str, faults: Faults) -> None:
-    """Note each id that comes twice: a plan names a layer's TMPC by degree and id."""
-    seen: set[str] = set()
-    for tmpc_id in ids:
-        if isinstance(tmpc_id, str):
-            if tmpc_id in seen:
-                faults.at(path, f"duplicate TMPC id {quoted(tmpc_id)}; expected unique ids within a layer and degree")
-            seen.add(tmpc_id)
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:
@@ -289,7 +283,4 @@ def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, 
     for key in edges:
         if key not in table:
             faults.at(path_of(path, key), f"missing; expected a figure for edge {arrow.format(key)}")
-    for key in table:
-        if key not in edges:
-            text = str(key)
-            faults.at(path_of(path, text), f"there is no edge {arrow.format(quoted(text))}; expected edges only")
+    check_sync_names(table, edges, path, arrow, faults)

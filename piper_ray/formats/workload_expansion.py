@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults, path_of
 from piper_ray.formats.fields import RECOMPUTE_ID
 from piper_ray.formats.graph import NamedEdge, NamedId, NamedTensor, Neighbours, check_graph, check_size, check_tensors

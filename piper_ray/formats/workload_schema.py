@@ -44,7 +44,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import MANY, ONE
 from piper_ray.formats.fields import (
     DEGREE_WORDS,

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
 import piper_ray
+from piper_ray import arguments
 from piper_ray.checkpoint.claim import acquire
 from piper_ray.checkpoint.lease import Lease
 from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
@@ -68,9 +69,11 @@ class _Part(NamedTuple):
 def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = None) -> pa.Table:
     """All rows, with the workload's label as the first column. Safe while a sweep goes on.
 
-    Raises UsageError if there is no dataset, or one of a later version.
+    columns: only these of ``columns.SCHEMA``, beside the label. Raises UsageError if there is no dataset, or one of a
+    later version, and for columns that it does not have.
     """
-    text = os.fspath(location)
+    text = arguments.location("location", location)
+    columns = None if columns is None else _known_columns(columns)
     try:
         filesystem, root = _resolve(text)
         if filesystem.get_file_info(root).type != fs.FileType.Directory:
@@ -303,6 +306,17 @@ def _distinct(table: pa.Table) -> pa.Table:
     hashes = table.column("input_hash").to_pylist()
     first = {value: index for index, value in reversed(list(enumerate(hashes)))}
     return table if len(first) == len(hashes) else table.take(sorted(first.values()))
+
+
+def _known_columns(columns: object) -> list[str]:
+    names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, (str, bytes)) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"columns must be a list of names, not {arguments.shown(columns)}")
+    unknown = [name for name in names if name not in (PARTITION.name, *SCHEMA.names)]
+    if unknown:
+        known = ", ".join(SCHEMA.names)
+        raise UsageError(f"columns: there is no {', '.join(map(repr, unknown))}; expected some of {known}")
+    return [name for name in dict.fromkeys(names) if name != PARTITION.name]
 
 
 def _labelled(label: str, table: pa.Table) -> pa.Table:
