@@ -26,7 +26,8 @@ class UsageError(PiperRayError):
 class Fault:
     """One thing that is wrong with an input: where it is, and what was expected there.
 
-    ``path`` is written as a reader would look it up: ``nodes[3].TMPCs["2"][0].timePerSample``.
+    ``path`` is written as a reader would look it up: ``nodes[3].TMPCs["2"][0].timePerSample`` in a file,
+    ``layers[3].tmpcs[2][0].time_per_sample_s`` in an object.
     """
 
     path: str
@@ -37,7 +38,7 @@ class Fault:
 
 
 class InputError(PiperRayError):
-    """A file or dict that is not a valid instance or plan; ``faults`` lists everything found, not only the first."""
+    """A file, dict or object that is no valid instance or plan; ``faults`` lists all that was found."""
 
     exit_code = 3
 

@@ -1,6 +1,8 @@
 """Independent check of a plan: everything re-derived from the instance, with none of the solver's code.
 
-The formulas are those of Piper (NeurIPS 2021), section 3. Imports the model, the plan and the errors only.
+The formulas are those of Piper (NeurIPS 2021), section 3, with what ``model`` adds: bytes that replicas share out,
+least data-parallel degrees and tensors with several ends. Beside the model, the plan and the errors it imports only
+what looks through arguments.
 """
 
 from __future__ import annotations
@@ -8,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from piper_ray.errors import InvalidPlan
 from piper_ray.model import Instance, Tmpc
 from piper_ray.plan import Plan, Stage
+
+if TYPE_CHECKING:
+    from piper_ray.formats.load import Source
 
 MEMORY_TOLERANCE = 1e-9
 """Relative excess over the memory limit that still counts as fitting.
@@ -69,8 +74,13 @@ def objective_s(stage_times_s: Iterable[float]) -> float:
     return max(stage_times_s)
 
 
-def evaluate(instance: Instance, plan: Plan) -> Evaluation:
-    """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1."""
+def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
+    """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
+
+    instance: may be what ``load`` takes, such as a path. Raises InputError for an instance or plan that is not sound in
+    itself.
+    """
+    instance = _checked(instance, plan)
     violations = [*_partition_violations(instance, plan), *_edge_violations(instance, plan)]
     violations += _degree_violations(instance, plan)
     choices = []
@@ -83,6 +93,15 @@ def evaluate(instance: Instance, plan: Plan) -> Evaluation:
     if violations:
         raise InvalidPlan(violations)
     return _cost(instance, plan, choices, suffix_sums)
+
+
+def _checked(instance: Instance | Source, plan: Plan) -> Instance:
+    from piper_ray import arguments, formats
+    from piper_ray.formats.objects import check_plan
+
+    arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
+    check_plan(plan)
+    return formats.instance_of(instance)
 
 
 def _partition_violations(instance: Instance, plan: Plan) -> list[str]:
@@ -153,6 +172,12 @@ def _chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[i
         offered = {tmpc.id: tmpc for tmpc in layer.tmpcs.get(t, ())}
         if wanted in offered:
             chosen[layer_id] = offered[wanted]
+            least = offered[wanted].least_data_parallel_degree
+            if 1 <= stage.data_parallel_degree < least:
+                violations.append(
+                    f"stage {number}: TMPC {wanted!r} of layer {layer_id} needs a data-parallel degree of at least "
+                    f"{least}, the stage has {stage.data_parallel_degree}"
+                )
         elif offered:
             violations.append(
                 f"stage {number}: layer {layer_id} has no TMPC {wanted!r} at tensor-parallel degree {t}, only "
@@ -177,7 +202,7 @@ def _memory_violations(
         if stage.data_parallel_degree < 1:
             continue
         y = in_flight_microbatches(s, stage.data_parallel_degree)
-        needed = _memory_bytes(chosen.values(), y)
+        needed = _memory_bytes(chosen.values(), y, stage.data_parallel_degree)
         if not _fits(needed, limit):
             violations.append(
                 f"stage {number}: needs {needed:.0f} bytes on each device with {y} microbatches in flight, "
@@ -186,8 +211,9 @@ def _memory_violations(
     return violations
 
 
-def _memory_bytes(tmpcs: Iterable[Tmpc], y: int) -> float:
-    return fsum(part for tmpc in tmpcs for part in (tmpc.activation_bytes * y, tmpc.fixed_bytes))
+def _memory_bytes(tmpcs: Iterable[Tmpc], y: int, d: int) -> float:
+    """On each device: a y + b, and the d-th part of what the replicas share out."""
+    return fsum(x for tmpc in tmpcs for x in (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d))
 
 
 def _fits(needed_bytes: float, limit_bytes: float) -> bool:
@@ -207,7 +233,8 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], su
         plan.stages, choices, suffix_sums, parts, times, strict=True
     ):
         y = in_flight_microbatches(s, stage.data_parallel_degree)
-        next_fits = _fits(_memory_bytes(chosen.values(), y + 1), instance.memory_bytes)
+        d = stage.data_parallel_degree
+        next_fits = _fits(_memory_bytes(chosen.values(), y + 1, d), instance.memory_bytes)
         reasons: tuple[tuple[Binding, bool], ...] = (("time", time == slowest), ("memory", not next_fits))
         stages.append(
             StageEvaluation(
@@ -215,10 +242,10 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], su
                 compute_s=compute,
                 communication_s=communication,
                 resync_s=resync,
-                memory_bytes=_memory_bytes(chosen.values(), y),
+                memory_bytes=_memory_bytes(chosen.values(), y, d),
                 in_flight_microbatches=y,
                 devices=stage.devices,
-                data_parallel_degree=stage.data_parallel_degree,
+                data_parallel_degree=d,
                 tensor_parallel_degree=stage.tensor_parallel_degree,
                 binding=tuple(name for name, binds in reasons if binds),
             )
@@ -227,7 +254,9 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], su
 
 
 def _crossing_bytes(instance: Instance, chosen: dict[int, Tmpc]) -> float:
-    """comm: each edge with one end in the stage is charged twice (forwards and backwards), with its layer's extras."""
+    """comm: each edge with one end in the stage is charged twice (forwards and backwards), with its layer's extras, and
+    each tensor with some ends in the stage and others outside once, whatever their number.
+    """
     terms = []
     for edge in instance.edges:
         source, target = chosen.get(edge.source), chosen.get(edge.target)
@@ -235,7 +264,13 @@ def _crossing_bytes(instance: Instance, chosen: dict[int, Tmpc]) -> float:
             terms += [edge.communication_bytes, target.forward_sync_bytes.get(edge.source, 0.0)]
         elif source is not None and target is None:
             terms += [edge.communication_bytes, source.backward_sync_bytes.get(edge.target, 0.0)]
-    return 2.0 * fsum(terms)
+    tensors = [
+        size
+        for tensor in instance.tensors
+        if 0 < sum(layer in chosen for layer in tensor.layers) < len(tensor.layers)
+        for size in (tensor.forward_bytes, tensor.backward_bytes)
+    ]
+    return 2.0 * fsum(terms) + fsum(tensors)
 
 
 def _time_parts_s(

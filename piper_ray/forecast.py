@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from piper_ray.errors import LimitError
-from piper_ray.lattice.counting import count_downsets, count_pairs
+from piper_ray.lattice.counting import count_pairs
 from piper_ray.lattice.graph import LayerGraph
 from piper_ray.solution import Forecast
 
@@ -32,9 +32,8 @@ def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
     return 8.0 * (enumeration + crossing + 18 * variants + 2 + 6 + 2 * words)
 
 
-def forecast(graph: LayerGraph, variants: int) -> Forecast:
+def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast:
     """Exact counts where they come quickly; memory from them; time as a rough guess for one core and little slack."""
-    downsets = count_downsets(graph)
     if downsets is None:
         return Forecast(None, None, None, None)
     block_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants

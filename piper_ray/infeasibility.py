@@ -64,13 +64,31 @@ def explain(instance: Instance, problem: Problem, executor: Evaluations, on_prog
 def _largest_layer(problem: Problem) -> tuple[float, int]:
     """The layer whose least memory at y = 1 is largest, with that figure."""
     options = problem.workload.options
+    most_replicas = _most_replicas(problem)
     return max(
         (
-            min(tmpc.activation_bytes + tmpc.fixed_bytes for of_variant in options.tmpcs for tmpc in of_variant[v]),
+            min(
+                tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes / d
+                for d, of_variant in zip(most_replicas, options.tmpcs, strict=True)
+                for tmpc in of_variant[v]
+            ),
             layer_id,
         )
         for v, layer_id in enumerate(problem.workload.lattice.graph.layer_ids)
     )
+
+
+def _most_replicas(problem: Problem) -> list[int]:
+    """Of each variant the largest data-parallel degree that the devices allow, or its least."""
+    cluster = problem.cluster
+    found = []
+    for variant, first, end in zip(
+        problem.workload.options.variants, cluster.first_divisor, cluster.end_divisor, strict=True
+    ):
+        degrees = cluster.divisors[first:end]
+        within = degrees[degrees * variant.degree <= cluster.devices]
+        found.append(int(within[-1]) if within.size else variant.least_data_parallel_degree)
+    return found
 
 
 def least_memory_bytes(
@@ -82,7 +100,7 @@ def least_memory_bytes(
     ceiling = sum(
         max(
             (
-                tmpc.activation_bytes * limit + tmpc.fixed_bytes
+                tmpc.activation_bytes * limit + tmpc.fixed_bytes + tmpc.shared_bytes
                 for of_degree in layer.tmpcs.values()
                 for tmpc in of_degree
             ),
@@ -90,11 +108,13 @@ def least_memory_bytes(
         )
         for layer in instance.layers
     )
-    # Each layer must fit somewhere with y >= 1, and the devices together hold every layer's share at least once.
+    # Each layer must fit somewhere with y >= 1, and the devices together hold every layer at least as often as it must
+    # be replicated, with what its replicas share out once.
     options = problem.workload.options
     shares = [
         min(
-            variant.degree * (tmpc.activation_bytes + tmpc.fixed_bytes)
+            variant.degree
+            * (variant.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
             for variant, of_variant in zip(options.variants, options.tmpcs, strict=True)
             for tmpc in of_variant[v]
         )
@@ -121,8 +141,7 @@ def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
     vertices, start, _, memory = stage_items(
         problem.lattice.bits[traced.inner],
         problem.lattice.bits[traced.outer],
-        problem.lattice,
-        problem.options,
+        problem.tables,
         traced.variant,
         traced.data_parallel_degree,
         in_flight(traced.later_sum, traced.data_parallel_degree),

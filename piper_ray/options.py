@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray import arguments
 from piper_ray.errors import UsageError
 
 
@@ -26,7 +27,7 @@ class SolveOptions:
     threads: worker threads; None: one per core available.
     resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
     memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
-    contract: which layers are merged before the solve.
+    contract: which layers are merged before the solve, a ``Contract`` or its text.
     """
 
     gap: float = 0.0
@@ -37,11 +38,23 @@ class SolveOptions:
     contract: Contract = Contract.SAFE
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.gap < 1.0:
-            raise UsageError(f"gap must be at least 0 and below 1 (0.01 is 1 %), not {self.gap}")
-        if self.time_limit_s is not None and not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
-            raise UsageError(f"the time limit must be a positive number of seconds, not {self.time_limit_s}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads must be at least 1, not {self.threads}")
-        if self.memory_limit_bytes is not None and not self.memory_limit_bytes > 0:
-            raise UsageError(f"the memory limit must be a positive number of bytes, not {self.memory_limit_bytes}")
+        gap = arguments.number(self.gap)
+        if gap is None or not 0.0 <= gap < 1.0:
+            raise UsageError(f"gap must be at least 0 and below 1 (0.01 is 1 %), not {arguments.shown(self.gap)}")
+        found: dict[str, object] = {"gap": gap, "contract": arguments.choice("contract", self.contract, Contract)}
+        if self.time_limit_s is not None:
+            found["time_limit_s"] = limit_s = arguments.number(self.time_limit_s)
+            if limit_s is None or not (math.isfinite(limit_s) and limit_s > 0):
+                given = arguments.shown(self.time_limit_s)
+                raise UsageError(f"the time limit must be a positive number of seconds, not {given}")
+        if self.threads is not None:
+            found["threads"] = arguments.positive("threads", self.threads)
+        if self.memory_limit_bytes is not None:
+            found["memory_limit_bytes"] = limit_bytes = arguments.number(self.memory_limit_bytes)
+            if limit_bytes is None or not limit_bytes > 0:
+                given = arguments.shown(self.memory_limit_bytes)
+                raise UsageError(f"the memory limit must be a positive number of bytes, not {given}")
+        if self.resume is not None:
+            found["resume"] = arguments.location("resume", self.resume)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)

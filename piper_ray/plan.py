@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from piper_ray.plain import as_tuple, convert_fields, count, counts
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -19,6 +21,10 @@ class Stage:
     tensor_parallel_degree: int
     tmpc_ids: Mapping[int, str]
 
+    def __post_init__(self) -> None:
+        convert_fields(self, counts, "layers")
+        convert_fields(self, count, "data_parallel_degree", "tensor_parallel_degree")
+
     @property
     def devices(self) -> int:
         return self.data_parallel_degree * self.tensor_parallel_degree
@@ -29,6 +35,9 @@ class Plan:
     """Stages front to back: what flows along an edge stays within a stage or goes to a later one."""
 
     stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        convert_fields(self, as_tuple, "stages")
 
     @property
     def devices(self) -> int:

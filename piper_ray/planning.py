@@ -10,7 +10,7 @@ from piper_ray.kernels.bounds import in_flight
 from piper_ray.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.kernels.selection import stage_items
 from piper_ray.lattice.bits import members
-from piper_ray.lattice.contraction import Contraction, free_tmpc
+from piper_ray.lattice.contraction import Contraction
 from piper_ray.model import Instance
 from piper_ray.plan import Plan, Stage
 from piper_ray.problem import Problem
@@ -21,19 +21,22 @@ def build_plan(instance: Instance, problem: Problem, contraction: Contraction, s
     """Runs each stage as fast as its memory allows; layers in file order."""
     position = {layer.id: index for index, layer in enumerate(instance.layers)}
     groups = contraction.members(instance)
-    return Plan(tuple(_build_stage(problem, groups, position, stage) for stage in stages))
+    return Plan(tuple(_build_stage(problem, contraction, groups, position, stage) for stage in stages))
 
 
 def _build_stage(
-    problem: Problem, groups: dict[int, tuple[int, ...]], position: dict[int, int], traced: TracedStage
+    problem: Problem,
+    contraction: Contraction,
+    groups: dict[int, tuple[int, ...]],
+    position: dict[int, int],
+    traced: TracedStage,
 ) -> Stage:
     graph, options = problem.workload.lattice.graph, problem.workload.options
     variant = options.variants[traced.variant]
     vertices, start, cost, memory = stage_items(
         problem.lattice.bits[traced.inner],
         problem.lattice.bits[traced.outer],
-        problem.lattice,
-        problem.options,
+        problem.tables,
         traced.variant,
         traced.data_parallel_degree,
         in_flight(traced.later_sum, traced.data_parallel_degree),
@@ -53,7 +56,7 @@ def _build_stage(
             if layer_id == kept:
                 tmpc_ids[layer_id] = options.tmpcs[traced.variant][v][int(choice[k] - start[k])].id
             else:
-                free = free_tmpc(variant.tmpcs[layer_id])
+                free = contraction.free_tmpc(variant.tmpcs[layer_id])
                 assert free is not None, "contraction merges only layers that are free in this variant"
                 tmpc_ids[layer_id] = free.id
     layers = tuple(sorted(tmpc_ids, key=position.__getitem__))

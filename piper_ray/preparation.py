@@ -13,33 +13,40 @@ from typing import NamedTuple
 from piper_ray.errors import LimitError
 from piper_ray.forecast import downset_limit, over_limit
 from piper_ray.infeasibility import layer_without_choice
-from piper_ray.lattice.contraction import Contraction, contract
-from piper_ray.lattice.counting import count_downsets, count_pairs
+from piper_ray.lattice.contracted import ContractedGraph
+from piper_ray.lattice.contraction import Contraction, memory_is_ample
+from piper_ray.lattice.counting import count_pairs
 from piper_ray.lattice.downsets import build_lattice, listed_pairs
-from piper_ray.lattice.graph import LayerGraph, build_graph
+from piper_ray.lattice.graph import LayerGraph
 from piper_ray.model import Edge, Instance, Layer
 from piper_ray.problem import Workload
 from piper_ray.progress import Listener, StepFinished, silent
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solution import Infeasibility
 from piper_ray.stage_cost.options import build_options
-from piper_ray.variants import Variant, stage_variants
+from piper_ray.variants import Variant, replica_ranges, stage_variants
 
 _FEW_DOWNSETS = 1_200
 """Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
 
 
 class Shape(NamedTuple):
-    """What of a point, beside its graph, decides on its preparation. degrees: t up to K."""
+    """What of a point, beside its graph, decides on its preparation. degrees: t up to K. replica_ranges: those of the
+    data-parallel degrees that it can have, see ``variants``. ample_memory: see ``lattice.contraction``.
+    """
 
     tensor_parallelism: bool
     recompute: Recompute
     degrees: tuple[int, ...]
+    replica_ranges: tuple[tuple[int, int], ...]
+    ample_memory: bool
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Shape:
         degrees = tuple(t for t in instance.degrees if t <= instance.devices)
-        return cls(restrictions.tensor_parallelism, restrictions.recompute, degrees)
+        ranges = replica_ranges(instance, restrictions.data_parallelism)
+        ample = memory_is_ample(instance)
+        return cls(restrictions.tensor_parallelism, restrictions.recompute, degrees, ranges, ample)
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,20 @@ class Outline:
     """What comes before the lattice, and is quick whatever its size."""
 
     variants: tuple[Variant, ...]
-    contraction: Contraction
-    graph: LayerGraph
+    contracted: ContractedGraph
+
+    @property
+    def contraction(self) -> Contraction:
+        return self.contracted.contraction
+
+    @property
+    def graph(self) -> LayerGraph:
+        return self.contracted.graph
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Outline:
         variants = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
-        contraction = contract(instance, variants)
-        return cls(variants, contraction, build_graph(instance, contraction))
+        return cls(variants, ContractedGraph.of(instance, variants))
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,7 @@ def prepare(
     impossible = layer_without_choice(instance, variants)
     if impossible is not None:
         return Preparation(instance.layers, instance.edges, shape, outline, None, impossible, 0.0, 0.0)
-    expected = count_downsets(graph)
+    expected = outline.contracted.downsets
     limit = downset_limit(graph, len(variants), expected, memory_limit_bytes)
     try:
         lattice = build_lattice(graph, limit, expected)

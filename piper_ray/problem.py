@@ -78,6 +78,8 @@ def build_problem(workload: Workload, instance: Instance, data_parallelism: bool
     transfer_s_per_byte = 2.0 / instance.bandwidth_bytes_per_s
     degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
     allowed = np.array(degrees, np.int64)
+    least = [variant.least_data_parallel_degree for variant in workload.options.variants]
+    most = [variant.most_data_parallel_degree for variant in workload.options.variants]
     tables = Tables(
         lattice=workload.lattice.arrays,
         costs=frozen(cost_arrays(workload.sums, workload.options, resync_s_per_byte, transfer_s_per_byte)),
@@ -89,6 +91,8 @@ def build_problem(workload: Workload, instance: Instance, data_parallelism: bool
                 memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
                 divisors=allowed,
                 divisor_at_least=np.searchsorted(allowed, np.arange(allowed[-1] + 1)).astype(np.int64),
+                first_divisor=np.searchsorted(allowed, np.array(least, np.int64)).astype(np.int64),
+                end_divisor=np.searchsorted(allowed, np.array(most, np.int64), side="right").astype(np.int64),
             )
         ),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray import arguments
+
 
 class Recompute(str, Enum):
     """Which recomputation choices a plan may make.
@@ -21,6 +23,13 @@ class Recompute(str, Enum):
 
 @dataclass(frozen=True)
 class Restrictions:
+    """recompute: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither."""
+
     tensor_parallelism: bool = True
     data_parallelism: bool = True
     recompute: Recompute = Recompute.AUTO
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensor_parallelism", arguments.flag("tensor_parallelism", self.tensor_parallelism))
+        object.__setattr__(self, "data_parallelism", arguments.flag("data_parallelism", self.data_parallelism))
+        object.__setattr__(self, "recompute", arguments.choice("recompute", self.recompute, Recompute))

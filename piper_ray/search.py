@@ -201,7 +201,10 @@ def lower_bound_s(problem: Problem) -> float:
     d = cluster.divisors.astype(np.float64)
     resync_s = least.weights_bytes * problem.resync_s_per_byte
     alone = (least.work_s[:, :, None] + (d - 1.0) * resync_s[:, :, None]) / d
-    allowed = (least.missing[:, :, None] == 0) & (problem.options.degree[:, None] * cluster.divisors <= cluster.devices)
+    index = np.arange(cluster.divisors.size)
+    in_range = (cluster.first_divisor[:, None] <= index) & (index < cluster.end_divisor[:, None])
+    within = in_range & (problem.options.degree[:, None] * cluster.divisors <= cluster.devices)
+    allowed = (least.missing[:, :, None] == 0) & within
     layer_s = np.where(allowed, alone, np.inf).min(axis=(1, 2), initial=np.inf)
     bounds = [
         float(sums.device_work_s[-1]) / cluster.devices,
@@ -222,6 +225,7 @@ def ceiling_s(instance: Instance) -> float:
         total_s += 2.0 * max(charges) / instance.bandwidth_bytes_per_s
         weights_bytes = max(tmpc.weights_bytes for tmpc in tmpcs)
         total_s += 4.0 * weights_bytes / (instance.microbatches * instance.bandwidth_bytes_per_s)
-    communication_bytes = sum(edge.communication_bytes for edge in instance.edges)
-    ceiling = (total_s + 4.0 * communication_bytes / instance.bandwidth_bytes_per_s) * (1.0 + 1e-9)
+    crossing_bytes = 4.0 * sum(edge.communication_bytes for edge in instance.edges)
+    crossing_bytes += sum(tensor.forward_bytes + tensor.backward_bytes for tensor in instance.tensors)
+    ceiling = (total_s + crossing_bytes / instance.bandwidth_bytes_per_s) * (1.0 + 1e-9)
     return max(ceiling, RESOLUTION)  # above the lower bound of 0 where nothing takes any time

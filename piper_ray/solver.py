@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
+from piper_ray import arguments
 from piper_ray.backends import Backend
 from piper_ray.backends.local import LocalBackend
 from piper_ray.checkpoint import Checkpoint, Identity
 from piper_ray.contract.solve import merge_operators, solve_by_blocks
-from piper_ray.errors import LimitError
+from piper_ray.errors import LimitError, UsageError
 from piper_ray.evaluations import Evaluations
 from piper_ray.forecast import forecast
+from piper_ray.formats.load import Source, instance_of
 from piper_ray.infeasibility import explain, layer_without_choice
 from piper_ray.kernels.jit import is_compiled
 from piper_ray.lattice.graph import LayerGraph
@@ -27,10 +29,14 @@ from piper_ray.search import Search, StopSearch
 from piper_ray.solution import BlockStats, Forecast, Infeasibility, Solution, SolveStats, Status
 
 
-def forecast_solve(instance: Instance, restrictions: Restrictions = Restrictions()) -> Forecast:
+def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
     """Size of the lattice, and what a solve will take in memory and time."""
-    outline = Outline.of(instance, restrictions)
-    return forecast(outline.graph, len(outline.variants))
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    return _forecast(Outline.of(instance_of(instance), restrictions))
+
+
+def _forecast(outline: Outline) -> Forecast:
+    return forecast(outline.graph, outline.contracted.downsets, len(outline.variants))
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,20 @@ class LatticeInput:
 
     @property
     def forecast(self) -> Forecast:
-        return forecast(self.outline.graph, len(self.outline.variants))
+        return _forecast(self.outline)
 
 
 def lattice_input(
     instance: Instance, contract: Contract = Contract.SAFE, restrictions: Restrictions = Restrictions()
 ) -> LatticeInput:
     """Raises LimitError if the operators cannot be merged into few enough blocks."""
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    instance = instance_of(instance)
     outline = Outline.of(instance, restrictions)
-    found = merge_operators(instance, outline.variants, restrictions) if contract is Contract.OPERATORS else None
+    merged_too = arguments.choice("contract", contract, Contract) is Contract.OPERATORS
+    if merged_too and layer_without_choice(instance, outline.variants) is not None:
+        merged_too = False  # there is no plan, whatever is merged
+    found = merge_operators(instance, outline.variants, outline.contracted) if merged_too else None
     if found is None:
         return LatticeInput(instance, outline, None)
     merged, blocks = found
@@ -59,7 +70,7 @@ def lattice_input(
 
 
 def solve(
-    instance: Instance,
+    instance: Instance | Source,
     *,
     restrictions: Restrictions = Restrictions(),
     options: SolveOptions = SolveOptions(),
@@ -69,10 +80,18 @@ def solve(
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
-    Without ``backend`` the work is done by threads of this process. prepared: of this graph and shape, to be shared by
-    many solves; what it cost is in none of their stats. Raises LimitError if the lattice does not fit.
+    instance: may be what ``load`` takes, such as a path. Without ``backend`` threads of this process do the work.
+    prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats.
+
+    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound, and
+    UsageError for arguments that make no sense.
     """
     started = time.perf_counter()
+    _check_arguments(restrictions, options, backend, listener, prepared)
+    given, instance = instance, instance_of(instance)
+    if given is not instance:
+        for note in instance.notes:
+            listener(Note(note))
     if not is_compiled():
         listener(Compiling())
     if options.contract is Contract.OPERATORS:
@@ -81,7 +100,7 @@ def solve(
     if prepared is None:
         prepared = prepare(instance, restrictions, options.memory_limit_bytes, listener)
     elif not prepared.serves(instance, restrictions):
-        raise ValueError("prepared for another graph, or under other restrictions")
+        raise UsageError("prepared for another graph, or under other restrictions: prepare anew, or leave it out")
     outline = prepared.outline
     if prepared.workload is None:
         return _without_plan(Status.INFEASIBLE, prepared.impossible, _no_stats(instance, outline.graph))
@@ -137,6 +156,20 @@ def solve(
     )
 
 
+def _check_arguments(
+    restrictions: object, options: object, backend: object, listener: object, prepared: object
+) -> None:
+    """Raises UsageError for each that is something else, and for two that contradict."""
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    arguments.of_kind("options", options, SolveOptions, "SolveOptions")
+    arguments.of_kind("prepared", prepared, (Preparation, type(None)), "a Preparation")
+    arguments.function("listener", listener)
+    if backend is not None and not callable(getattr(backend, "evaluate_downsets", None)):
+        raise UsageError(f"backend must be a backend, such as RayBackend('auto'), not {arguments.shown(backend)}")
+    if prepared is not None and isinstance(options, SolveOptions) and options.contract is Contract.OPERATORS:
+        raise UsageError("prepared is for single layers; leave it out, or contract=OPERATORS")
+
+
 def _solve_by_blocks(
     instance: Instance, restrictions: Restrictions, options: SolveOptions, backend: Backend | None, listener: Listener
 ) -> Solution:
@@ -149,7 +182,7 @@ def _solve_by_blocks(
         exact = replace(options, contract=Contract.SAFE)
         return solve(blocks, restrictions=restrictions, options=exact, backend=backend, listener=listener)
 
-    return solve_by_blocks(instance, outline.variants, restrictions, options, listener, solve_exactly)
+    return solve_by_blocks(instance, outline, restrictions, options, listener, solve_exactly)
 
 
 @contextmanager

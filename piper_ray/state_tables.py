@@ -147,13 +147,7 @@ class StateTables:
         self.blocks = grown
 
     def _blocks(self, capacity: int) -> BlockArrays:
-        return empty_blocks(
-            capacity,
-            self.tables.lattice.level_start.size - 1,
-            self._downsets,
-            self.tables.lattice.bits.shape[1],
-            int(self.tables.options.degree.size),
-        )
+        return empty_blocks(capacity, self.tables.lattice, self.tables.costs)
 
 
 def without_first(states: LevelStates, downsets: int) -> LevelStates:

@@ -35,7 +35,8 @@ def brute_force(instance: Instance, restrictions: Restrictions | None = None) ->
         fitting = (
             (_time(instance, choice, d), number, choice)
             for number, choice in enumerate(_choices(instance, layers, t, restrictions.recompute))
-            if _memory(choice, y) <= Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
+            if _runs_on(choice, d)
+            and _memory(choice, y, d) <= Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
         )
         least = min(fitting, default=None)  # ``number`` is unique: TMPCs are never compared
         return None if least is None else (least[0], least[2])
@@ -76,7 +77,8 @@ def least_stage_time(
     """The least time of one stage over all TMPC choices that fit with y microbatches in flight; None: none fits."""
     limit = Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
     choices = _choices(instance, layers, t, recompute)
-    return min((_time(instance, choice, d) for choice in choices if _memory(choice, y) <= limit), default=None)
+    fitting = (choice for choice in choices if _runs_on(choice, d) and _memory(choice, y, d) <= limit)
+    return min((_time(instance, choice, d) for choice in fitting), default=None)
 
 
 def _evaluated_time_s(instance: Instance, plan: Plan) -> float | None:
@@ -150,8 +152,16 @@ def _allowed(tmpcs: tuple[Tmpc, ...], role: bool | None) -> tuple[Tmpc, ...]:
     return tuple(tmpc for tmpc in tmpcs if tmpc.recompute == role)
 
 
-def _memory(choice: Choice, y: int) -> Fraction:
-    return sum((Fraction(tmpc.activation_bytes) * y + Fraction(tmpc.fixed_bytes) for _, tmpc in choice), Fraction(0))
+def _runs_on(choice: Choice, d: int) -> bool:
+    return all(tmpc.least_data_parallel_degree <= d for _, tmpc in choice)
+
+
+def _memory(choice: Choice, y: int, d: int) -> Fraction:
+    parts = (
+        Fraction(tmpc.activation_bytes) * y + Fraction(tmpc.fixed_bytes) + Fraction(tmpc.shared_bytes) / d
+        for _, tmpc in choice
+    )
+    return sum(parts, Fraction(0))
 
 
 def _time(instance: Instance, choice: Choice, d: int) -> Fraction:
@@ -167,6 +177,10 @@ def _time(instance: Instance, choice: Choice, d: int) -> Fraction:
         if edge.source in inside and edge.target not in inside:
             extra = inside[edge.source].backward_sync_bytes[edge.target]
             crossing += 2 * (Fraction(edge.communication_bytes) + Fraction(extra))
+    for tensor in instance.tensors:
+        held = [layer in inside for layer in tensor.layers]
+        if any(held) and not all(held):
+            crossing += Fraction(tensor.forward_bytes) + Fraction(tensor.backward_bytes)
     bandwidth = Fraction(instance.bandwidth_bytes_per_s)
     resync = Fraction(4 * (d - 1), d) * weights / (instance.microbatches * bandwidth)
     return compute / d + crossing / (d * bandwidth) + resync

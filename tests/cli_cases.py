@@ -13,14 +13,17 @@ from tests.report_cases import small_instance
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """``piper-ray ARGUMENTS`` as a process of its own, in a pipe and in no particular folder."""
+def run(
+    *arguments: object, env: dict[str, str] | None = None, timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``piper-ray ARGUMENTS`` as a process of its own, in a pipe and in no particular folder; ended after a time."""
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
     return subprocess.run(
         [sys.executable, "-m", "piper_ray", *(str(argument) for argument in arguments)],
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout_s,
         env={**environment, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **(env or {})},
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from piper_ray.formats import to_toml, to_upstream
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 WORKLOAD = """\
 name = "chain"
@@ -96,8 +96,12 @@ def random_instance(rng: random.Random, most_layers: int = 6) -> Instance:
             {u: figure() for u, v in pairs if v == layer},
             {v: figure() for u, v in pairs if u == layer},
             rng.random() < 0.2,
+            figure() if shards else 0.0,
+            rng.choice([1, 2, 8]) if shards else 1,
         )
 
+    shards = rng.random() < 0.3
+    ends = [rng.sample(ids, rng.randint(2, count)) for _ in range(rng.choice([0, 0, 1, 3]))] if count > 1 else []
     names = ["block", "block", 'odd "name" \\ \x7f ü', ""]
     return Instance(
         layers=tuple(
@@ -119,6 +123,7 @@ def random_instance(rng: random.Random, most_layers: int = 6) -> Instance:
         memory_bytes=float(rng.randint(1, 2000)),
         bandwidth_bytes_per_s=round(rng.random() * 100 + 0.1, 3),
         name=rng.choice(["", "random", "näme"]),
+        tensors=tuple(Tensor(tuple(layers), figure(), figure()) for layers in ends),
     )
 
 
@@ -138,7 +143,8 @@ def chained_instance(rng: random.Random) -> Instance:
 
     layers = [layer(first, 0.0, "mask")] + [layer(v, time_s, "block") for v, time_s in zip(chain, times, strict=True)]
     edges = tuple(Edge(u, v, 7.0 if u == first else 8.0) for u, v in pairs)
-    return Instance(tuple(layers), edges, 4, 8, 100.0, 10.0, "chained")
+    tensors = (Tensor((rng.choice(chain), first), 1.0, 2.0),) if rng.random() < 0.3 else ()
+    return Instance(tuple(layers), edges, 4, 8, 100.0, 10.0, "chained", tensors)
 
 
 def mutated_files(seed: int, count: int, folder: Path) -> Iterator[Path]:

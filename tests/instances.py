@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 VANILLA, RECOMPUTE = "vanilla", "activation recomp"
 _IDS = (VANILLA, RECOMPUTE, "offload", "selective")
@@ -125,6 +125,8 @@ def random_instance(
 ) -> Instance:
     """A random DAG with anything in it that an instance may have; by turns small integers and arbitrary figures.
 
+    Half of them ask for least data-parallel degrees, share memory among replicas, or have tensors with several ends.
+
     density: the share of pairs of layers with an edge, 1 being a chain with all shortcuts; random if None.
     """
     rng = random.Random(seed)
@@ -135,7 +137,41 @@ def random_instance(
             return 0.0
         return float(rng.randint(0, most)) if integers else rng.uniform(0.0, most)
 
-    return _random_instance(rng, figure, (most_layers, most_devices, most_tmpcs), density)
+    plain = _random_instance(rng, figure, (most_layers, most_devices, most_tmpcs), density)
+    return with_extras(random.Random(f"extras {seed}"), plain)
+
+
+def with_extras(rng: random.Random, instance: Instance) -> Instance:
+    """Half of the time with what Piper's inputs do not have, each by turns."""
+    if rng.random() < 0.5:
+        return instance
+    sharing, asking = rng.random() < 0.6, rng.random() < 0.6
+
+    def extended(row: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
+        return tuple(
+            replace(
+                x,
+                shared_bytes=float(rng.choice([0, 0, 1, 4, 9])) if sharing else 0.0,
+                least_data_parallel_degree=rng.choice([1, 1, 2, 3, 4]) if asking and number else 1,
+            )
+            for number, x in enumerate(row)
+        )
+
+    layers = tuple(
+        replace(layer, tmpcs={t: extended(row) for t, row in layer.tmpcs.items()}) for layer in instance.layers
+    )
+    return replace(instance, layers=layers, tensors=_some_tensors(rng, instance))
+
+
+def _some_tensors(rng: random.Random, instance: Instance) -> tuple[Tensor, ...]:
+    """Of any layers, whether or not edges join them."""
+    ids = [layer.id for layer in instance.layers]
+    if len(ids) < 2:
+        return ()
+    return tuple(
+        Tensor(tuple(rng.sample(ids, rng.randint(2, len(ids)))), float(rng.randint(0, 3)), float(rng.randint(0, 3)))
+        for _ in range(rng.choice([0, 1, 2, 4]))
+    )
 
 
 def _random_instance(
@@ -195,6 +231,8 @@ def instances(
 ) -> Instance:
     """Small instances of small integers, which shrink to fewer layers, edges and TMPCs."""
     small = st.integers(0, 3).map(float)
+    least_degrees = draw(st.sampled_from([[1], [1, 2], [1, 3, 4]]))
+    shared = draw(st.sampled_from([st.just(0.0), st.integers(0, 6).map(float)]))
     count = draw(st.integers(1, most_layers))
     ids = draw(st.permutations(range(count)))
     pairs = [(u, v) for i, u in enumerate(ids) for v in ids[i + 1 :] if draw(st.booleans())]
@@ -210,6 +248,8 @@ def instances(
             {u: draw(small) for u, v in pairs if v == layer},
             {v: draw(small) for u, v in pairs if u == layer},
             recompute=_IDS[number] == RECOMPUTE,
+            shared_bytes=draw(shared),
+            least_data_parallel_degree=draw(st.sampled_from(least_degrees)),
         )
 
     tmpcs = {
@@ -220,7 +260,7 @@ def instances(
         }
         for layer in range(count)
     }
-    return build(
+    instance = build(
         tmpcs,
         {pair: draw(small) for pair in pairs},
         devices=draw(st.integers(1, most_devices)),
@@ -228,3 +268,6 @@ def instances(
         memory_bytes=float(draw(st.one_of(st.integers(1, 30), st.just(1000)))),
         bandwidth_bytes_per_s=float(draw(st.sampled_from([1, 2, 8]))),
     )
+    ends = st.lists(st.integers(0, count - 1), min_size=min(2, count), max_size=count, unique=True).map(tuple)
+    tensors = st.lists(st.builds(Tensor, ends, small, small), max_size=2) if count > 1 else st.just([])
+    return replace(instance, tensors=tuple(draw(tensors)))

@@ -181,4 +181,8 @@ def renumbered(instance: Instance, rng: Random) -> Instance:
         instance,
         layers=tuple(rng.sample(layers, len(layers))),
         edges=tuple(rng.sample(edges, len(edges))),
+        tensors=tuple(
+            replace(tensor, layers=tuple(rng.sample([new[layer] for layer in tensor.layers], len(tensor.layers))))
+            for tensor in rng.sample(instance.tensors, len(instance.tensors))
+        ),
     )

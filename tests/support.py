@@ -1,17 +1,15 @@
-"""Where the shared data lies, and its golden records as instances with the values they must have."""
+"""Golden records as instances, with the values they must have."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from piper_ray.formats import load
 from piper_ray.model import Instance
+from tests.data import WORKLOADS, goldens
 
-SHARED = Path(__file__).resolve().parents[1] / ".." / "shared"
 GIB = 2**30
 
 
@@ -36,7 +34,7 @@ class PublishedGolden:
     """
 
     name: str
-    input: str
+    workload: str
     instance: Instance
     time_per_sample: float | None
     stages: int
@@ -46,35 +44,33 @@ class PublishedGolden:
 
 
 def random_goldens() -> Iterator[RandomGolden]:
-    with (SHARED / "goldens" / "random.jsonl").open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            record = json.loads(line)
-            instance = load(record["instance"])
-            yield RandomGolden(number, instance, record["time_per_sample"], record.get("reference"))
+    for number, record in enumerate(goldens("random")):
+        yield RandomGolden(number, load(record["instance"]), record["time_per_sample_s"], record.get("reference_s"))
 
 
 def published_goldens() -> list[PublishedGolden]:
-    text = (SHARED / "goldens" / "published.jsonl").read_text(encoding="utf-8")
-    records = [json.loads(line) for line in text.splitlines()]
-    return [
-        PublishedGolden(
-            name="{} K={K} N={N} M={M_GiB}GiB".format(record["input"].removesuffix(".json"), **record),
-            input=record["input"],
-            instance=load(
-                SHARED / "piper" / record["input"],
-                devices=record["K"],
-                microbatches=record["N"] or None,  # 0: the file's own
-                memory_bytes=record["M_GiB"] * GIB,
-                bandwidth_bytes_per_s=record["B_GiB"] * GIB,
-            ),
-            time_per_sample=record["tps"],
-            stages=record["stages"],
-            downsets=record["downsets"],
-            pairs=record["pairs"],
-            cpu_s=record["cpu_s"],
+    found = []
+    for record in goldens("published"):
+        instance = load(
+            WORKLOADS[record["workload"]],
+            devices=record["devices"],
+            microbatches=record["microbatches"],
+            memory_bytes=record["memory_gib"] * GIB,
+            bandwidth_bytes_per_s=record["bandwidth_gib_per_s"] * GIB,
         )
-        for record in records
-    ]
+        found.append(
+            PublishedGolden(
+                name=f"{record['workload']} K={instance.devices} N={instance.microbatches} M={record['memory_gib']}GiB",
+                workload=record["workload"],
+                instance=instance,
+                time_per_sample=record["time_per_sample_s"],
+                stages=record["stages"],
+                downsets=record["downsets"],
+                pairs=record["pairs"],
+                cpu_s=record["cpu_s"],
+            )
+        )
+    return found
 
 
 def assert_same_time(found_s: float | None, expected_s: float | None, what: object, relative: float = 1e-9) -> None:

@@ -6,6 +6,7 @@ result.plan, result.time_per_sample, result.note
 
 from __future__ import annotations
 
+from piper_ray import arguments
 from piper_ray.baselines.data_parallel import DataParallel
 from piper_ray.baselines.equal_runs import EqualRuns
 from piper_ray.baselines.gpipe import GPipe
@@ -16,7 +17,9 @@ from piper_ray.baselines.pipedream_2bw import PipeDream2BW
 from piper_ray.baselines.piper_published import PiperPublished
 from piper_ray.baselines.planner import BaselineResult, Planner, Proposal
 from piper_ray.baselines.tensor_parallel import TensorParallel
+from piper_ray.errors import UsageError
 from piper_ray.evaluate import evaluate
+from piper_ray.formats.load import Source, instance_of
 from piper_ray.model import Instance
 from piper_ray.restrictions import Restrictions
 
@@ -42,11 +45,21 @@ __all__ = [
 ]
 
 
-def plan(instance: Instance, planner: str | Planner, *, restrictions: Restrictions = Restrictions()) -> BaselineResult:
+def plan(
+    instance: Instance | Source, planner: str | Planner, *, restrictions: Restrictions = Restrictions()
+) -> BaselineResult:
     """What a planner proposes, valued by ``evaluate``. planner: as ``planner_of`` takes it, or one with its parameters.
 
-    Raises UsageError for an unknown name, and LimitError where a planner's tables would be too large.
+    instance: may be what ``load`` takes, such as a path. Raises UsageError for arguments that make no sense, InputError
+    for an instance that is not sound, and LimitError where a planner's tables would be too large.
     """
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    if isinstance(planner, type) or not (isinstance(planner, str) or callable(getattr(planner, "propose", None))):
+        names = ", ".join(PLANNERS)
+        raise UsageError(
+            f"planner must be a planner such as Megatron(), or one of {names}; not {arguments.shown(planner)}"
+        )
+    instance = instance_of(instance)
     if isinstance(planner, str):
         name, planner = planner, planner_of(planner)
     else:

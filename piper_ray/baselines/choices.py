@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 from piper_ray.model import Instance, Tmpc
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.stage_cost.options import fastest
-from piper_ray.variants import stage_variants
+from piper_ray.variants import ANY_DEGREE, stage_variants
 
 
 @dataclass(frozen=True)
 class UniformChoice:
-    """degree: t. tmpcs: for each layer id the TMPC it runs in whatever stage it is."""
+    """degree: t. tmpcs: for each layer id the TMPC it runs in whatever stage it is.
+
+    least_data_parallel_degree, most_data_parallel_degree: of the stages that this choice is for.
+    """
 
     degree: int
     tmpcs: Mapping[int, Tmpc]
+    least_data_parallel_degree: int = 1
+    most_data_parallel_degree: int = ANY_DEGREE
 
     @property
     def recompute_words(self) -> str:
@@ -25,7 +30,7 @@ class UniformChoice:
 
 
 def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[UniformChoice, ...]:
-    """All that the restrictions leave, by ascending degree, nowhere before everywhere.
+    """All that the restrictions leave, by ascending degree, nowhere before everywhere, few replicas before many.
 
     Of several TMPCs with the same role (recomputing or not) a layer runs the fastest; a layer without the choice
     keeps what it has. A degree that some layer cannot run at is left out.
@@ -36,7 +41,10 @@ def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[Uni
     for variant in stage_variants(instance, restrictions):
         if all(variant.tmpcs.values()):
             choice = UniformChoice(
-                variant.degree, {layer_id: fastest(tmpcs) for layer_id, tmpcs in variant.tmpcs.items()}
+                variant.degree,
+                {layer_id: fastest(tmpcs) for layer_id, tmpcs in variant.tmpcs.items()},
+                variant.least_data_parallel_degree,
+                variant.most_data_parallel_degree,
             )
             if choice not in choices:
                 choices.append(choice)

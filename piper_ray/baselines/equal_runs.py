@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from piper_ray import arguments
 from piper_ray.baselines.choices import UniformChoice, uniform_choices
 from piper_ray.baselines.order import RunOrder, run_order
 from piper_ray.baselines.planner import Proposal
@@ -35,6 +37,13 @@ class EqualRuns:
     data_parallel_degrees: tuple[int, ...] | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("separate", "even"):
+            object.__setattr__(self, name, arguments.flag(name, getattr(self, name)))
+        for name in ("runs", "data_parallel_degrees", "tensor_parallel_degrees"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, arguments.whole_numbers(name, getattr(self, name)))
+
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         """Of equally fast plans the one on the fewest devices, then of the fewest stages."""
         choices = [
@@ -53,12 +62,12 @@ class EqualRuns:
         for starts in self._layouts(order, instance):
             stages = len(starts)
             d = degrees[: np.searchsorted(degrees, instance.data_parallel_limit // stages, side="right")]
-            within = costs.degree[:, None] * d * stages <= instance.devices
+            within = (costs.degree[:, None] * d * stages <= instance.devices) & _in_range(choices, d)
             if not within.any():
                 continue
             tried += int(within.sum())
             times, fits = costs.of(starts, d)
-            times[~(within & fits[:, None])] = np.inf
+            times[~(within & fits)] = np.inf
             time_s = float(times.min())
             if time_s == np.inf:
                 continue
@@ -104,6 +113,13 @@ class EqualRuns:
         if tried == 0:
             return "no point of the grid is within the devices and microbatches"
         return f"none of {_counted(tried, 'grid point')} fits in memory"
+
+
+def _in_range(choices: Sequence[UniformChoice], data_parallel_degrees: Integers) -> npt.NDArray[np.bool_]:
+    """bool[choices, degrees]: whether stages of this degree may run the choice."""
+    least = np.array([choice.least_data_parallel_degree for choice in choices])[:, None]
+    most = np.array([choice.most_data_parallel_degree for choice in choices])[:, None]
+    return (least <= data_parallel_degrees) & (data_parallel_degrees <= most)
 
 
 def _plan(instance: Instance, order: RunOrder, starts: Integers, degree: int, choice: UniformChoice) -> Plan:

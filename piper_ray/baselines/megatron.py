@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray import arguments
 from piper_ray.baselines.equal_runs import EqualRuns
 from piper_ray.baselines.planner import Proposal
-from piper_ray.errors import UsageError
 from piper_ray.model import Instance, divisors
 from piper_ray.restrictions import Restrictions
 
@@ -22,8 +22,7 @@ class Megatron:
     devices_per_node: int = 8
 
     def __post_init__(self) -> None:
-        if self.devices_per_node < 1:
-            raise UsageError(f"devices_per_node must be at least 1, not {self.devices_per_node}")
+        object.__setattr__(self, "devices_per_node", arguments.positive("devices_per_node", self.devices_per_node))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         grid = EqualRuns(even=True, tensor_parallel_degrees=tuple(divisors(self.devices_per_node)))

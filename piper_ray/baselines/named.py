@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from piper_ray import arguments
 from piper_ray.baselines.data_parallel import DataParallel
 from piper_ray.baselines.gpipe import GPipe
 from piper_ray.baselines.megatron import Megatron
@@ -32,6 +33,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
 
 def planner_of(text: str) -> Planner:
     """``NAME`` or ``NAME:key=value,key=value``. Raises UsageError for a name, key or value that is unknown."""
+    arguments.of_kind("planner", text, str, "a text such as 'megatron'")
     name, _, settings = text.partition(":")
     if name not in PLANNERS:
         raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join(PLANNERS)}")
@@ -64,7 +66,9 @@ def _levels(text: str) -> tuple[Level, ...]:
     from piper_ray.formats import parse_bytes_per_s
 
     parts = [part.partition("x") for part in text.split("+")]
-    return tuple(Level(int(machines), parse_bytes_per_s(bandwidth)) for machines, _, bandwidth in parts)
+    return tuple(
+        Level(int(machines), parse_bytes_per_s(bandwidth, unit_required=True)) for machines, _, bandwidth in parts
+    )
 
 
 def _ratio(text: str) -> float | None:

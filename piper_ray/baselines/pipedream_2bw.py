@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray import arguments
 from piper_ray.baselines.equal_runs import EqualRuns
 from piper_ray.baselines.planner import Proposal
 from piper_ray.model import Instance
@@ -18,6 +19,9 @@ class PipeDream2BW:
     """
 
     separate: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separate", arguments.flag("separate", self.separate))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         return EqualRuns(separate=self.separate).propose(instance, restrictions)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from piper_ray.baselines.planner import Proposal
 from piper_ray.model import Instance
-from piper_ray.reference.paper_table import DEFAULT_TABLE_LIMIT_BYTES, TmpcChoice, paper_table
+from piper_ray.reference.paper_table import DEFAULT_TABLE_LIMIT_BYTES, TmpcChoice, checked_limit_bytes, paper_table
 from piper_ray.restrictions import Restrictions
 
 
@@ -18,6 +18,9 @@ class PiperPublished:
     """
 
     table_limit_bytes: int = DEFAULT_TABLE_LIMIT_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table_limit_bytes", checked_limit_bytes(self.table_limit_bytes))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         table = paper_table(

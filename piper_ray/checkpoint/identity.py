@@ -27,11 +27,6 @@ class Identity:
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Identity:
         """Every figure of the instance counts, to the last bit; its name does not."""
-        # The same figures whether given as 8 or 8.0.
-        instance = instance.replace(
-            memory_bytes=float(instance.memory_bytes),
-            bandwidth_bytes_per_s=float(instance.bandwidth_bytes_per_s),
-        )
         return cls(
             {
                 "input": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,30 @@ def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:
     return parsed
 
 
+class _Given(float):
+    """A number with the text that it was given as."""
+
+    text: str
+
+
+def _given(parse: Callable[[str], float]) -> Callable[[str], float]:
+    def parsed(text: str) -> float:
+        number = _Given(parse(text))
+        number.text = text.strip()
+        return number
+
+    return parsed
+
+
+parse_size = option_value(_given(partial(parse_bytes, unit_required=True)))
+parse_rate = option_value(_given(partial(parse_bytes_per_s, unit_required=True)))
+
+
+def note(text: str) -> None:
+    """What is no fault and still worth telling."""
+    typer.echo(f"piper-ray: note: {text}", err=True)
+
+
 def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
     """The command as it was given, options in the order of the help and without those at their defaults."""
     words = ["piper-ray", context.info_name or ""]
@@ -47,6 +72,8 @@ def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
 def _word(value: object) -> str:
     if isinstance(value, Enum):
         return str(value.value)
+    if isinstance(value, _Given):
+        return value.text
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
@@ -80,7 +107,7 @@ Memory = Annotated[
     typer.Option(
         "--memory",
         metavar="SIZE",
-        parser=option_value(parse_bytes),
+        parser=parse_size,
         help="Memory of each device, as 80GB or 8GiB, in place of the input's.",
     ),
 ]
@@ -89,7 +116,7 @@ Bandwidth = Annotated[
     typer.Option(
         "--bandwidth",
         metavar="RATE",
-        parser=option_value(parse_bytes_per_s),
+        parser=parse_rate,
         help="Bandwidth from a device to the others, as 25GB/s, in place of the input's.",
     ),
 ]
@@ -125,8 +152,8 @@ def load_instance(
     bandwidth_bytes_per_s: float | None,
     in_flight: InFlight | None,
 ) -> Instance:
-    """The instance of the shared options."""
-    return piper_ray.load(
+    """The instance of the shared options. What its reader notes goes to stderr."""
+    instance = piper_ray.load(
         source,
         devices=devices,
         microbatches=microbatches,
@@ -134,3 +161,6 @@ def load_instance(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         in_flight=in_flight,
     )
+    for text in instance.notes:
+        note(f"{source}: {text}")
+    return instance

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, write_text
+from piper_ray.cli.common import command_text, note, write_text
 from piper_ray.errors import UsageError
 
 
@@ -56,7 +56,7 @@ def estimate(
             metavar="SHARDS",
             min=1,
             help="Offer sharding the optimizer's state over so many replicas (ZeRO-1); 1 offers none. Such a TMPC is "
-            "valid in stages of at least so many replicas; solve does not know that: look at the plan's d.",
+            "there only in stages of at least so many replicas.",
         ),
     ] = 1,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
@@ -90,7 +90,7 @@ def estimate(
         zero_shards=zero,
         offload=offload,
     )
-    result = run(read_model(model), load_hardware(hardware), gpu, request)
+    result = run(read_model(model), load_hardware(hardware, note), gpu, request)
     if explain is not None:
         from piper_ray.estimate.explain import explanation_lines
 

@@ -9,7 +9,6 @@ import typer
 
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
-from piper_ray.cli.ranges import parse_numbers
 from piper_ray.cli.search_options import (
     Gap,
     MemoryLimit,
@@ -21,6 +20,7 @@ from piper_ray.cli.search_options import (
 )
 from piper_ray.cli.solve import check_own_plan
 from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
+from piper_ray.frontiers.ranges import parse_numbers
 from piper_ray.options import SolveOptions
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solution import Status

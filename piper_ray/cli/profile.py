@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, option_value, write_text
+from piper_ray import limits
+from piper_ray.cli.common import command_text, note, parse_rate, parse_size, write_text
 from piper_ray.errors import PiperRayError, UsageError
-from piper_ray.formats import limits, parse_bytes, parse_bytes_per_s
 
 
 class Device(str, Enum):
@@ -93,16 +93,14 @@ def profile(
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(
-            "--memory", metavar="SIZE", parser=option_value(parse_bytes), help="Memory of each device, as 80GB."
-        ),
+        typer.Option("--memory", metavar="SIZE", parser=parse_size, help="Memory of each device, as 80GB."),
     ] = None,
     bandwidth: Annotated[
         float | None,
         typer.Option(
             "--bandwidth",
             metavar="RATE",
-            parser=option_value(parse_bytes_per_s),
+            parser=parse_rate,
             help="Bandwidth from a device to the others; the GPU's, or 25GB/s.",
         ),
     ] = None,
@@ -139,7 +137,7 @@ def profile(
         bandwidth_bytes_per_s=bandwidth,
         gpu=gpu,
     )
-    table = load_hardware(hardware)
+    table = load_hardware(hardware, note)
     factory = find_factory(model, dict(parse_argument(text) for text in arg or ()))
     store = store_of(factory, request, out.with_name(f"{out.name}.partial"))
     if resume:

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import option_value
+from piper_ray.cli.common import option_value, parse_size
 from piper_ray.errors import UsageError
-from piper_ray.formats import parse_bytes
 from piper_ray.restrictions import Recompute
 
 
@@ -58,7 +57,7 @@ MemoryLimit = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        parser=option_value(parse_bytes),
+        parser=parse_size,
         help="Refuse what would itself need more memory than this, as 16GB.",
     ),
 ]

@@ -105,7 +105,15 @@ def solve(
         _refuse_unwritable(out)
     if planner != PIPER:
         blocks = contract is not Contract.SAFE
-        refuse_search_options(planner, gap=gap, time_limit=time_limit, contract=blocks, address=address, resume=resume)
+        refuse_search_options(
+            planner,
+            gap=gap,
+            time_limit=time_limit,
+            contract=blocks,
+            memory_limit=memory_limit,
+            address=address,
+            resume=resume,
+        )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         raise typer.Exit(solve_by_baseline(instance, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)

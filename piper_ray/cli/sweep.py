@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper_ray.cli.cluster import others_on_stderr
+from piper_ray.cli.common import note
 from piper_ray.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def sweep(
         from piper_ray.sweep.demand import Demand
         from piper_ray.sweep.read import read_sweep
 
-        wanted = read_sweep(source)
+        wanted = read_sweep(source, note)
         print_forecast(screen, wanted, Demand.of(wanted))
         return
     from piper_ray.sweep.run import run_sweep

@@ -12,12 +12,12 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import pairwise, permutations
 from operator import and_
 
 from piper_ray.contract.quotient import Quotient
 from piper_ray.errors import LimitError
-from piper_ray.lattice.contraction import contract
+from piper_ray.lattice.contracted import ContractedGraph
 from piper_ray.lattice.counting import count_downsets
 from piper_ray.lattice.graph import LayerGraph, number_graph
 from piper_ray.model import Instance
@@ -43,15 +43,17 @@ class Blocks:
     largest_share: float
 
 
-def find_blocks(instance: Instance, variants: Sequence[Variant], most_downsets: int = MOST_DOWNSETS) -> Blocks:
+def find_blocks(
+    instance: Instance, variants: Sequence[Variant], contracted: ContractedGraph, most_downsets: int = MOST_DOWNSETS
+) -> Blocks:
     """Blocks with at most ``most_downsets`` downsets; single layers where these are few enough already.
 
     Layers that can run at the same tensor-parallel degrees only come into one block, as long as that suffices. Raises
     LimitError if merging all that may be merged leaves too many.
     """
-    free = contract(instance, variants).members(instance)
+    groups = list(contracted.contraction.members(instance).values())
     for mixed in (False, True):
-        found = _grow(_Growth(instance, variants, list(free.values()), mixed), most_downsets)
+        found = _grow(_Growth(instance, variants, groups, mixed), most_downsets)
         if found is not None:
             return found
     raise LimitError(
@@ -176,7 +178,7 @@ def _shares(instance: Instance, variants: Sequence[Variant]) -> tuple[dict[int, 
     for layer in instance.layers:
         options = [(variant.degree, tmpc) for variant in variants for tmpc in variant.tmpcs[layer.id]]
         work[layer.id] = min(t * tmpc.time_per_sample_s for t, tmpc in options)
-        memory[layer.id] = min(t * (tmpc.activation_bytes + tmpc.fixed_bytes) for t, tmpc in options)
+        memory[layer.id] = min(t * (x.activation_bytes + x.fixed_bytes + x.shared_bytes) for t, x in options)
     return _normalised(work), _normalised(memory)
 
 
@@ -186,12 +188,17 @@ def _normalised(figures: dict[int, float]) -> dict[int, float]:
 
 
 def _edge_bytes(instance: Instance) -> Iterable[float]:
-    """What crossing each edge costs, with the extras of its ends' first TMPC."""
+    """What crossing each edge costs, with the extras of its ends' first TMPC and the tensors between its ends."""
     first = {
         layer.id: next(iter(next(tmpcs for _, tmpcs in sorted(layer.tmpcs.items()) if tmpcs)))
         for layer in instance.layers
     }
+    between: dict[tuple[int, int], float] = {}
+    for tensor in instance.tensors:
+        for ends in permutations(tensor.layers, 2):
+            between[ends] = between.get(ends, 0.0) + tensor.forward_bytes + tensor.backward_bytes
     for edge in instance.edges:
-        forward = first[edge.target].forward_sync_bytes[edge.source]
-        backward = first[edge.source].backward_sync_bytes[edge.target]
-        yield 2.0 * edge.communication_bytes + forward + backward
+        forward = first[edge.target].forward_sync_bytes.get(edge.source, 0.0)
+        backward = first[edge.source].backward_sync_bytes.get(edge.target, 0.0)
+        shared = between.get((edge.source, edge.target), 0.0)
+        yield 2.0 * edge.communication_bytes + forward + backward + shared

@@ -15,18 +15,20 @@ MOST_CHOICES = 32
 
 Rows = npt.NDArray[np.float64]
 
-_TIME, _WEIGHTS, _ACTIVATION, _FIXED = range(4)
+_TIME, _WEIGHTS, _ACTIVATION, _FIXED, _SHARED = range(5)
+_FIGURES = 5
 
 
 @dataclass(frozen=True)
 class Choice:
     """One TMPC for each layer of a block, and what they cost together; the tensors within the block cost nothing.
 
-    figures: p, w, a, b. forward_bytes, backward_bytes: fw and bw for each neighbouring block.
+    figures: p, w, a, b and what replicas share out. forward_bytes, backward_bytes: fw and bw for each neighbouring
+    block.
     """
 
     tmpc_ids: Mapping[int, str]
-    figures: tuple[float, float, float, float]
+    figures: tuple[float, float, float, float, float]
     forward_bytes: Mapping[int, float]
     backward_bytes: Mapping[int, float]
 
@@ -49,8 +51,9 @@ def combine(
     if not all(tmpcs[layer] for layer in members):
         return Choices((), 0)
     own = block_of[members[0]]
-    before = sorted({block_of[u] for layer in members for u in tmpcs[layer][0].forward_sync_bytes} - {own})
-    after = sorted({block_of[w] for layer in members for w in tmpcs[layer][0].backward_sync_bytes} - {own})
+    every = [tmpc for layer in members for tmpc in tmpcs[layer]]  # one may name a neighbour that another does not
+    before = sorted({block_of[u] for tmpc in every for u in tmpc.forward_sync_bytes} - {own})
+    after = sorted({block_of[w] for tmpc in every for w in tmpc.backward_sync_bytes} - {own})
     columns = _Columns(block_of, before, after)
     rows = np.zeros((1, columns.count))
     picked = np.zeros((1, len(members)), np.int64)
@@ -70,9 +73,9 @@ def combine(
         tuple(
             Choice(
                 {layer: tmpcs[layer][option].id for layer, option in zip(members, of_row, strict=True)},
-                (row[_TIME], row[_WEIGHTS], row[_ACTIVATION], row[_FIXED]),
-                dict(zip(before, row[4:], strict=False)),
-                dict(zip(after, row[4 + len(before) :], strict=True)),
+                (row[_TIME], row[_WEIGHTS], row[_ACTIVATION], row[_FIXED], row[_SHARED]),
+                dict(zip(before, row[_FIGURES:], strict=False)),
+                dict(zip(after, row[_FIGURES + len(before) :], strict=True)),
             )
             for row, of_row in zip(rows.tolist(), picked.tolist(), strict=True)
         ),
@@ -81,17 +84,18 @@ def combine(
 
 
 class _Columns:
-    """A TMPC as a row: p, w, a, b, then fw and bw summed for each neighbouring block."""
+    """A TMPC as a row: p, w, a, b, shared, then fw and bw summed for each neighbouring block."""
 
     def __init__(self, block_of: Mapping[int, int], before: Sequence[int], after: Sequence[int]) -> None:
         self._block_of = block_of
-        self._before = {block: 4 + index for index, block in enumerate(before)}
-        self._after = {block: 4 + len(before) + index for index, block in enumerate(after)}
-        self.count = 4 + len(before) + len(after)
+        self._before = {block: _FIGURES + index for index, block in enumerate(before)}
+        self._after = {block: _FIGURES + len(before) + index for index, block in enumerate(after)}
+        self.count = _FIGURES + len(before) + len(after)
 
     def of(self, tmpc: Tmpc) -> list[float]:
         row = [0.0] * self.count
-        row[:4] = tmpc.time_per_sample_s, tmpc.weights_bytes, tmpc.activation_bytes, tmpc.fixed_bytes
+        row[_TIME], row[_WEIGHTS] = tmpc.time_per_sample_s, tmpc.weights_bytes
+        row[_ACTIVATION], row[_FIXED], row[_SHARED] = tmpc.activation_bytes, tmpc.fixed_bytes, tmpc.shared_bytes
         for places, sizes in ((self._before, tmpc.forward_sync_bytes), (self._after, tmpc.backward_sync_bytes)):
             for neighbour, size in sizes.items():
                 place = places.get(self._block_of[neighbour])
@@ -103,7 +107,9 @@ class _Columns:
 def _unbeaten(rows: Rows) -> npt.NDArray[np.int64]:
     """The rows that no other one never loses to (as ``variants.undominated``); of equal ones the first."""
     figures = rows.copy()
-    figures[:, _FIXED] += figures[:, _ACTIVATION]  # a y + b with y >= 1
+    # a y + b + shared / d with y, d >= 1
+    figures[:, _FIXED] += figures[:, _ACTIVATION]
+    figures[:, _SHARED] += figures[:, _FIXED]
     figures = figures[:, (figures != figures[0]).any(axis=0)]
     if figures.shape[1] == 0:
         return np.zeros(1, np.int64)
@@ -117,6 +123,7 @@ def _spread(rows: Rows, most: int) -> npt.NDArray[np.int64]:
         return np.arange(rows.shape[0])
     least = {int(rows[:, column].argmin()) for column in range(rows.shape[1])}
     least.add(int((rows[:, _ACTIVATION] + rows[:, _FIXED]).argmin()))
+    least.add(int((rows[:, _ACTIVATION] + rows[:, _FIXED] + rows[:, _SHARED]).argmin()))
     by_time = np.argsort(rows[:, _TIME], kind="stable")
     even = by_time[np.linspace(0, by_time.size - 1, most).round().astype(np.int64)].tolist()
     return np.array(sorted(least | set(even)), np.int64)

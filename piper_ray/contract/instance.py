@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.contract.choices import Choice, combine
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.plan import Plan, Stage
-from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.variants import Variant
 
 
@@ -39,24 +38,18 @@ class BlockInstance:
 
 
 def build_instance(
-    instance: Instance,
-    variants: Sequence[Variant],
-    restrictions: Restrictions,
-    members: Sequence[tuple[int, ...]],
+    instance: Instance, variants: Sequence[Variant], members: Sequence[tuple[int, ...]]
 ) -> BlockInstance:
     """The blocks as layers: their TMPCs are combinations of the layers' in each variant.
 
-    The restrictions are in the variants already. A block's TMPC is marked as recomputing where they ask for that, so
-    that the same restrictions leave each variant what belongs to it.
+    The restrictions are in the variants already. A block's TMPC is marked as recomputing, and with a least
+    data-parallel degree, as its variant is, so that the same restrictions leave each variant what belongs to it.
     """
     block_of = {layer: block for block, of_block in enumerate(members) for layer in of_block}
     choices: dict[tuple[int, int, str], Choice] = {}
     tmpcs: list[dict[int, list[Tmpc]]] = [{} for _ in members]
     dropped = 0
-    degrees: set[int] = set()
     for variant in variants:
-        recompute = restrictions.recompute is Recompute.ALWAYS or variant.degree in degrees
-        degrees.add(variant.degree)
         for block, of_block in enumerate(members):
             found = combine(of_block, variant.tmpcs, block_of)
             dropped += found.dropped
@@ -64,14 +57,26 @@ def build_instance(
             for choice in found.choices:
                 tmpc_id = str(len(listed))
                 choices[block, variant.degree, tmpc_id] = choice
+                time_s, weights, activation, fixed, shared = choice.figures
                 listed.append(
-                    Tmpc(tmpc_id, *choice.figures, choice.forward_bytes, choice.backward_bytes, recompute=recompute)
+                    Tmpc(
+                        tmpc_id,
+                        time_s,
+                        weights,
+                        activation,
+                        fixed,
+                        choice.forward_bytes,
+                        choice.backward_bytes,
+                        recompute=variant.recompute is True,
+                        shared_bytes=shared,
+                        least_data_parallel_degree=variant.least_data_parallel_degree,
+                    )
                 )
     layers = tuple(
         Layer(block, _name(instance, of_block), {t: tuple(row) for t, row in tmpcs[block].items() if row})
         for block, of_block in enumerate(members)
     )
-    blocks = replace(instance, layers=layers, edges=_edges(instance, block_of))
+    blocks = replace(instance, layers=layers, edges=_edges(instance, block_of), tensors=_tensors(instance, block_of))
     return BlockInstance(blocks, tuple(members), choices, dropped)
 
 
@@ -83,6 +88,16 @@ def _edges(instance: Instance, block_of: Mapping[int, int]) -> tuple[Edge, ...]:
         if ends[0] != ends[1]:
             sizes[ends] = sizes.get(ends, 0.0) + edge.communication_bytes
     return tuple(Edge(*ends, size) for ends, size in sorted(sizes.items()))
+
+
+def _tensors(instance: Instance, block_of: Mapping[int, int]) -> tuple[Tensor, ...]:
+    """The tensors with ends in several blocks."""
+    found = []
+    for tensor in instance.tensors:
+        ends = tuple(sorted({block_of[layer] for layer in tensor.layers}))
+        if len(ends) > 1:
+            found.append(replace(tensor, layers=ends))
+    return tuple(found)
 
 
 def _name(instance: Instance, members: Sequence[int]) -> str:

@@ -13,13 +13,12 @@ from piper_ray.contract.blocks import find_blocks
 from piper_ray.contract.instance import BlockInstance, build_instance
 from piper_ray.evaluate import evaluate
 from piper_ray.evaluations import Evaluations
-from piper_ray.lattice.contraction import Contraction, contract
-from piper_ray.lattice.counting import count_downsets
+from piper_ray.lattice.contracted import ContractedGraph
 from piper_ray.lattice.downsets import chain_lattice
-from piper_ray.lattice.graph import build_graph
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan
+from piper_ray.preparation import Outline
 from piper_ray.problem import Problem, Workload, build_problem
 from piper_ray.progress import Listener, Note, StepFinished
 from piper_ray.restrictions import Restrictions
@@ -39,21 +38,20 @@ _MOST_ON_CHAIN = 1_000
 
 
 def merge_operators(
-    instance: Instance, variants: Sequence[Variant], restrictions: Restrictions
+    instance: Instance, variants: Sequence[Variant], contracted: ContractedGraph
 ) -> tuple[BlockInstance, BlockStats] | None:
     """The blocks as an instance of their own, and what was given up; None if the layers are few enough as they are.
 
     Raises LimitError if they cannot be merged into few enough blocks.
     """
-    graph = build_graph(instance, contract(instance, variants))
-    blocks = find_blocks(instance, variants)
-    if len(blocks.members) == graph.size:
+    blocks = find_blocks(instance, variants, contracted)
+    if len(blocks.members) == contracted.graph.size:
         return None
-    merged = build_instance(instance, variants, restrictions, blocks.members)
+    merged = build_instance(instance, variants, blocks.members)
     stats = BlockStats(
         layers=len(instance.layers),
         blocks=len(blocks.members),
-        downsets_before=count_downsets(graph),
+        downsets_before=contracted.downsets,
         downsets=blocks.downsets,
         largest_share=blocks.largest_share,
         choices_dropped=merged.dropped,
@@ -63,7 +61,7 @@ def merge_operators(
 
 def solve_by_blocks(
     instance: Instance,
-    variants: Sequence[Variant],
+    outline: Outline,
     restrictions: Restrictions,
     options: SolveOptions,
     listener: Listener,
@@ -76,7 +74,7 @@ def solve_by_blocks(
     Raises LimitError as ``merge_operators``.
     """
     started = time.perf_counter()
-    found = merge_operators(instance, variants, restrictions)
+    found = merge_operators(instance, outline.variants, outline.contracted)
     if found is None:
         return solve_exactly(instance)
     merged, blocks = found
@@ -86,9 +84,11 @@ def solve_by_blocks(
     of_blocks = solve_exactly(merged.instance)
     began = time.perf_counter()
     plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
-    problem, contraction = _chain_problem(instance, variants, restrictions, plan)
+    problem = _chain_problem(instance, outline, restrictions, plan)
     with closing(LocalBackend(options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
-        search = Search(instance, contraction, problem, evaluations, gap=max(options.gap, _CHAIN_GAP), started=started)
+        search = Search(
+            instance, outline.contraction, problem, evaluations, gap=max(options.gap, _CHAIN_GAP), started=started
+        )
         if options.time_limit_s is not None:
             search.deadline = started + options.time_limit_s
         if plan is not None:
@@ -108,16 +108,13 @@ def solve_by_blocks(
     return _solution(search.incumbent, lower_bound_s(problem), options.gap, early or STOPPED_BY, stats, blocks)
 
 
-def _chain_problem(
-    instance: Instance, variants: Sequence[Variant], restrictions: Restrictions, plan: Plan | None
-) -> tuple[Problem, Contraction]:
+def _chain_problem(instance: Instance, outline: Outline, restrictions: Restrictions, plan: Plan | None) -> Problem:
     """The layers in an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
-    contraction = contract(instance, variants)
-    graph = build_graph(instance, contraction)
+    graph = outline.graph
     stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
     order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
-    workload = Workload.build(chain_lattice(graph, order), build_options(instance, graph, variants))
-    return build_problem(workload, instance, restrictions.data_parallelism), contraction
+    workload = Workload.build(chain_lattice(graph, order), build_options(instance, graph, outline.variants))
+    return build_problem(workload, instance, restrictions.data_parallelism)
 
 
 def _solution(

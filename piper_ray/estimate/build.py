@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from piper_ray import limits
 from piper_ray.errors import UsageError
 from piper_ray.estimate.config import Model
 from piper_ray.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
@@ -13,7 +14,6 @@ from piper_ray.estimate.hardware import Gpu, Hardware
 from piper_ray.estimate.memory import transient_bytes
 from piper_ray.estimate.modes import Mode, degrees_of, modes_of
 from piper_ray.estimate.operators import Architecture, LayerKind
-from piper_ray.formats import limits
 from piper_ray.model import Edge, Instance, Layer, Tmpc
 
 

@@ -42,7 +42,7 @@ class Model:
 def read_model(model: str) -> Model:
     """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
     path = Path(model)
-    if path.suffix == ".json" or path.is_file():
+    if path.suffix == ".json" or (path.exists() and not path.is_dir()):
         document = parse_json(model, read_text(model))
         faults = Faults(repeated_keys(document))
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem

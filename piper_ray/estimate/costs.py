@@ -165,6 +165,7 @@ def tmpc_of(
         forward_sync_bytes={u: float(math.ceil(sync_bytes(size, mode, setting))) for u, size in arriving.items()},
         backward_sync_bytes={w: float(math.ceil(sync_bytes(size, mode, setting))) for w, size in leaving.items()},
         recompute=mode.recomputation is not Recomputation.NONE,
+        least_data_parallel_degree=mode.zero_shards,
     )
 
 

@@ -76,7 +76,11 @@ def _state_bytes(result: Estimate) -> float:
 def _options_text(result: Estimate) -> str:
     modes = [mode for of_kind in result.modes.values() for mode in of_kind]
     shards = max(mode.zero_shards for mode in modes)
-    text = f"; zero{shards}: optimizer state over {shards} replicas, valid where d is not less" if shards > 1 else ""
+    text = (
+        f"; zero{shards}: optimizer state over {shards} replicas, in stages of as many replicas or more"
+        if shards > 1
+        else ""
+    )
     return text + ("; offload: activations in host memory" if any(mode.offload for mode in modes) else "")
 
 

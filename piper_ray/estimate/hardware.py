@@ -14,10 +14,20 @@ from piper_ray.errors import InputError, UsageError
 from piper_ray.formats.documents import parse_toml, read_text
 from piper_ray.formats.faults import Faults, path_of
 from piper_ray.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
+from piper_ray.formats.units import OnNote, doubtful
 
 _RATE = "a rate > 0, such as 300GB/s"
 _FRACTION_WORDS = "a share > 0 and at most 1"
 _Fraction = Annotated[float, Field(strict=True, gt=0.0, le=1.0, description=_FRACTION_WORDS)]
+
+_SIZES = {
+    "memory_bytes": "",
+    "memory_bytes_per_s": "/s",
+    "link_bytes_per_s": "/s",
+    "network_bytes_per_s": "/s",
+    "host_bytes_per_s": "/s",
+}
+"""Fields of a GPU, and what their unit ends in."""
 
 
 class Training(Closed):
@@ -70,13 +80,22 @@ class Hardware:
         raise UsageError(f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)")
 
 
-def load_hardware(path: str | Path | None = None) -> Hardware:
-    """Our table, with that of ``path`` over it. Raises InputError with every fault found."""
+def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005
+    """Our table, with that of ``path`` over it. on_note: hears of sizes and rates that most likely lack their unit.
+
+    Raises InputError with every fault found.
+    """
     text = files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8")
     table = parse_toml("hardware.toml", text)
     if path is None:
         return _read("hardware.toml", table)
-    return _read(str(path), _over(table, parse_toml(str(path), read_text(str(path)))))
+    hardware = _read(str(path), _over(table, parse_toml(str(path), read_text(str(path)))))
+    for key, gpu in hardware.gpus.items():
+        for name, per_second in _SIZES.items():
+            doubt = doubtful(getattr(gpu, name), per_second, with_units=True)
+            if doubt is not None:
+                on_note(f"{path}: {path_of('gpus', key, str(Gpu.model_fields[name].alias))}: {doubt}")
+    return hardware
 
 
 def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:

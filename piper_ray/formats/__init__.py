@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from piper_ray import limits
 from piper_ray.formats.forms import Form
 from piper_ray.formats.inflight import InFlight
-from piper_ray.formats.load import dump, load, load_plan
+from piper_ray.formats.load import dump, instance_of, load, load_plan
 from piper_ray.formats.units import parse_bytes, parse_bytes_per_s
 
 if TYPE_CHECKING:
+    from piper_ray.formats.load import Source
     from piper_ray.model import Instance
 
 __all__ = [
     "Form",
     "InFlight",
     "dump",
+    "instance_of",
+    "limits",
     "load",
     "load_plan",
     "parse_bytes",
@@ -25,15 +29,15 @@ __all__ = [
 ]
 
 
-def to_upstream(instance: Instance) -> dict[str, object]:
+def to_upstream(instance: Instance | Source) -> dict[str, object]:
     """The instance as Piper's JSON document, ready for ``json.dump``; loading it gives the instance again."""
     from piper_ray.formats import upstream
 
-    return upstream.to_upstream(instance)
+    return upstream.to_upstream(instance_of(instance))
 
 
-def to_toml(instance: Instance) -> str:
+def to_toml(instance: Instance | Source) -> str:
     """The instance as a compact workload (TOML): equal layers share a type, repeated ones a chain."""
     from piper_ray.formats import workload_writer
 
-    return workload_writer.to_toml(instance)
+    return workload_writer.to_toml(instance_of(instance))

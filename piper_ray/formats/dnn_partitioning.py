@@ -3,14 +3,16 @@
 The inputs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (Tarnawski et al., NeurIPS 2020). Their
 model has devices of one kind beside CPUs, no replication and no tensor parallelism, and counts time only. So:
 
-- Nodes of one ``colorClass`` share a device: they are one layer, forward and backward ones alike. So are layers that
-  would otherwise wait for one another in a circle.
+- Nodes of one ``colorClass`` share a device: they are one layer, forward and backward ones alike. So are classes that
+  would otherwise wait for one another in a circle; a note says which.
+- Edges between forward nodes say which layer comes first. Those between backward nodes say the same turned round: as
+  the backward pass runs. Files at the level of layers draw them as the forward pass runs; what fits the forward edges
+  is taken, a note says so, and what fits neither way is refused.
 - p = the sum of ``fpgaLatency``, in ms; b = the sum of ``size``; a = w = 0; one TMPC, at t = 1. K = ``maxFPGAs``,
   M = ``maxSizePerFPGA``. N is K unless given (no fewer would allow K stages), B is 1 GB/s unless given.
-- An edge between layers runs as its forward nodes do, against its backward ones. ``cost`` is time, paid on both sides,
-  once for each node that sends to the layer; ours is 2 c / B for forwards and backwards together, so c is half the
-  sum of the costs times B, and plans do not depend on B. Theirs charges a sender once for all its layers on a
-  device, and once for leaving its own; ours once for each layer: the same where no tensor has two consumers apart.
+- ``cost`` is the time that a node's output takes: paid once on its own device if any other needs it, and once on each
+  that does. So a node that sends to several layers becomes a ``Tensor`` with these ends, of ``cost`` times B bytes;
+  plans do not depend on B. Between two layers with an edge the edge carries it: ours costs 2 c / B, so c is half.
 - CPUs are not taken: ``maxCPUs`` and ``cpuLatency`` are passed over, and a node that only CPUs can run is refused.
 - Weights are not known, so replicas would synchronise for nothing: ``--no-data-parallel`` is their model.
 
@@ -20,13 +22,14 @@ What we add and they pass over: ``bandwidth`` and ``mbsInBatch``, so that what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
 from piper_ray.formats.faults import Faults, shown
 from piper_ray.formats.fields import FIGURE_WORDS, ID_WORDS, Cluster, Figure, LayerId, Open, read_cluster
 from piper_ray.formats.graph import NamedEdge, NamedId, check_graph, check_size
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"
@@ -40,6 +43,7 @@ _PATHS = {
 _BANDWIDTH_BYTES_PER_S = 1e9
 _MS = 1e-3
 _COST_TOLERANCE = 1e-6  # absolute, as upstream's reader has it
+_SHOWN = 20  # classes of a circle
 _FLAG_WORDS = "true, false, 0 or 1"
 
 
@@ -84,7 +88,7 @@ def read_dnn_partitioning(
         _check(nodes, edges, faults)
     if faults:
         return None
-    return _instance(nodes, edges, cluster, str(document.get("name", name)))
+    return _instance(nodes, edges, cluster, str(document.get("name", name)), faults)
 
 
 def _read_nodes(raw: Sequence[object], faults: Faults) -> list[_Node]:
@@ -122,86 +126,172 @@ def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> No
             )
 
 
-def _instance(nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Cluster, name: str) -> Instance:
-    group_of = _groups(nodes, edges)
-    backward = {node.id: bool(node.isBackwardNode) for node in nodes}
-    order = {
-        group: place for place, group in enumerate(_forward_order(set(group_of.values()), group_of, backward, edges))
-    }
+def _instance(
+    nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Cluster, name: str, faults: Faults
+) -> Instance | None:
+    classes = _Classes.of(nodes)
+    arcs = _arcs(classes, edges, faults)
+    if arcs is None:
+        return None
+    group_of, notes = _without_circles(classes, arcs)
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(group_of[node.id], []).append(node)
+    drawn = {(group_of[one], group_of[other]) for one, other in arcs.pairs if group_of[one] != group_of[other]}
     layer_id = {
         group: min((node.id for node in of_group if not node.isBackwardNode), default=of_group[0].id)
         for group, of_group in members.items()
     }
-    costs: dict[tuple[int, int], dict[int, float]] = {}
-    for edge in edges:
-        one, other = group_of[edge.sourceId], group_of[edge.destId]
-        if one != other:
-            ends = (one, other) if order[one] < order[other] else (other, one)
-            costs.setdefault(ends, {}).setdefault(edge.sourceId, 0.0)
-            # Once for each sender; a pair may exchange tensors both ways.
-            costs[ends][edge.sourceId] = edge.cost
     assert cluster.bandwidth_bytes_per_s is not None
-    bytes_per_cost = cluster.bandwidth_bytes_per_s * _MS / 2.0
-    drawn = [
-        Edge(layer_id[tail], layer_id[head], sum(of_senders.values()) * bytes_per_cost)
-        for (tail, head), of_senders in costs.items()
+    sent = _sent_bytes(nodes, edges, group_of, cluster.bandwidth_bytes_per_s * _MS)
+    links = []
+    for tail, head in sorted(drawn, key=lambda ends: (layer_id[ends[0]], layer_id[ends[1]])):
+        # An edge is charged twice what it carries, forwards and backwards together.
+        links.append(Edge(layer_id[tail], layer_id[head], sum(sent.pop(frozenset((tail, head)), (0.0, 0.0))) / 2.0))
+    tensors = [
+        Tensor(tuple(sorted(layer_id[group] for group in ends)), forward, backward)
+        for ends, (forward, backward) in sent.items()
+        if forward + backward > 0.0
     ]
-    forward: dict[int, dict[int, float]] = {layer: {} for layer in layer_id.values()}
-    back: dict[int, dict[int, float]] = {layer: {} for layer in layer_id.values()}
-    for link in drawn:
-        forward[link.target][link.source] = 0.0
-        back[link.source][link.target] = 0.0
     layers = []
-    for group, of_group in sorted(members.items(), key=lambda item: order[item[0]]):
+    for group in _forward_order(members, drawn):
         layer = layer_id[group]
-        first = next(node for node in of_group if node.id == layer)
+        first = next(node for node in members[group] if node.id == layer)
         tmpc = Tmpc(
             TMPC_ID,
-            sum(node.fpgaLatency for node in of_group) * _MS,
+            sum(node.fpgaLatency for node in members[group]) * _MS,
             0.0,
             0.0,
-            sum(node.size for node in of_group),
-            forward[layer],
-            back[layer],
+            sum(node.size for node in members[group]),
         )
         layers.append(Layer(layer, str(layer) if first.name is None else first.name, {1: (tmpc,)}))
-    return Instance(tuple(layers), tuple(drawn), name=name, **vars(cluster))
+    return Instance(
+        tuple(layers),
+        tuple(links),
+        name=name,
+        tensors=tuple(sorted(tensors, key=lambda tensor: tensor.layers)),
+        notes=(*arcs.notes, *notes),
+        **vars(cluster),
+    )
 
 
-def _groups(nodes: Sequence[_Node], edges: Sequence[_Edge]) -> dict[int, int]:
-    """The group of each node, by the id of one of its nodes: colour classes, with what waits in circles joined."""
-    first_of_class: dict[int, int] = {}
-    parent = {
-        node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
-        for node in nodes
-    }
-    backward = {node.id: bool(node.isBackwardNode) for node in nodes}
-    arcs: dict[int, set[int]] = {group: set() for group in parent.values()}
-    for tail, head in _arcs(parent, backward, edges):
-        arcs[tail].add(head)
-    component = strong_components(arcs)
-    return {node: component[group] for node, group in parent.items()}
+@dataclass(frozen=True)
+class _Classes:
+    """Colour classes, each under the id of its first node. forward: those with a forward node."""
+
+    of_node: Mapping[int, int]
+    backward: Mapping[int, bool]
+    forward: frozenset[int]
+
+    @classmethod
+    def of(cls, nodes: Sequence[_Node]) -> _Classes:
+        first_of_class: dict[int, int] = {}
+        of_node = {
+            node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
+            for node in nodes
+        }
+        forward = frozenset(of_node[node.id] for node in nodes if not node.isBackwardNode)
+        return cls(of_node, {node.id: bool(node.isBackwardNode) for node in nodes}, forward)
 
 
-def _arcs(
-    group_of: Mapping[int, int], backward: Mapping[int, bool], edges: Iterable[_Edge]
-) -> Iterable[tuple[int, int]]:
-    """What must not run backwards: edges between forward nodes, and those between backward nodes turned round."""
+@dataclass(frozen=True)
+class _Arcs:
+    """pairs: which class must not come behind which, in the direction of the forward pass."""
+
+    pairs: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...]
+
+
+def _arcs(classes: _Classes, edges: Sequence[_Edge], faults: Faults) -> _Arcs | None:
+    """Forward edges as they are. Backward ones are drawn as the backward pass runs or, in some files, as the forward
+    pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
+    """
+    forward: list[tuple[int, int]] = []
+    backward: list[tuple[int, int]] = []  # as the backward pass runs, turned round
     for edge in edges:
-        one, other = group_of[edge.sourceId], group_of[edge.destId]
-        if one != other and backward[edge.sourceId] == backward[edge.destId]:
-            yield (other, one) if backward[edge.sourceId] else (one, other)
+        ends = classes.of_node[edge.sourceId], classes.of_node[edge.destId]
+        if ends[0] == ends[1]:
+            continue
+        if classes.backward[edge.sourceId]:
+            backward.append((ends[1], ends[0]))
+        elif not classes.backward[edge.destId]:
+            forward.append(ends)
+    # A class of backward nodes alone has no place in the forward pass that its edges could contradict.
+    telling = [ends for ends in backward if classes.forward.issuperset(ends)]
+    circles = _circles(forward)
+    if _circles([*forward, *telling]) == circles:
+        return _Arcs((*forward, *backward), ())
+    turned = [(head, tail) for tail, head in telling]
+    if _circles([*forward, *turned]) == circles:
+        note = "the edges between backward nodes are drawn as the forward pass runs; they are taken the other way round"
+        return _Arcs((*forward, *((head, tail) for tail, head in backward)), (note,))
+    faults.at(
+        "edges",
+        "some edges between backward nodes run as the forward edges between the same classes do, others against them; "
+        "expected all against them (or all along, as some files have it)",
+    )
+    return None
 
 
-def _forward_order(
-    groups: set[int], group_of: Mapping[int, int], backward: Mapping[int, bool], edges: Sequence[_Edge]
-) -> list[int]:
-    """The groups so that every arc runs forwards. A tensor from forward to backward nodes goes along this order."""
+def _circles(arcs: Iterable[tuple[int, int]]) -> set[frozenset[int]]:
+    """What waits for itself: the strongly connected sets of more than one class."""
+    members: dict[int, set[int]] = {}
+    for v, component in strong_components(_successors(arcs)).items():
+        members.setdefault(component, set()).add(v)
+    return {frozenset(group) for group in members.values() if len(group) > 1}
+
+
+def _successors(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    successors: dict[int, list[int]] = {}
+    for tail, head in arcs:
+        successors.setdefault(tail, []).append(head)
+        successors.setdefault(head, [])
+    return successors
+
+
+def _without_circles(classes: _Classes, arcs: _Arcs) -> tuple[dict[int, int], tuple[str, ...]]:
+    """The group of each node: its class, or the classes that wait for one another; and a note on each of the latter."""
+    component = strong_components(_successors(arcs.pairs))
+    group_of = {node: component.get(own, own) for node, own in classes.of_node.items()}
+    merged: dict[int, set[int]] = {}
+    for node, own in classes.of_node.items():
+        merged.setdefault(group_of[node], set()).add(own)
+    notes = tuple(
+        f"{len(owns)} colour classes wait for one another in a circle and become one layer: those of nodes "
+        + ", ".join(str(own) for own in sorted(owns)[:_SHOWN])
+        + (", ..." if len(owns) > _SHOWN else "")
+        for owns in merged.values()
+        if len(owns) > 1
+    )
+    return group_of, notes
+
+
+def _sent_bytes(
+    nodes: Sequence[_Node], edges: Sequence[_Edge], group_of: Mapping[int, int], bytes_per_cost: float
+) -> dict[frozenset[int], tuple[float, float]]:
+    """For each set of groups what their nodes send to one another, forward and backward nodes apart.
+
+    A node pays once for its output on its own device, and once on each other device that takes it.
+    """
+    groups: dict[int, set[int]] = {}
+    cost: dict[int, float] = {}
+    for edge in edges:
+        groups.setdefault(edge.sourceId, {group_of[edge.sourceId]}).add(group_of[edge.destId])
+        cost[edge.sourceId] = edge.cost
+    sent: dict[frozenset[int], tuple[float, float]] = {}
+    for node in nodes:
+        ends = frozenset(groups.get(node.id, ()))
+        if len(ends) > 1:
+            size = cost[node.id] * bytes_per_cost
+            forward, backward = sent.get(ends, (0.0, 0.0))
+            sent[ends] = (forward, backward + size) if node.isBackwardNode else (forward + size, backward)
+    return sent
+
+
+def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """The groups so that every arc runs forwards."""
     successors: dict[int, set[int]] = {group: set() for group in sorted(groups)}
-    for tail, head in _arcs(group_of, backward, edges):
+    for tail, head in arcs:
         successors[tail].add(head)
     waiting = dict.fromkeys(successors, 0)
     for heads in successors.values():
@@ -260,24 +350,47 @@ def losses(instance: Instance) -> list[str]:
         found.append("the choice between several TMPCs of a layer")
     if any(tmpc.id != TMPC_ID or tmpc.recompute for _, tmpc in tmpcs):
         found.append(f'the ids of TMPCs (all are "{TMPC_ID}")')
+    if any(tmpc.shared_bytes for _, tmpc in tmpcs):
+        found.append("memory that replicas share out")
+    if any(tmpc.least_data_parallel_degree > 1 for _, tmpc in tmpcs):
+        found.append("the least data-parallel degrees of TMPCs")
     if any(tmpc.weights_bytes for _, tmpc in tmpcs):
         found.append("weights to synchronise (parameterSize)")
     if any(tmpc.activation_bytes for _, tmpc in tmpcs):
         found.append("memory for each microbatch in flight (memoryUsageA)")
     if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
         found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
-    sizes: dict[int, set[float]] = {}
-    for edge in instance.edges:
-        sizes.setdefault(edge.source, set()).add(edge.communication_bytes)
-    if any(len(of_source) > 1 for of_source in sizes.values()):
-        found.append("different sizes of the tensors that one layer sends")
+    if _costs(instance) is None:
+        found.append("tensors other than one that a layer sends to all layers after it, and each of these takes once")
     return found
+
+
+def _costs(instance: Instance) -> dict[int, float] | None:
+    """For each layer what its one output costs, in bytes both ways; None if there is more to the tensors than that."""
+    after: dict[int, dict[int, float]] = {layer.id: {} for layer in instance.layers}
+    for edge in instance.edges:
+        after[edge.source][edge.target] = edge.communication_bytes
+    costs: dict[int, float] = {}
+    ends_of = {frozenset((source, *heads)): source for source, heads in after.items() if heads}
+    for tensor in instance.tensors:
+        source = ends_of.get(frozenset(tensor.layers))
+        if source is None or source in costs or tensor.backward_bytes > 0.0:
+            return None
+        costs[source] = tensor.forward_bytes
+    for source, heads in after.items():
+        if any(heads.values()):
+            if len(heads) > 1 or source in costs:
+                return None
+            costs[source] = 2.0 * sum(heads.values())
+    return costs
 
 
 def to_dnn_partitioning(instance: Instance) -> dict[str, object]:
     """An instance without ``losses`` as a document: each layer a forward node of its own. Loading it gives the same
     instance, its times and sizes to within rounding."""
-    per_byte = 2.0 / (instance.bandwidth_bytes_per_s * _MS)
+    cost_bytes = _costs(instance)
+    assert cost_bytes is not None
+    per_byte = 1.0 / (instance.bandwidth_bytes_per_s * _MS)
     nodes = []
     for layer in instance.layers:
         ((tmpc,),) = layer.tmpcs.values()
@@ -295,7 +408,7 @@ def to_dnn_partitioning(instance: Instance) -> dict[str, object]:
         "mbsInBatch": instance.microbatches,
         "nodes": nodes,
         "edges": [
-            {"sourceId": edge.source, "destId": edge.target, "cost": edge.communication_bytes * per_byte}
+            {"sourceId": edge.source, "destId": edge.target, "cost": cost_bytes.get(edge.source, 0.0) * per_byte}
             for edge in instance.edges
         ],
     }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from piper_ray import limits
 from piper_ray.errors import Fault, InputError
-from piper_ray.formats import limits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,8 +29,11 @@ class _RepeatedKeys(dict[str, object]):
 
 
 def read_text(path: str) -> str:
-    """The text of a file, without its byte order mark. Raises InputError."""
+    """The text of a file, without its byte order mark. Raises InputError, also for what may never end or answer."""
     try:
+        kind = _kind_unless_file(path)
+        if kind is not None:
+            refuse(path, "", f"is {kind}: reading it could wait for ever; expected a file")
         with Path(path).open("rb") as file:
             data = file.read(limits.FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -43,6 +48,25 @@ def read_text(path: str) -> str:
     if not text.strip():
         refuse(path, "", "empty; expected a workload")
     return text
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _kind_unless_file(path: str) -> str | None:
+    """What lies at ``path`` if reading it could wait or go on for ever; None for files, and for folders: reading fails.
+
+    A pipe without a name, as the shell's <(command) makes it, has a writer at its other end and may be read.
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISFIFO(mode) and not os.path.lexists(os.path.realpath(path)):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode))
 
 
 def parse_json(source: str, text: str) -> Mapping[str, object]:
@@ -82,13 +106,13 @@ def as_document(source: str, document: object) -> Mapping[str, object]:
             faults += [
                 Fault(place.path(), f"key {shown(key)} is no printable text; expected a text")
                 for key in container
-                if not _is_printable(key)
+                if not is_printable(key)
             ]
         values = container.values() if isinstance(container, Mapping) else container
         faults += [
             Fault(place.path(), f"{quoted(value)} holds half a surrogate pair; expected Unicode text")
             for value in values
-            if isinstance(value, str) and not _is_printable(value)
+            if isinstance(value, str) and not is_printable(value)
         ]
     if faults:
         raise InputError(source, faults)
@@ -140,7 +164,7 @@ def _containers(document: Mapping[str, object]) -> Iterator[tuple[_Place, Mappin
         waiting += [(_Place(place, key, place.depth + 1), item) for key, item in reversed(inner)]
 
 
-def _is_printable(text: object) -> bool:
+def is_printable(text: object) -> bool:
     try:
         return isinstance(text, str) and text.encode() is not None
     except UnicodeEncodeError:

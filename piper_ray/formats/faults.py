@@ -33,16 +33,23 @@ _PROBLEM = {
 
 
 class Faults:
-    """The faults found so far. ``at`` adds one; ``model`` and ``value`` add what pydantic finds."""
+    """The faults found so far. ``at`` adds one; ``model`` and ``value`` add what pydantic finds.
+
+    notes: what is no fault and still worth telling, such as a figure that most likely lacks its unit.
+    """
 
     def __init__(self, found: Iterable[Fault] = ()) -> None:
         self.found: list[Fault] = list(found)
+        self.notes: list[Fault] = []
 
     def __bool__(self) -> bool:
         return bool(self.found)
 
     def at(self, path: str, message: str) -> None:
         self.found.append(Fault(path, message))
+
+    def note(self, path: str, message: str) -> None:
+        self.notes.append(Fault(path, message))
 
     def model(self, model: type[Model], value: object, path: str) -> Model | None:
         """``value`` as a ``model``; None, with the faults noted, if it is not one."""

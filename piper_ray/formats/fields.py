@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from piper_ray import limits
 from piper_ray.errors import UsageError
-from piper_ray.formats import limits
 from piper_ray.formats.faults import Faults
-from piper_ray.formats.units import parse_bytes, parse_bytes_per_s
+from piper_ray.formats.units import doubtful, parse_bytes, parse_bytes_per_s
 
 # The id that upstream gives to the TMPC that recomputes activations; every other id means that it does not.
 RECOMPUTE_ID = "activation recomp"
@@ -34,7 +35,8 @@ def _parsed(parse: Callable[[str], float]) -> Callable[[object], object]:
         try:
             return parse(value)
         except UsageError as error:
-            raise ValueError(str(error).partition(";")[0]) from None
+            problem, _, hint = str(error).partition("; expected")[0].partition("; ")
+            raise ValueError(f"{problem} ({hint})" if hint else problem) from None
 
     return convert
 
@@ -55,6 +57,8 @@ Microbatches = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), 
 Positive = Annotated[float, _POSITIVE]
 PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]
 PositiveRate = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes_per_s))]
+SizeWithUnit = Annotated[float, _POSITIVE, BeforeValidator(_parsed(partial(parse_bytes, unit_required=True)))]
+RateWithUnit = Annotated[float, _POSITIVE, BeforeValidator(_parsed(partial(parse_bytes_per_s, unit_required=True)))]
 
 
 class Open(BaseModel):
@@ -79,7 +83,7 @@ class Cluster:
     bandwidth_bytes_per_s: float | None = None
 
 
-_WORDS: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]] = {
+CLUSTER_RULES: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]] = {
     # quantity: (a plain number, a number or text with a unit, what is expected, the option that gives it)
     "devices": (TypeAdapter(Degree), TypeAdapter(Degree), DEGREE_WORDS, "--devices"),
     "microbatches": (
@@ -97,6 +101,8 @@ _WORDS: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]] = {
     ),
 }
 
+_PER_SECOND = {"memory_bytes": "", "bandwidth_bytes_per_s": "/s"}
+
 
 def read_cluster(
     given: Mapping[str, tuple[str, object]],
@@ -108,17 +114,21 @@ def read_cluster(
 ) -> Cluster:
     """K, N, M and B from ``given`` ({quantity: (path, value)}), an override in place of each that has one.
 
-    What is overridden is not looked at. ``units``: text such as "80GB" is a size. A quantity that is neither
-    given nor overridden is a fault at its entry of ``missing_paths``.
+    What is overridden is not looked at. A size that most likely lacks its unit is noted. ``units``: text such as
+    "80GB" is a size. A quantity that is neither given nor overridden is a fault at its entry of ``missing_paths``.
     """
     values: dict[str, Any] = {}
-    for quantity, (plain, with_units, expected, option) in _WORDS.items():
+    for quantity, (plain, with_units, expected, option) in CLUSTER_RULES.items():
         override = getattr(overrides, quantity)
         if override is not None:
             values[quantity] = override
         elif quantity in given:
             path, value = given[quantity]
-            values[quantity] = faults.value(with_units if units else plain, value, path, expected)
+            read = values[quantity] = faults.value(with_units if units else plain, value, path, expected)
+            if read is not None and quantity in _PER_SECOND:
+                doubt = doubtful(read, _PER_SECOND[quantity], with_units=units)
+                if doubt is not None:
+                    faults.note(path, doubt)
         else:
             faults.at(missing_paths[quantity], f"missing; expected {expected} (or give {option})")
     return Cluster(**values)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults
 
 _SHOWN_OF_CYCLE = 20
@@ -26,6 +26,14 @@ class NamedEdge:
 
     source: int
     target: int
+    path: str
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """A tensor's ends, and where the input says them."""
+
+    layers: Sequence[int]
     path: str
 
 
@@ -87,6 +95,19 @@ def check_graph(
     if cycle:
         faults.at(cycle_path, f"cycle {_cycle_text(cycle)}; expected a graph without cycles")
     return neighbours
+
+
+def check_tensors(tensors: Sequence[NamedTensor], ids: Iterable[int], faults: Faults) -> None:
+    """Note ends that are no layers, that come twice, or that are fewer than two."""
+    known = set(ids)
+    for tensor in tensors:
+        for end in dict.fromkeys(tensor.layers):
+            if end not in known:
+                faults.at(tensor.path, f"unknown layer {end}; expected the ids of layers")
+            if tensor.layers.count(end) > 1:
+                faults.at(tensor.path, f"layer {end} comes more than once; expected each layer once")
+        if len(tensor.layers) < 2:
+            faults.at(tensor.path, f"{len(tensor.layers)} layers; expected at least two")
 
 
 def find_cycle(neighbours: Neighbours) -> list[int]:

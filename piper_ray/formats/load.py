@@ -6,11 +6,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from piper_ray import arguments
 from piper_ray.errors import Fault, InputError, UsageError
-from piper_ray.formats import limits
 from piper_ray.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.formats.inflight import InFlight
@@ -48,12 +49,15 @@ def load(
     K, N, M and B in place of the input's own, which then need not be there. in_flight: of a PipeDream profile only, see
     ``InFlight``.
 
+    What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in a file, which most likely lacks its
+    unit, stands in the instance's ``notes``.
+
     Raises InputError with every fault found and its path; UsageError for arguments that make no sense.
     """
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
-    chosen = _in_flight(in_flight)
+    chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
     if isinstance(source, Mapping):
-        return _from_document("input", as_document("input", source), overrides, "", chosen, Path())
+        return _from_document("input", as_document("input", source), overrides, "", chosen, None)
     path = _path_text(source)
     text = read_text(path)
     suffix, name = Path(path).suffix.lower(), Path(path).stem.removesuffix(".graph")
@@ -68,19 +72,36 @@ def load(
 
     faults = Faults()
     instance = read_profile(text, chosen or InFlight.TWO_VERSIONS, overrides, name, faults)
-    return _checked(path, instance, faults)
+    return _checked_instance(path, instance, faults)
 
 
-def dump(instance: Instance, path: str | os.PathLike[str], form: Form | str | None = None) -> None:
+def instance_of(given: Instance | Source) -> Instance:
+    """An instance that keeps all rules, from one, or from what ``load`` takes.
+
+    Every public function that takes an instance begins with this. An instance is looked through once; those made from
+    it with ``replace`` need not be. Raises InputError with every fault found, and UsageError for anything else.
+    """
+    if isinstance(given, Instance):
+        if not given.checked:
+            from piper_ray.formats.objects import check_instance
+
+            check_instance(given)
+        return given
+    arguments.of_kind("instance", given, (str, bytes, os.PathLike, Mapping), "an Instance, or the path of an input")
+    return load(given)
+
+
+def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form | str | None = None) -> None:
     """Write ``instance`` in a ``Form``, or as the path ends: .json (Piper's), .toml (ours), .txt (PipeDream's).
 
     ``load`` gives an equal instance back: from the former two always; from PipeDream's with the same K, N, M, B, and
     from dnn-partitioning's, with times and sizes to within rounding. What would not come back is refused by name.
 
-    Raises UsageError for such a refusal, for another extension and for a file that cannot be written.
+    Raises UsageError for such a refusal, for another extension and for a file that cannot be written; InputError for an
+    instance that is not sound.
     """
-    target = _path_text(path)
-    text = _text(instance, target, _form(target, form))
+    target = arguments.location("path", path)
+    text = _text(instance_of(instance), target, _form(target, form))
     try:
         with Path(target).open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -89,12 +110,11 @@ def dump(instance: Instance, path: str | os.PathLike[str], form: Form | str | No
 
 
 def _form(target: str, given: Form | str | None) -> Form:
-    known = ", ".join(form.value for form in Form)
-    try:
-        form = FORM_OF_SUFFIX.get(Path(target).suffix.lower()) if given is None else Form(given)
-    except ValueError:
-        raise UsageError(f"{given!r} is no form; expected one of {known}") from None
+    if given is not None:
+        return arguments.choice("form", given, Form)
+    form = FORM_OF_SUFFIX.get(Path(target).suffix.lower())
     if form is None:
+        known = ", ".join(form.value for form in Form)
         raise UsageError(
             f"{target}: unknown kind of file; expected a path that ends in {', '.join(FORM_OF_SUFFIX)}, "
             f"or a form ({known})"
@@ -129,7 +149,7 @@ def _refuse_losses(target: str, what: str, losses: Sequence[str]) -> None:
         raise UsageError("\n  ".join([f"{target}: not written; {what} would lose", *losses]))
 
 
-def load_plan(source: Source, instance: Instance) -> Plan:
+def load_plan(source: Source, instance: Instance | Source) -> Plan:
     """A plan for ``instance``, from a path or a parsed document: Piper's plan JSON or what ``solve --json`` prints.
 
     Checks the document's structure only, not whether the plan keeps the rules of the problem: that is
@@ -138,6 +158,7 @@ def load_plan(source: Source, instance: Instance) -> Plan:
     from piper_ray.formats.faults import Faults
     from piper_ray.formats.plans import read_plan
 
+    instance = instance_of(instance)
     if isinstance(source, Mapping):
         path, document = "plan", as_document("plan", source)
     else:
@@ -153,8 +174,9 @@ def _from_document(
     overrides: Cluster,
     name: str,
     in_flight: InFlight | None,
-    folder: Path,
+    folder: Path | None,
 ) -> Instance:
+    """folder: of the file; None for what is in none."""
     from piper_ray.formats import dnn_partitioning, upstream, workload
     from piper_ray.formats.faults import Faults
 
@@ -162,14 +184,16 @@ def _from_document(
         raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
     faults = Faults(repeated_keys(document))
     if workload.KEYS & document.keys():
-        instance = workload.read_workload(_with_base(source, document, folder), overrides, name, faults)
+        instance = workload.read_workload(_with_base(source, document, folder or Path()), overrides, name, faults)
     elif dnn_partitioning.KEYS & document.keys():
         instance = dnn_partitioning.read_dnn_partitioning(document, overrides, name, faults)
     elif upstream.KEYS & document.keys():
         instance = upstream.read_upstream(document, overrides, name, faults)
     else:
         refuse(source, "", "not a workload; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
-    return _checked(source, instance, faults)
+    if folder is None:
+        faults.notes.clear()  # who writes a program means its figures
+    return _checked_instance(source, instance, faults)
 
 
 def _with_base(source: str, document: Mapping[str, object], folder: Path) -> Mapping[str, object]:
@@ -207,6 +231,12 @@ def _checked(source: str, read: T | None, faults: Faults) -> T:
     return read
 
 
+def _checked_instance(source: str, read: Instance | None, faults: Faults) -> Instance:
+    """With the reader's notes, and looked through as any other: what no reader may let pass is said in one place."""
+    instance = _checked(source, read, faults)
+    return instance_of(replace(instance, notes=(*instance.notes, *map(str, faults.notes))))
+
+
 def _sniff(text: str) -> str:
     """The extension that a text should have had."""
     if text.lstrip().startswith("{"):
@@ -221,44 +251,12 @@ def _path_text(path: object) -> str:
         raise UsageError(f"{type(path).__name__} is no input; expected a path or a dict") from None
 
 
-def _in_flight(given: InFlight | str | None) -> InFlight | None:
-    try:
-        return None if given is None else InFlight(given)
-    except ValueError:
-        known = ", ".join(choice.value for choice in InFlight)
-        raise UsageError(f"in_flight {given!r} is unknown; expected one of {known}") from None
-
-
 def _overrides(
     devices: int | None, microbatches: int | None, memory_bytes: float | None, bandwidth_bytes_per_s: float | None
 ) -> Cluster:
     """The arguments as a cluster. Raises UsageError for each that is out of range."""
-    counts: list[tuple[str, object, int]] = [
-        ("devices", devices, limits.DEVICES),
-        ("microbatches", microbatches, limits.MICROBATCHES),
-    ]
-    sizes: list[tuple[str, object]] = [
-        ("memory_bytes", memory_bytes),
-        ("bandwidth_bytes_per_s", bandwidth_bytes_per_s),
-    ]
-    wrong = [
-        f"{name} {value!r} is out of range; expected a whole number from 1 to {most}"
-        for name, value, most in counts
-        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most)
-    ]
-    wrong += [
-        f"{name} {value!r} is out of range; expected a finite number > 0"
-        for name, value in sizes
-        if value is not None and not (isinstance(value, (int, float)) and limits.LEAST_RATE <= value <= limits.FIGURE)
-    ]
-    if wrong:
-        raise UsageError("; ".join(wrong))
+    figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
 
     from piper_ray.formats.fields import Cluster
 
-    return Cluster(
-        devices=devices,
-        microbatches=microbatches,
-        memory_bytes=None if memory_bytes is None else float(memory_bytes),
-        bandwidth_bytes_per_s=None if bandwidth_bytes_per_s is None else float(bandwidth_bytes_per_s),
-    )
+    return Cluster(**figures)

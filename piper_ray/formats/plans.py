@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults, path_of, shown
 from piper_ray.formats.fields import DEGREE_WORDS, Degree, LayerId, Open
 from piper_ray.model import Instance

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults, quoted
 from piper_ray.formats.fields import FIGURE_WORDS, Cluster, Figure, read_cluster
 from piper_ray.formats.graph import NamedEdge, NamedId, check_graph, check_size

@@ -28,6 +28,10 @@ def losses(instance: Instance) -> list[str]:
         activation = {layer.id: _activation_bytes(x, rule) for layer in instance.layers for x in layer.tmpcs.get(1, ())}
         if any(edge.communication_bytes != activation.get(edge.source) for edge in instance.edges):
             found.append("tensors that are not of the size of their layer's activation")
+    if instance.tensors:
+        found.append("tensors that each stage sends or receives once")
+    if any(x.shared_bytes or x.least_data_parallel_degree > 1 for _, x in tmpcs):
+        found.append("memory that replicas share out, and least data-parallel degrees")
     sources = {layer.id for layer in instance.layers} - {edge.target for edge in instance.edges}
     sinks = {layer.id for layer in instance.layers} - {edge.source for edge in instance.edges}
     dropped = [

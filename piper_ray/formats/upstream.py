@@ -1,7 +1,9 @@
 """Piper's own JSON workload (https://github.com/msr-fiddle/piper), read and written.
 
 Beyond upstream's reader: both spellings of N are taken; ``edges`` and empty sync tables may be left out; a
-top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it).
+top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it). What
+upstream's model does not have is written only where it is there: a TMPC's ``memoryUsageShared`` and
+``leastDataParallelDegree``, and a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.formats.fields import (
     DEGREE_WORDS,
@@ -19,13 +21,15 @@ from piper_ray.formats.fields import (
     ID_WORDS,
     RECOMPUTE_ID,
     Cluster,
+    Degree,
     Figure,
     LayerId,
     Open,
     read_cluster,
 )
-from piper_ray.formats.graph import NamedEdge, NamedId, Neighbours, check_graph, check_size
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.formats.graph import NamedEdge, NamedId, NamedTensor, Neighbours, check_graph, check_size, check_tensors
+from piper_ray.formats.layer_rules import check_some_tmpc, check_sync_names, check_tmpc_ids
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
 
@@ -55,6 +59,14 @@ class _Tmpc(Open):
     syncTimeFw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
     syncTimeBw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
     recompute: bool | None = Field(default=None, description="true or false")
+    memoryUsageShared: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    leastDataParallelDegree: Degree = Field(default=1, description=DEGREE_WORDS)
+
+
+class _Tensor(Open):
+    nodes: list[LayerId] = Field(description="a list of the ids of layers")
+    forwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    backwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
 
 
 class _Edge(Open):
@@ -86,19 +98,30 @@ def read_upstream(document: Mapping[str, object], overrides: Cluster, name: str,
     neighbours = _read_graph(nodes, edges, faults)
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
     drawn = [faults.model(_Edge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
+    tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
     if faults:
         return None
     return Instance(
         layers=tuple(layer for layer in layers if layer is not None),
         edges=tuple(Edge(edge.sourceId, edge.destId, edge.communicationCost) for edge in drawn if edge is not None),
         name=str(title),
+        tensors=tensors,
         **vars(cluster),
     )
 
 
+def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
+    listed = _list(document, "tensors", faults) or ()
+    read = [faults.model(_Tensor, tensor, f"tensors[{index}]") for index, tensor in enumerate(listed)]
+    named = [NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
+    if not faults:  # all ids are known
+        check_tensors(named, ids, faults)
+    return tuple(Tensor(tuple(x.nodes), x.forwardBytes, x.backwardBytes) for x in read if x is not None)
+
+
 def to_upstream(instance: Instance) -> dict[str, object]:
     """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
-    return {
+    document: dict[str, object] = {
         "name": instance.name,
         "maxDevices": instance.devices,
         "maxMemoryPerDevice": instance.memory_bytes,
@@ -108,7 +131,10 @@ def to_upstream(instance: Instance) -> dict[str, object]:
             {
                 "id": layer.id,
                 "name": layer.name,
-                "TMPCs": {str(t): [_tmpc_document(tmpc) for tmpc in tmpcs] for t, tmpcs in layer.tmpcs.items()},
+                "TMPCs": {
+                    str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
+                    for t, tmpcs in layer.tmpcs.items()
+                },
             }
             for layer in instance.layers
         ],
@@ -117,20 +143,31 @@ def to_upstream(instance: Instance) -> dict[str, object]:
             for edge in instance.edges
         ],
     }
+    if instance.tensors:
+        document["tensors"] = [
+            {"nodes": list(x.layers), "forwardBytes": x.forward_bytes, "backwardBytes": x.backward_bytes}
+            for x in instance.tensors
+        ]
+    return document
 
 
-def _tmpc_document(tmpc: Tmpc) -> dict[str, object]:
+def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
+    """With a figure for every edge of the layer, as upstream's reader wants it."""
     document: dict[str, object] = {
         "id": tmpc.id,
         "timePerSample": tmpc.time_per_sample_s,
         "parameterSize": tmpc.weights_bytes,
         "memoryUsageA": tmpc.activation_bytes,
         "memoryUsageB": tmpc.fixed_bytes,
-        "syncTimeFw": {str(layer): size for layer, size in tmpc.forward_sync_bytes.items()},
-        "syncTimeBw": {str(layer): size for layer, size in tmpc.backward_sync_bytes.items()},
+        "syncTimeFw": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
+        "syncTimeBw": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},
     }
     if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
         document["recompute"] = tmpc.recompute
+    if tmpc.shared_bytes:
+        document["memoryUsageShared"] = tmpc.shared_bytes
+    if tmpc.least_data_parallel_degree > 1:
+        document["leastDataParallelDegree"] = tmpc.least_data_parallel_degree
     return document
 
 
@@ -207,24 +244,13 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
             faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
             continue
         read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
-        _check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
         if not faults and read:
             tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
-    if not any(isinstance(listed, (list, tuple)) and listed for listed in by_degree.values()):
-        faults.at(f"{path}.TMPCs", "no TMPC at all; expected at least one for some degree")
+    check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
     return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs)
-
-
-def _check_tmpc_ids(ids: Sequence[object], path: str, faults: Faults) -> None:
-    """Note each id that comes twice: a plan names a layer's TMPC by degree and id."""
-    seen: set[str] = set()
-    for tmpc_id in ids:
-        if isinstance(tmpc_id, str):
-            if tmpc_id in seen:
-                faults.at(path, f"duplicate TMPC id {quoted(tmpc_id)}; expected unique ids within a layer and degree")
-            seen.add(tmpc_id)
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:
@@ -245,6 +271,8 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         forward_sync_bytes={u: tmpc.syncTimeFw[key] for key, u in sync.forward.items()},
         backward_sync_bytes={w: tmpc.syncTimeBw[key] for key, w in sync.backward.items()},
         recompute=tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
+        shared_bytes=tmpc.memoryUsageShared,
+        least_data_parallel_degree=tmpc.leastDataParallelDegree,
     )
 
 
@@ -255,7 +283,4 @@ def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, 
     for key in edges:
         if key not in table:
             faults.at(path_of(path, key), f"missing; expected a figure for edge {arrow.format(key)}")
-    for key in table:
-        if key not in edges:
-            text = str(key)
-            faults.at(path_of(path, text), f"there is no edge {arrow.format(quoted(text))}; expected edges only")
+    check_sync_names(table, edges, path, arrow, faults)

@@ -7,9 +7,18 @@ from collections.abc import Mapping
 
 from piper_ray.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.formats.fields import Cluster, read_cluster
-from piper_ray.formats.workload_expansion import Chain, ReadType, expand
+from piper_ray.formats.workload_expansion import Chain, DrawnGraph, ReadType, expand
 from piper_ray.formats.workload_schema import KEYS as KEYS
-from piper_ray.formats.workload_schema import PREVIOUS, TABLES, DrawnEdge, Entry, GraphTable, LayerType, Row
+from piper_ray.formats.workload_schema import (
+    PREVIOUS,
+    TABLES,
+    DrawnEdge,
+    DrawnTensor,
+    Entry,
+    GraphTable,
+    LayerType,
+    Row,
+)
 from piper_ray.model import Instance
 
 _CLUSTER_KEYS = {
@@ -32,11 +41,12 @@ def read_workload(document: Mapping[str, object], overrides: Cluster, name: str,
     cluster = _read_cluster(tables["cluster"], overrides, faults)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
-    drawn = _read_edges(tables["graph"], tables["layers"], faults)
+    drawn = _read_graph(tables["graph"], tables["layers"], faults)
     graph = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
     if graph is None or faults:
         return None
-    return Instance(*graph, name=str(title), **vars(cluster))
+    layers, edges, tensors = graph
+    return Instance(layers, edges, name=str(title), tensors=tensors, **vars(cluster))
 
 
 def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:
@@ -156,18 +166,31 @@ def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, objec
                                     f"{len(sizes)} sizes; expected as many")  # fmt: skip
 
 
-def _read_edges(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> list[DrawnEdge] | None:
-    """The edges of [graph]; None, with the faults noted, if one of them cannot be drawn."""
+def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> DrawnGraph | None:
+    """What [graph] draws; None, with the faults noted, if some of it cannot be drawn."""
     if not table:
-        return []
+        return DrawnGraph((), ())
+    found_before = len(faults.found)
     graph = faults.model(GraphTable, table, "graph")
     if graph is None:
         return None
-    read = [faults.model(DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(graph.edges)]
-    edges = [edge for edge in read if edge is not None]
-    for index, edge in enumerate(read):
-        for key, label in [] if edge is None else [("from", edge.source), ("to", edge.target)]:
-            if label not in layers:
-                faults.at(f"graph.edges[{index}].{key}", f"unknown layer {quoted(label)}; expected a label of [layers]")
-    known = all(edge.source in layers and edge.target in layers for edge in edges)
-    return edges if known and len(edges) == len(read) else None
+    edges = [faults.model(DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(graph.edges)]
+    tensors = [faults.model(DrawnTensor, x, f"graph.tensors[{index}]") for index, x in enumerate(graph.tensors)]
+    named = [
+        (f"graph.edges[{index}].{key}", label)
+        for index, edge in enumerate(edges)
+        if edge is not None
+        for key, label in (("from", edge.source), ("to", edge.target))
+    ]
+    named += [
+        (f"graph.tensors[{index}].layers[{position}]", label)
+        for index, tensor in enumerate(tensors)
+        if tensor is not None
+        for position, label in enumerate(tensor.layers)
+    ]
+    for path, label in named:
+        if label not in layers:
+            faults.at(path, f"unknown layer {quoted(label)}; expected a label of [layers]")
+    if len(faults.found) > found_before:
+        return None
+    return DrawnGraph([x for x in edges if x is not None], [x for x in tensors if x is not None])

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import Faults, path_of
 from piper_ray.formats.fields import RECOMPUTE_ID
-from piper_ray.formats.graph import NamedEdge, NamedId, Neighbours, check_graph, check_size
-from piper_ray.formats.workload_schema import PREVIOUS, DrawnEdge, LayerType, Row
-from piper_ray.model import Edge, Layer, Tmpc
+from piper_ray.formats.graph import NamedEdge, NamedId, NamedTensor, Neighbours, check_graph, check_size, check_tensors
+from piper_ray.formats.workload_schema import PREVIOUS, DrawnEdge, DrawnTensor, LayerType, Row
+from piper_ray.model import Edge, Layer, Tensor, Tmpc
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,23 @@ class Chain:
         return range(self.first_id, self.first_id + self.count)
 
 
+@dataclass(frozen=True)
+class DrawnGraph:
+    """What [graph] draws beside the layers' inputs. Its labels are known."""
+
+    edges: Sequence[DrawnEdge]
+    tensors: Sequence[DrawnTensor]
+
+
 def expand(
-    chains: Sequence[Chain], drawn: Sequence[DrawnEdge], types: Mapping[str, ReadType | None], faults: Faults
-) -> tuple[tuple[Layer, ...], tuple[Edge, ...]] | None:
-    """All layers and edges, in order; None, with the faults noted, if they are no sound graph or too many.
+    chains: Sequence[Chain], drawn: DrawnGraph, types: Mapping[str, ReadType | None], faults: Faults
+) -> tuple[tuple[Layer, ...], tuple[Edge, ...], tuple[Tensor, ...]] | None:
+    """All layers, edges and tensors, in order; None, with the faults noted, if they are no sound graph or too many.
 
     ``types`` may hold None for a type with faults of its own: the graph is checked all the same.
     """
     layer_count = sum(chain.count for chain in chains)
-    edge_count = sum(chain.count * len(chain.inputs) for chain in chains) + len(drawn)
+    edge_count = sum(chain.count * len(chain.inputs) for chain in chains) + len(drawn.edges)
     if not check_size(layer_count, edge_count, faults, "layers", "layers"):
         return None
     ids = [NamedId(layer, path_of("layers", chain.label)) for chain in chains for layer in chain.layer_ids()]
@@ -60,8 +68,11 @@ def expand(
     last_id = {chain.label: chain.last_id for chain in chains}
     others = [
         NamedEdge(last_id[edge.source], last_id[edge.target], f"graph.edges[{index}]")
-        for index, edge in enumerate(drawn)
+        for index, edge in enumerate(drawn.edges)
     ]
+    ends = [[last_id[label] for label in tensor.layers] for tensor in drawn.tensors]
+    named = [NamedTensor(layers, f"graph.tensors[{index}].layers") for index, layers in enumerate(ends)]
+    check_tensors(named, [layer.id for layer in ids], faults)
     neighbours = check_graph(ids, [edge for edge, _ in inputs] + others, faults, "layers")
     kind_of = {layer: types.get(chain.type_key) for chain in chains for layer in chain.layer_ids()}
     sound = {layer: kind for layer, kind in kind_of.items() if kind is not None}
@@ -70,8 +81,11 @@ def expand(
     edges = [
         Edge(edge.source, edge.target, _at(sound[edge.target].declared.inputs, position)) for edge, position in inputs
     ]
-    edges += [Edge(edge.source, edge.target, costed.cost_bytes) for edge, costed in zip(others, drawn, strict=True)]
-    return tuple(_layers(sound, neighbours)), tuple(edges)
+    edges += [
+        Edge(edge.source, edge.target, costed.cost_bytes) for edge, costed in zip(others, drawn.edges, strict=True)
+    ]
+    tensors = (Tensor(tuple(x), t.forward, t.backward) for x, t in zip(ends, drawn.tensors, strict=True))
+    return tuple(_layers(sound, neighbours)), tuple(edges), tuple(tensors)
 
 
 def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[NamedEdge, int]]:
@@ -142,6 +156,8 @@ def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> T
         forward_sync_bytes={layer: _at(row.forward_sync, position) for position, layer in enumerate(before)},
         backward_sync_bytes={layer: _at(row.backward_sync, position) for position, layer in enumerate(after)},
         recompute=row.id == RECOMPUTE_ID if row.recompute is None else row.recompute,
+        shared_bytes=row.shared,
+        least_data_parallel_degree=row.least_data_parallel_degree,
     )
 
 

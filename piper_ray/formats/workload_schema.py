@@ -22,12 +22,17 @@
 
     [graph]                          # more edges, after those of ``inputs``; each with its own cost
     edges = [{ from = "mask", to = "head", bytes = 8192 }]
+    tensors = [{ layers = ["first", "stack", "head"], forward = "30MiB", backward = "30MiB" }]
 
 A row's ``time_s`` is p for each sample; a list is a series of measurements that the layers of the type take in turn,
 from the start again when there are more layers than figures. ``weights`` (w), ``activation`` (a), ``fixed`` (b),
+``shared`` (what the replicas of a stage share out among them),
 ``forward_sync`` (fw, one size or one for each edge that
 arrives) and ``backward_sync`` (bw, one size or one for each edge that
 leaves, in the order of the edges) are bytes, 0 if left out. ``recompute`` is true or false; left out, the id says it.
+``least_data_parallel_degree``: the row is there only in stages of so many replicas, 1 if left out. A tensor of [graph]
+names the layers that make or use it: a stage with some of these and not all sends or receives it once, ``forward``
+bytes in the forward pass and ``backward`` bytes in the backward pass; the bytes of edges are charged for each edge.
 ``continues`` makes a chain: layers of the same type follow the named one until the chain has ``length`` layers;
 "previous" is the one before in the chain, and the chain's own label stands for its last layer.
 ``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
@@ -39,7 +44,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from piper_ray.formats import limits
+from piper_ray import limits
 from piper_ray.formats.faults import MANY, ONE
 from piper_ray.formats.fields import (
     DEGREE_WORDS,
@@ -82,6 +87,8 @@ class Row(Closed):
     forward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that arrives")
     backward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that leaves")
     recompute: bool | None = Field(default=None, description="true or false")
+    shared: Size = Field(default=0.0, description=SIZE_WORDS)
+    least_data_parallel_degree: Degree = Field(default=1, description=DEGREE_WORDS)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -109,9 +116,10 @@ class Entry(Closed):
 
 
 class GraphTable(Closed):
-    """The [graph] table. Its edges are read one by one."""
+    """The [graph] table. Its edges and tensors are read one by one."""
 
-    edges: list[Any] = Field(description="a list of edges")
+    edges: list[Any] = Field(default=[], description="a list of edges")
+    tensors: list[Any] = Field(default=[], description="a list of tensors")
 
 
 class DrawnEdge(Closed):
@@ -120,3 +128,11 @@ class DrawnEdge(Closed):
     source: str = Field(alias="from", description="a label of [layers]")
     target: str = Field(alias="to", description="a label of [layers]")
     cost_bytes: Size = Field(alias="bytes", description=SIZE_WORDS)
+
+
+class DrawnTensor(Closed):
+    """A tensor with the last layers of some entries as its ends."""
+
+    layers: list[str] = Field(description="a list of labels of [layers]")
+    forward: Size = Field(default=0.0, description=SIZE_WORDS)
+    backward: Size = Field(default=0.0, description=SIZE_WORDS)

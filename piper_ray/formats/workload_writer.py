@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from piper_ray.formats.fields import RECOMPUTE_ID
 from piper_ray.formats.workload_schema import PREVIOUS
-from piper_ray.model import Instance, Layer, Tmpc
+from piper_ray.model import Instance, Layer, Tensor, Tmpc
 
 Sizes = float | tuple[float, ...]
 
@@ -33,20 +33,27 @@ def to_toml(instance: Instance) -> str:
     ]
     for kind in dict.fromkeys(types.values()):
         lines += ["", *kind.lines()]
-    lines += ["", "[layers]", *_entries(instance, graph, types)]
+    spans = list(_spans([layer.id for layer in instance.layers], graph, types))
+    label_of = {span.ids[-1]: span.label for span in spans}
+    lines += ["", "[layers]", *_entries(spans, label_of, graph, types)]
+    if instance.tensors or not graph.grouped:
+        lines += ["", "[graph]"]
     if not graph.grouped:
-        lines += ["", "[graph]", "edges = ["]
+        lines += ["edges = ["]
         lines += [
             f'  {{ from = "{edge.source}", to = "{edge.target}", bytes = {_number(edge.communication_bytes)} }},'
             for edge in instance.edges
         ]
         lines += ["]"]
+    if instance.tensors:
+        lines += ["tensors = [", *(f"  {_tensor(tensor, label_of)}," for tensor in instance.tensors), "]"]
     return "\n".join(lines) + "\n"
 
 
 class _Graph:
     """Neighbours in the order of the edges.
 
+    tensor_ends: layers that a tensor names; so they need a label of their own.
     grouped: the edges come in the order of the layers that they go to, so that ``inputs`` can say them all;
     otherwise they are listed one by one.
     """
@@ -59,6 +66,7 @@ class _Graph:
             self.predecessors[edge.target].append(edge.source)
             self.successors[edge.source].append(edge.target)
             self.costs_bytes[edge.target].append(edge.communication_bytes)
+        self.tensor_ends = {layer for tensor in instance.tensors for layer in tensor.layers}
         by_target = [(source, layer.id) for layer in instance.layers for source in self.predecessors[layer.id]]
         self.grouped = by_target == [(edge.source, edge.target) for edge in instance.edges]
 
@@ -75,6 +83,8 @@ class _Figures:
     weights_bytes: float
     activation_bytes: float
     fixed_bytes: float
+    shared_bytes: float
+    least_data_parallel_degree: int
     forward_sync_bytes: Sizes
     backward_sync_bytes: Sizes
     recompute: bool
@@ -132,8 +142,10 @@ def _figures(tmpc: Tmpc, layer: int, graph: _Graph) -> _Figures:
         weights_bytes=tmpc.weights_bytes,
         activation_bytes=tmpc.activation_bytes,
         fixed_bytes=tmpc.fixed_bytes,
-        forward_sync_bytes=_common([tmpc.forward_sync_bytes[u] for u in graph.predecessors[layer]]),
-        backward_sync_bytes=_common([tmpc.backward_sync_bytes[w] for w in graph.successors[layer]]),
+        shared_bytes=tmpc.shared_bytes,
+        least_data_parallel_degree=tmpc.least_data_parallel_degree,
+        forward_sync_bytes=_common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]]),
+        backward_sync_bytes=_common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]]),
         recompute=tmpc.recompute,
     )
 
@@ -163,9 +175,16 @@ class _Span:
         return str(self.ids[0]) if self.head is None else f"{self.ids[0]}-{self.ids[-1]}"
 
 
-def _entries(instance: Instance, graph: _Graph, types: Mapping[int, _Type]) -> Iterator[str]:
-    spans = list(_spans([layer.id for layer in instance.layers], graph, types))
-    label_of = {span.ids[-1]: span.label for span in spans}
+def _tensor(tensor: Tensor, label_of: Mapping[int, str]) -> str:
+    parts = [f"layers = [{', '.join(_text(label_of[layer]) for layer in tensor.layers)}]"]
+    for key, size in (("forward", tensor.forward_bytes), ("backward", tensor.backward_bytes)):
+        parts += [f"{key} = {_number(size)}"] if size else []
+    return f"{{ {', '.join(parts)} }}"
+
+
+def _entries(
+    spans: Sequence[_Span], label_of: Mapping[int, str], graph: _Graph, types: Mapping[int, _Type]
+) -> Iterator[str]:
     length_of: dict[int, int] = {}  # of the chain that ends with this layer
     expected_id = 0
     for span in spans:
@@ -203,14 +222,14 @@ def _spans(ids: Sequence[int], graph: _Graph, types: Mapping[int, _Type]) -> Ite
 
 def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types: Mapping[int, _Type]) -> int:
     """How many layers from ``start`` on continue ``head``: of its type, with its ids going up by one, each fed by the
-    one before and otherwise by the same layers, and feeding none but the next."""
+    one before and otherwise by the same layers, and feeding none but the next; no tensor ends but at the last."""
     pattern = [None if source == head else source for source in graph.inputs(ids[start])]
     end = start + 1
     while end < len(ids):
         before, layer = ids[end - 1], ids[end]
         inputs = [None if source == before else source for source in graph.inputs(layer)]
         alike = layer == before + 1 and types[layer] is types[head] and inputs == pattern
-        if not alike or graph.successors[before] != [layer]:
+        if not alike or graph.successors[before] != [layer] or before in graph.tensor_ends:
             break
         end += 1
     return end - start
@@ -224,11 +243,14 @@ def _row(ts: Sequence[int], figures: _Figures, times: Sequence[float]) -> Iterat
         ("weights", figures.weights_bytes),
         ("activation", figures.activation_bytes),
         ("fixed", figures.fixed_bytes),
+        ("shared", figures.shared_bytes),
         ("forward_sync", figures.forward_sync_bytes),
         ("backward_sync", figures.backward_sync_bytes),
     ]:
         if sizes != 0.0:
             yield f"{key} = {_sizes(sizes)}"
+    if figures.least_data_parallel_degree > 1:
+        yield f"least_data_parallel_degree = {figures.least_data_parallel_degree}"
     if figures.recompute != (figures.id == RECOMPUTE_ID):
         yield f"recompute = {str(figures.recompute).lower()}"
 

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
 
+from piper_ray import arguments
 from piper_ray.backends.local import LocalBackend
 from piper_ray.errors import UsageError
 from piper_ray.evaluate import evaluate
+from piper_ray.formats.load import Source, instance_of
 from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.curve_search import CurveSearch
 from piper_ray.frontiers.listed import is_compiled
 from piper_ray.frontiers.points import FrontierPoint, FrontierStats, points_of
 from piper_ray.frontiers.preparation import CurvePreparation
 from piper_ray.frontiers.progress import FrontierListener, silent
+from piper_ray.frontiers.ranges import parse_numbers
 from piper_ray.infeasibility import layer_without_choice
 from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
+from piper_ray.options import Contract, SolveOptions
 from piper_ray.plan import Plan
 from piper_ray.planning import build_plan
 from piper_ray.preparation import Outline
-from piper_ray.progress import Compiling, StepFinished
+from piper_ray.progress import Compiling, Note, StepFinished
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, SolveStats, Status
 from piper_ray.threshold import evaluate_threshold
+
+Numbers = Iterable[int] | str
+"""Rising, or a text such as "8..64" or "8,16,32"."""
 
 
 class Frontier:
@@ -79,10 +85,10 @@ class Frontier:
         """{K: least time per sample in s}; None where no plan fits, or none is known."""
         return {point.devices: point.time_per_sample for point in self.points()}
 
-    def by_budget(self, budgets: Sequence[int] | None = None) -> dict[int, float | None]:
+    def by_budget(self, budgets: Numbers | None = None) -> dict[int, float | None]:
         """{bound on the sum of data-parallel degrees: least time per sample in s} on all devices of the instance.
 
-        budgets: rising; every bound up to min(N, K) if not given. Found at the first call.
+        budgets: rising, or a text such as "8..64"; every bound up to min(N, K) if not given. Found at the first call.
         """
         return {point.data_parallel_budget: point.time_per_sample for point in self.budget_points(budgets)}
 
@@ -91,10 +97,10 @@ class Frontier:
         limit = self.instance.microbatches
         return points_of(self._devices, [(int(k), min(int(k), limit)) for k in self._devices.positions])
 
-    def budget_points(self, budgets: Sequence[int] | None = None) -> tuple[FrontierPoint, ...]:
+    def budget_points(self, budgets: Numbers | None = None) -> tuple[FrontierPoint, ...]:
         """By rising bound on the sum of data-parallel degrees. Raises UsageError for bounds above min(N, K)."""
         limit = self.instance.data_parallel_limit
-        wanted = rising(range(1, limit + 1) if budgets is None else budgets, "a bound on the sum of d")
+        wanted = rising(range(1, limit + 1) if budgets is None else budgets, "budgets", "a bound on the sum of d")
         if wanted[-1] > limit:
             raise UsageError(f"no plan's data-parallel degrees may sum to more than min(N, K) = {limit}")
         if wanted not in self._budgets:
@@ -107,7 +113,10 @@ class Frontier:
         One evaluation, at the first call for each step. None where no plan is known. Raises UsageError for a number of
         devices that was not asked for.
         """
-        curve = self._devices
+        wanted = arguments.whole(devices)
+        if wanted is None:
+            raise UsageError(f"devices must be a whole number, not {arguments.shown(devices)}")
+        devices, curve = wanted, self._devices
         index = int(np.searchsorted(curve.positions, devices))
         if index == curve.positions.size or curve.positions[index] != devices:
             raise UsageError(f"the frontier was not asked for {devices} devices")
@@ -189,27 +198,45 @@ class Frontier:
 
 
 def frontier(
-    instance: Instance,
+    instance: Instance | Source,
     *,
-    devices: Sequence[int] | None = None,
+    devices: Numbers | None = None,
     restrictions: Restrictions = Restrictions(),
     options: SolveOptions = SolveOptions(),
     listener: FrontierListener = silent,
 ) -> Frontier:
     """The optimum for every number of devices: 1 .. ``instance.devices``, or the rising numbers ``devices``.
 
-    A limit or an interrupt ends it with what is known until then. Raises LimitError if the lattice does not fit, and
-    UsageError for numbers of devices that make no sense or for ``options.resume``, which a frontier does not know.
+    instance: may be what ``load`` takes, such as a path. devices: may be a text as on the command line, "8..64" or
+    "8..64:8". A limit or an interrupt ends it with what is known until then.
+
+    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound, and
+    UsageError for arguments that make no sense, and for ``options.resume`` and ``contract=OPERATORS``, which a frontier
+    does not know.
     """
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    arguments.of_kind("options", options, SolveOptions, "SolveOptions")
+    arguments.function("listener", listener)
     if options.resume is not None:
         raise UsageError("a frontier cannot be resumed: leave out options.resume")
-    wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "a number of devices")
+    if options.contract is not Contract.SAFE:
+        raise UsageError(
+            f"a frontier plans single layers: leave out contract={options.contract.value!r}, or solve with it for each "
+            "number of devices"
+        )
+    given, instance = instance, instance_of(instance)
+    if given is not instance:
+        for note in instance.notes:
+            listener(Note(note))
+    wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
     return Frontier(instance.replace(devices=wanted[-1]), wanted, restrictions, options, listener)
 
 
-def rising(numbers: Sequence[int], what: str) -> tuple[int, ...]:
-    """Raises UsageError unless there are some, positive and strictly rising."""
-    found = tuple(int(number) for number in numbers)
+def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
+    """Raises UsageError unless there are some, positive and strictly rising; a text is read as on the command line."""
+    if isinstance(numbers, str):
+        return parse_numbers(numbers, name)
+    found = arguments.whole_numbers(name, numbers)
     if not found:
         raise UsageError(f"expected {what} at least")
     if found[0] < 1 or any(later <= earlier for earlier, later in pairwise(found)):

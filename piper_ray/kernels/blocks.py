@@ -60,6 +60,8 @@ def _open(block: int, cost: int, device_cost: int, lattice: LatticeArrays, block
         blocks.resync_s[block, r] = -np.inf
         blocks.least_a[block, r] = -np.inf
         blocks.least_b[block, r] = -np.inf
+        if blocks.least_shared.shape[0] > 0:
+            blocks.least_shared[block, r] = -np.inf
         blocks.missing[block, r] = 0
 
 
@@ -76,11 +78,16 @@ def _widen(
         blocks.resync_s[block, r] = max(blocks.resync_s[block, r], costs.resync_s[i, r])
         blocks.least_a[block, r] = max(blocks.least_a[block, r], costs.least_a[i, r])
         blocks.least_b[block, r] = max(blocks.least_b[block, r], costs.least_b[i, r])
+        if blocks.least_shared.shape[0] > 0:
+            blocks.least_shared[block, r] = max(blocks.least_shared[block, r], costs.least_shared[i, r])
         blocks.missing[block, r] = max(blocks.missing[block, r], costs.missing[i, r])
 
 
-def empty_blocks(capacity: int, levels: int, downsets: int, words: int, variants: int) -> BlockArrays:
+def empty_blocks(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> BlockArrays:
     """Room for ``capacity`` blocks."""
+    downsets, words = lattice.bits.shape
+    levels, variants = lattice.level_start.size - 1, costs.missing.shape[1]
+    sharing = costs.least_shared.shape[0] > 0
     return BlockArrays(
         np.zeros(1, np.int64),
         np.full(levels, 2**62, np.int64),
@@ -95,5 +102,6 @@ def empty_blocks(capacity: int, levels: int, downsets: int, words: int, variants
         np.empty((capacity, variants)),
         np.empty((capacity, variants)),
         np.empty((capacity, variants)),
+        np.empty((capacity if sharing else 0, variants)),
         np.empty((capacity, variants), np.int64),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.kernels.jit import leaf_kernel
-from piper_ray.kernels.types import BitArray, IndexArray
+from piper_ray.kernels.jit import inlined_kernel, leaf_kernel
+from piper_ray.kernels.types import BitArray, ClusterArrays, IndexArray
 
 _GUARD = 1e-9
 
@@ -29,15 +29,53 @@ def first_divisor_by_time(
     return int(divisor_at_least[np.int64(least)])
 
 
-@leaf_kernel
+@inlined_kernel
 def first_divisor_by_memory(
+    a_bytes: float, b_bytes: float, shared_bytes: float, later_sum: int, cluster: ClusterArrays
+) -> int:
+    """Index of the first divisor d with a * y + b + shared / d <= M for y = ceil((later_sum + d) / d), which is
+    1 + ceil(later_sum / d).
+
+    ``later_sum`` is the sum of data-parallel degrees of the stages behind. The number of divisors if there is none.
+    Errs towards the smaller.
+    """
+    first = _first_divisor_by_activations(
+        a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, cluster.divisors.size
+    )
+    if shared_bytes > 0.0:
+        first = _first_divisor_by_shares(
+            first, a_bytes, b_bytes, shared_bytes, cluster.memory_bytes, later_sum, cluster.divisors
+        )
+    return first
+
+
+@leaf_kernel
+def _first_divisor_by_shares(
+    first: int,
+    a_bytes: float,
+    b_bytes: float,
+    shared_bytes: float,
+    memory_bytes: float,
+    later_sum: int,
+    divisors: IndexArray,
+) -> int:
+    """From ``first`` on, by bisection: neither y nor what is shared grows with d."""
+    low, high = first, divisors.size
+    while low < high:
+        middle = (low + high) >> 1
+        d = divisors[middle]
+        if a_bytes * in_flight(later_sum, d) + b_bytes + shared_bytes / d <= memory_bytes * (1.0 + _GUARD):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@leaf_kernel
+def _first_divisor_by_activations(
     a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
 ) -> int:
-    """Index of the first divisor d with a * y + b <= M for y = ceil((later_sum + d) / d) = 1 + ceil(later_sum / d).
-
-    ``later_sum`` is the sum of data-parallel degrees of the stages behind. ``divisors`` if there is none. Errs
-    towards the smaller.
-    """
+    """The same where nothing is shared, by a formula."""
     room_bytes = memory_bytes - b_bytes
     if room_bytes < a_bytes * (1.0 + later_sum) or a_bytes <= 0.0:
         if room_bytes < a_bytes or room_bytes < 0.0:
@@ -61,9 +99,29 @@ def in_flight(later_sum: int, d: int) -> int:
 
 
 @leaf_kernel
+def meets(one: BitArray, other: BitArray) -> bool:
+    """Whether two bit sets have a member in common."""
+    for word in range(one.size):
+        if one[word] & other[word] != 0:
+            return True
+    return False
+
+
+@leaf_kernel
 def is_subset(small: BitArray, large: BitArray) -> bool:
     """Of two bit sets."""
     for word in range(small.size):
         if small[word] & ~large[word] != 0:
             return False
     return True
+
+
+@leaf_kernel
+def bit_position(power_of_two: np.uint64) -> int:
+    """log2 of a power of two, by binary search over the halves."""
+    position = 0
+    for shift in (32, 16, 8, 4, 2, 1):
+        if power_of_two >> np.uint64(shift):
+            power_of_two >>= np.uint64(shift)
+            position += shift
+    return position

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.kernels.bounds import bit_position
 from piper_ray.kernels.jit import leaf_kernel
 from piper_ray.kernels.types import BitArray, IndexArray
 
@@ -48,7 +49,7 @@ def enumerate_downsets(
                 while rest != 0:
                     low = rest & (~rest + np.uint64(1))
                     rest ^= low
-                    v = word * 64 + _bit_position(low)
+                    v = word * 64 + bit_position(low)
                     if count == parent.size:
                         return -1
                     for w in range(words):
@@ -70,14 +71,3 @@ def enumerate_downsets(
                     count += 1
         level_start[level + 2] = count
     return count
-
-
-@leaf_kernel
-def _bit_position(power_of_two: np.uint64) -> int:
-    """log2 of a power of two, by binary search over the halves."""
-    position = 0
-    for shift in (32, 16, 8, 4, 2, 1):
-        if power_of_two >> np.uint64(shift):
-            power_of_two >>= np.uint64(shift)
-            position += shift
-    return position

@@ -91,15 +91,13 @@ def find_first_stage(
         for r in range(options.degree.size):
             if costs.missing[i, r] > costs.missing[j, r]:
                 continue
-            work_s = (
-                costs.need_s[i, r] - costs.cap_s[j, r] - jumping_s(i, r, lattice.bits, j, lattice, costs.edge_both_s)
-            )
+            work_s = costs.need_s[i, r] - costs.cap_s[j, r] - jumping_s(i, r, lattice.bits, j, lattice, costs)
             resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
             for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
                 d = total - fronts.data_parallel_sum[state]
                 if d < 1 or fronts.cost[state] + target.stage_cost + options.degree[r] * d * target.device_cost != cost:
                     continue
-                if not np.any(cluster.divisors == d):
+                if not np.any(cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]] == d):
                     continue
                 y = in_flight(fronts.data_parallel_sum[state], d)
                 if stage_fits(i, j, r, d, y, work_s, resync_s, tables, target.threshold_s, cache) == YES:

@@ -67,8 +67,10 @@ def leaf_kernel(function: _Function) -> _Function:
 
 
 def inlined_kernel(function: _Function) -> _Function:
-    """A leaf written into its callers: passing records of arrays costs more than what it does."""
-    return _compiled(function, _nrt=False, inline="always")
+    """A leaf that LLVM merges into its callers: a call passes records array by array, some five hundred words, which
+    costs more than a short run of it does.
+    """
+    return _compiled(function, _nrt=False, forceinline=True)
 
 
 def _compiled(function: _Function, **flags: bool | str) -> _Function:

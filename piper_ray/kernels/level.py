@@ -10,9 +10,9 @@ import numpy as np
 
 from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
 from piper_ray.kernels.front import insert, is_dominated
-from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.kernels.jit import inlined_kernel, kernel
 from piper_ray.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_blocks, refine
-from piper_ray.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, fill_slot, quick_fit, slot_of
+from piper_ray.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
 from piper_ray.kernels.types import (
     BlockArrays,
     FrontArrays,
@@ -47,21 +47,24 @@ def stage_fits(
     lattice, costs, options, cluster = tables
     budget_s = threshold_s * d
     used_s = work_s + (d - 1) * resync_s
+    sharing = costs.least_shared.shape[0] > 0
     least_bytes = (costs.least_a[i, r] - costs.least_a[j, r]) * y + costs.least_b[i, r] - costs.least_b[j, r]
+    if sharing:
+        least_bytes += (costs.least_shared[i, r] - costs.least_shared[j, r]) / d
     if used_s > budget_s or least_bytes > cluster.memory_bytes:
         return NO
     # Where weights or charges depend on the choice, what follows takes the least of them: it may only rule out.
     fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
+    if sharing:
+        fast_bytes += (costs.fast_shared[i, r] - costs.fast_shared[j, r]) / d
     fits = YES
     if fast_bytes > cluster.memory_bytes:
-        slot = slot_of(r, y)
-        if cache.y[slot] != y:
-            fill_slot(cache, options, r, y)
+        slot = steps_slot(cache, options, r, d, y)
         excess_bytes = fast_bytes - cluster.memory_bytes
         fits = quick_fit(i, j, lattice.bits, options.class_bits, cache, slot, excess_bytes, budget_s - used_s)
     if fits == NO or (fits == YES and options.uniform[r] == 1):
         return fits
-    return exact_fit(i, j, lattice, options, r, d, y, cluster.memory_bytes, budget_s)
+    return exact_fit(i, j, tables, r, d, y, budget_s)
 
 
 @inlined_kernel
@@ -85,10 +88,13 @@ def _extend(
     _, costs, options, cluster = tables
     divisors, fits_upto, fails_from = cluster.divisors, scratch.fits_upto, scratch.fails_from
     resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
+    end = cluster.end_divisor[r]
     by_time = first_divisor_by_time(work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size)
-    if by_time == divisors.size:
+    by_time = max(by_time, cluster.first_divisor[r])
+    if by_time >= end:
         return size
     a_bytes, b_bytes = costs.least_a[i, r] - costs.least_a[j, r], costs.least_b[i, r] - costs.least_b[j, r]
+    shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r] if costs.least_shared.shape[0] > 0 else 0.0
     sum_limit = target.data_parallel_limit[i]
     # The largest cost within the device limit, whatever its stages.
     cost_limit = (target.device_limit[i] + 1) * target.device_cost - 1
@@ -109,15 +115,13 @@ def _extend(
             above += 1
         if above > 0 and scratch.front_cost[above - 1] <= cost:
             continue
-        start = first_divisor_by_memory(
-            a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, divisors.size
-        )
+        start = first_divisor_by_memory(a_bytes, b_bytes, shared_bytes, later_sum, cluster)
         if fresh:
             # What is known of y for each divisor in this stage: memory grows with y.
             fits_upto[:] = 0
             fails_from[:] = UNREACHABLE
             fresh = False
-        for index in range(max(by_time, start), divisors.size):
+        for index in range(max(by_time, start), end):
             d = divisors[index]
             cost = base_cost + per_replica * d
             total = later_sum + d
@@ -145,7 +149,7 @@ def _extend(
     return size
 
 
-@leaf_kernel
+@inlined_kernel
 def _evaluate_downset(
     i: int,
     tables: Tables,
@@ -181,6 +185,8 @@ def _evaluate_downset(
             ):
                 scratch.near_block[chosen] = scratch.open_block[at]
                 chosen += 1
+        if chosen == 0:
+            continue
         kept = refine(i, chosen, tables, target, blocks, scratch)
         for at in range(kept):
             if is_dominated(scratch.front_cost, scratch.front_sum, size, scratch.near_cost[at], scratch.near_sum[at]):
@@ -201,7 +207,7 @@ def _evaluate_downset(
                         continue
                     work_s = costs.need_s[i, r] - costs.cap_s[j, r]
                     if scratch.near_touch[at] != 0:
-                        work_s -= jumping_s(i, r, bits, j, lattice, costs.edge_both_s)
+                        work_s -= jumping_s(i, r, bits, j, lattice, costs)
                     size = _extend(i, j, r, size, work_s, tables, target, fronts, cache, scratch, tested)
     return size
 

@@ -6,22 +6,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.kernels.jit import kernel, leaf_kernel
+from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.kernels.knapsack import TOO_HARD, hull_steps, least_cost
-from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, OptionArrays
+from piper_ray.kernels.types import BitArray, CostArrays, FloatArray, IndexArray, LatticeArrays, OptionArrays, Tables
 
 NO, YES, UNKNOWN = 0, 1, 2
 _SLOTS = 1024
 
 
 class StepCache(NamedTuple):
-    """Hull steps of all classes for recently used (variant, y): slot r * 1024 + y % 1024. Private to one thread;
-    good for every evaluation of one problem, whatever the threshold.
+    """Hull steps of all classes for recently used (variant, d, y). Private to one thread; good for every evaluation of
+    one problem, whatever the threshold.
 
-    Steps say what one vertex of a class saves by moving to its next option, best ratio first.
+    Steps say what one vertex of a class saves by moving to its next option, best ratio first. They depend on d only
+    where options differ in what replicas share out; elsewhere d is kept as 0.
     """
 
     y: IndexArray  # int64[slots]: the y that the slot holds; 0 if none
+    d: IndexArray  # int64[slots]
     steps: IndexArray  # int64[slots]: how many
     step_class: IndexArray  # int64[slots, steps]
     step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
@@ -41,6 +43,7 @@ def make_step_cache(options: OptionArrays) -> StepCache:
     return StepCache(
         np.zeros(slots, np.int64),
         np.zeros(slots, np.int64),
+        np.zeros(slots, np.int64),
         np.empty((slots, most), np.int64),
         np.empty((slots, most), np.int64),
         np.empty((slots, most)),
@@ -48,16 +51,18 @@ def make_step_cache(options: OptionArrays) -> StepCache:
     )
 
 
-@leaf_kernel
-def slot_of(r: int, y: int) -> int:
-    """Where the steps of (r, y) belong."""
-    return r * _SLOTS + y % _SLOTS
+@inlined_kernel
+def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) -> int:
+    """The slot that holds the steps of (r, d, y), filled if need be."""
+    of_degree = d if options.choices_share[r] == 1 else 0
+    slot = r * _SLOTS + (y + 31 * of_degree) % _SLOTS
+    if cache.y[slot] != y or cache.d[slot] != of_degree:
+        _fill_slot(cache, options, slot, r, of_degree, y)
+    return slot
 
 
 @kernel
-def fill_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> None:
-    """Puts the steps of (r, y) into their slot."""
-    slot = slot_of(r, y)
+def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
     first, last = options.class_start[r], options.class_start[r + 1]
     classes = last - first
     start = np.zeros(classes + 1, np.int64)
@@ -73,8 +78,10 @@ def fill_slot(cache: StepCache, options: OptionArrays, r: int, y: int) -> None:
             choice = options.choice_start[first + c] + o - start[c] - 1
             cost[o] = options.choice_p_s[choice]
             memory[o] = options.choice_a[choice] * y + options.choice_b[choice]
+            if d > 0:
+                memory[o] += options.choice_shared[choice] / d
     reached, extra, saved = hull_steps(start, cost, memory, start[:classes])
-    cache.y[slot] = y
+    cache.y[slot], cache.d[slot] = y, d
     cache.steps[slot] = reached.size
     for k in range(reached.size):
         cache.step_class[slot, k] = owner[reached[k]]
@@ -96,7 +103,7 @@ def quick_fit(
 ) -> int:
     """Whether the stage I \\ J of a uniform variant can save ``excess_bytes`` in ``budget_s`` more work.
 
-    ``slot`` holds the steps of the stage's (variant, y). Counts start from every vertex at its fastest option, whose
+    ``slot`` holds the steps of the stage's (variant, d, y). Counts start from every vertex at its fastest option, whose
     memory exceeds the limit by ``excess_bytes`` > 0. Decides by the LP relaxation over classes and by rounding it up;
     UNKNOWN if the two disagree.
     """
@@ -139,15 +146,13 @@ def _contains(row: BitArray, v: int) -> bool:
 
 @kernel
 def stage_items(
-    inner: BitArray,
-    outer: BitArray,
-    lattice: LatticeArrays,
-    options: OptionArrays,
-    r: int,
-    d: int,
-    y: int,
+    inner: BitArray, outer: BitArray, tables: Tables, r: int, d: int, y: int
 ) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
-    """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage."""
+    """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage.
+
+    What the stage pays for tensors, whatever it chooses, is in the costs of its first vertex.
+    """
+    lattice, options = tables.lattice, tables.options
     size, width = 0, 0
     for v in range(options.in_start.size - 1):
         if _contains(outer, v) and not _contains(inner, v):
@@ -174,32 +179,43 @@ def stage_items(
                     total += options.charge_s[charge]
                 charge += 1
             cost[at] = total
-            memory[at] = options.option_a[o] * y + options.option_b[o]
+            memory[at] = options.option_a[o] * y + options.option_b[o] + options.option_shared[o] / d
             at += 1
         k += 1
         start[k] = at
+    if size > 0 and lattice.tensor_bits.shape[0] > 0:
+        cost[: start[1]] += cut_tensors_s(inner, outer, lattice, tables.costs)
     return vertices, start, cost, memory
 
 
+@leaf_kernel
+def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, costs: CostArrays) -> float:
+    """What the stage pays for tensors with ends in it and outside."""
+    total_s = 0.0
+    for tensor in range(lattice.tensor_bits.shape[0]):
+        inside, outside = False, False
+        for word in range(outer.size):
+            ends = lattice.tensor_bits[tensor, word]
+            of_stage = ends & outer[word] & ~inner[word]
+            if of_stage != 0:
+                inside = True
+            if of_stage != ends:
+                outside = True
+        if inside and outside:
+            total_s += 0.5 * costs.both_s[0, lattice.edge_tail.size + tensor]
+    return total_s
+
+
 @kernel
-def exact_fit(
-    i: int,
-    j: int,
-    lattice: LatticeArrays,
-    options: OptionArrays,
-    r: int,
-    d: int,
-    y: int,
-    memory_bytes: float,
-    budget_s: float,
-) -> int:
-    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and ``memory_bytes``.
+def exact_fit(i: int, j: int, tables: Tables, r: int, d: int, y: int, budget_s: float) -> int:
+    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and the memory there is.
 
     UNKNOWN if there are too many partial choices to tell.
     """
-    vertices, start, cost, memory = stage_items(lattice.bits[j], lattice.bits[i], lattice, options, r, d, y)
+    bits = tables.lattice.bits
+    vertices, start, cost, memory = stage_items(bits[j], bits[i], tables, r, d, y)
     choice = np.empty(vertices.size, np.int64)
-    found = least_cost(start, cost, memory, memory_bytes, budget_s, True, choice)
+    found = least_cost(start, cost, memory, tables.cluster.memory_bytes, budget_s, True, choice)
     if found == TOO_HARD:
         return UNKNOWN
     return YES if found <= budget_s else NO

@@ -14,7 +14,7 @@ from piper_ray.kernels.bounds import is_subset
 from piper_ray.kernels.jit import kernel, leaf_kernel
 from piper_ray.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.kernels.scan import jumping_s
-from piper_ray.kernels.selection import StepCache, fill_slot, slot_of, stage_items
+from piper_ray.kernels.selection import StepCache, stage_items, steps_slot
 from piper_ray.kernels.types import BitArray, FloatArray, IndexArray, Tables
 
 _UNKNOWN = -1.0
@@ -63,7 +63,7 @@ def list_stages(tables: Tables, count: int) -> StageArrays:
             for r in range(variants):
                 if costs.missing[i, r] == costs.missing[j, r]:
                     least_s = costs.need_s[i, r] - costs.cap_s[j, r]
-                    work_s[at, r] = least_s - jumping_s(i, r, lattice.bits, j, lattice, costs.edge_both_s)
+                    work_s[at, r] = least_s - jumping_s(i, r, lattice.bits, j, lattice, costs)
             at += 1
         start[i + 1] = at
     return StageArrays(start, inner, work_s)
@@ -84,27 +84,29 @@ def choice_slot(
     First come the LP relaxation over classes of equal choices, from below, and its rounding, from above.
     """
     options, divisors = tables.options, tables.cluster.divisors.size
-    # Where weights and charges do not depend on the choice, neither does its extra time on d.
-    of_degree = 0 if options.uniform[r] == 1 else index
+    # Its extra time is the same at each d where weights and charges do not depend on the choice and nothing is shared.
+    sharing = tables.costs.fast_shared.shape[0] > 0
+    of_degree = index if options.uniform[r] == 0 or sharing else 0
     key = ((np.int64(stage) * options.degree.size + r) * divisors + of_degree) * (2**20) + y
     slot = ((key * np.int64(-7046029254386353131)) >> 20) & (cache.key.size - 1)
     if cache.key[slot] != key:
         cache.key[slot] = key
-        cache.low_s[slot], cache.high_s[slot] = _relaxed(i, j, r, y, tables, steps)
+        cache.low_s[slot], cache.high_s[slot] = _relaxed(i, j, r, index, y, tables, steps)
     return int(slot)
 
 
 @leaf_kernel
-def _relaxed(i: int, j: int, r: int, y: int, tables: Tables, steps: StepCache) -> tuple[float, float]:
+def _relaxed(i: int, j: int, r: int, index: int, y: int, tables: Tables, steps: StepCache) -> tuple[float, float]:
     lattice, costs, options, cluster = tables
     bits = lattice.bits
+    d = cluster.divisors[index]
     excess_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
+    if costs.fast_shared.shape[0] > 0:
+        excess_bytes += (costs.fast_shared[i, r] - costs.fast_shared[j, r]) / d
     excess_bytes -= cluster.memory_bytes
     if excess_bytes <= 0.0:
         return 0.0, 0.0 if options.uniform[r] == 1 else np.inf
-    slot = slot_of(r, y)
-    if steps.y[slot] != y:
-        fill_slot(steps, options, r, y)
+    slot = steps_slot(steps, options, r, d, y)
     spent_s = 0.0
     for k in range(steps.steps[slot]):
         v = steps.step_vertex[slot, k]
@@ -146,9 +148,8 @@ def settle_choice(
 
     used_s: the stage's work and resynchronisation at this d on one device, without the extra time.
     """
-    lattice, options, cluster = tables.lattice, tables.options, tables.cluster
-    d = cluster.divisors[index]
-    vertices, start, cost, memory = stage_items(lattice.bits[j], lattice.bits[i], lattice, options, r, d, y)
+    bits, cluster = tables.lattice.bits, tables.cluster
+    vertices, start, cost, memory = stage_items(bits[j], bits[i], tables, r, cluster.divisors[index], y)
     choice = np.empty(vertices.size, np.int64)
     found_s = least_cost(start, cost, memory, cluster.memory_bytes, budget_s, False, choice)
     if found_s == TOO_HARD:

@@ -153,8 +153,9 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                     continue
                 resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
                 by_time = first_divisor_by_time(work_s, resync_s, threshold_s, cluster.divisor_at_least, divisors.size)
+                by_time, end = max(by_time, cluster.first_divisor[r]), cluster.end_divisor[r]
                 t = options.degree[r]
-                if by_time == divisors.size or fronts.devices[behind - 1] + t * divisors[by_time] > own_devices:
+                if by_time >= end or fronts.devices[behind - 1] + t * divisors[by_time] > own_devices:
                     continue
                 d_by_time = divisors[by_time]
                 least_s = (work_s + (d_by_time - 1) * resync_s) / d_by_time
@@ -162,6 +163,10 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                 b_bytes = costs.least_b[i, r] - costs.least_b[j, r]
                 fast_a_bytes = costs.fast_a[i, r] - costs.fast_a[j, r]
                 room_bytes = cluster.memory_bytes - (costs.fast_b[i, r] - costs.fast_b[j, r])
+                shared_bytes, fast_shared_bytes = 0.0, 0.0
+                if costs.least_shared.shape[0] > 0:
+                    shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r]
+                    fast_shared_bytes = costs.fast_shared[i, r] - costs.fast_shared[j, r]
                 for state in range(fronts.start[j], behind):
                     later_sum, later_devices = fronts.data_parallel_sum[state], fronts.devices[state]
                     later_s = fronts.value_s[state]
@@ -172,10 +177,8 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                         fronts, size, devices, later_sum + d_by_time, max(later_s, least_s)
                     ):
                         continue
-                    first = first_divisor_by_memory(
-                        a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, divisors.size
-                    )
-                    for index in range(max(by_time, first), divisors.size):
+                    first = first_divisor_by_memory(a_bytes, b_bytes, shared_bytes, later_sum, cluster)
+                    for index in range(max(by_time, first), end):
                         d = divisors[index]
                         devices, total = later_devices + t * d, later_sum + d
                         used_s = work_s + (d - 1) * resync_s
@@ -190,7 +193,7 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                             continue
                         y = in_flight(later_sum, d)
                         extra_s = 0.0
-                        if options.uniform[r] == 0 or fast_a_bytes * y > room_bytes:
+                        if options.uniform[r] == 0 or fast_a_bytes * y + fast_shared_bytes / d > room_bytes:
                             slot = choice_slot(i, j, stage, r, index, y, tables, steps, choices)
                             if used_s + choices.low_s[slot] > budget_s:
                                 continue

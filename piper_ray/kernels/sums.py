@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.kernels.bounds import is_subset, meets
 from piper_ray.kernels.jit import kernel
-from piper_ray.kernels.types import FloatArray, IndexArray
+from piper_ray.kernels.types import BitArray, FloatArray, IndexArray
 
 
 @kernel
@@ -51,6 +52,43 @@ def crossing_edges(
             edges[at] = in_edge[k]
             at += 1
     return start, edges
+
+
+@kernel
+def cut_tensors(
+    parent: IndexArray,
+    added: IndexArray,
+    bits: BitArray,
+    tensor_bits: BitArray,
+    tensor_start: IndexArray,
+    tensors: IndexArray,
+) -> tuple[IndexArray, IndexArray]:
+    """For each downset the tensors with ends inside and outside, as int64[m + 1] starts and int64[..] tensors.
+
+    tensor_start: int64[n + 1]; tensors: int64[..], those of each vertex. Adding v drops the tensors that are inside as
+    a whole then, and adds those whose first end is v.
+    """
+    m = parent.size
+    start = np.zeros(m + 1, np.int64)
+    found = np.empty(1024, np.int64)
+    for i in range(1, m):
+        at = start[i]
+        before = start[parent[i]], start[parent[i] + 1]
+        v = added[i]
+        most = at + before[1] - before[0] + tensor_start[v + 1] - tensor_start[v]
+        while most > found.size:
+            found = np.concatenate((found, np.empty_like(found)))
+        for k in range(before[0], before[1]):
+            if not is_subset(tensor_bits[found[k]], bits[i]):
+                found[at] = found[k]
+                at += 1
+        for k in range(tensor_start[v], tensor_start[v + 1]):
+            ends = tensor_bits[tensors[k]]
+            if not meets(ends, bits[parent[i]]) and not is_subset(ends, bits[i]):
+                found[at] = tensors[k]
+                at += 1
+        start[i + 1] = at
+    return start, found[: start[m]].copy()
 
 
 @kernel

@@ -1,7 +1,7 @@
 """Arrays as the kernels see them, grouped by what they depend on.
 
-Sizes: m downsets, n vertices, e edges, words = ceil(n / 64), r variants. A variant is a tensor-parallel degree with the
-options that a stage of that degree may use.
+Sizes: m downsets, n vertices, e edges, h tensors, words = ceil(n / 64), r variants. A variant is a tensor-parallel
+degree with the options that a stage of that degree may use, and the data-parallel degrees that it may have then.
 """
 
 from __future__ import annotations
@@ -39,23 +39,30 @@ class LatticeArrays(NamedTuple):
     edge_tail: IndexArray  # int64[e]
     edge_head: IndexArray  # int64[e]
     vertex_level: IndexArray  # int64[n]: size of the least downset with the vertex
+    tensor_bits: BitArray  # uint64[h, words]: the ends of each tensor, two at least
+    cut_start: IndexArray  # int64[m + 1], or int64[1] where there are no tensors
+    cut: IndexArray  # int64[..], tensors with ends inside and outside, by downset
 
 
 class CostArrays(NamedTuple):
-    """Sums over downsets, in s and bytes. A stage I \\ J costs differences of these, plus ``edge_both``.
+    """Sums over downsets, in s and bytes. A stage I \\ J costs differences of these, plus ``both``.
 
     Times are for one device: with degree d a stage takes (work + (d - 1) * resync) / d.
     """
 
-    need_s: FloatArray  # float64[m, r]: least work + all tensors that come into I
-    cap_s: FloatArray  # float64[m, r]: least work - all tensors that come into J, charged where they leave
+    need_s: FloatArray  # float64[m, r]: least work + all edges that come into I and tensors that I cuts
+    cap_s: (
+        FloatArray  # float64[m, r]: least work - all edges that come into J, as charged where they leave, and tensors
+    )
     resync_s: FloatArray  # float64[m, r]: 4 w / (N B), least w
     least_a: FloatArray  # float64[m, r], bytes: sum of each layer's least a; and so b. A lower bound together
     least_b: FloatArray
     fast_a: FloatArray  # float64[m, r], bytes: a and b when each layer runs its fastest option
     fast_b: FloatArray
+    least_shared: FloatArray  # float64[m, r], or [0, r] where no option has any: bytes that replicas share out
+    fast_shared: FloatArray
     missing: IndexArray  # int64[m, r]: layers of I that have no option in the variant
-    edge_both_s: FloatArray  # float64[r, e]: what an edge that jumps over the stage was charged above
+    both_s: FloatArray  # float64[r, e + h]: what an edge, then a tensor, that touches no stage was charged above
 
 
 class OptionArrays(NamedTuple):
@@ -68,6 +75,7 @@ class OptionArrays(NamedTuple):
     option_resync_s: FloatArray  # 4 w / (N B)
     option_a: FloatArray
     option_b: FloatArray
+    option_shared: FloatArray
     charge_start: IndexArray  # int64[options]: first of its charges: for each in-edge, then for each out-edge
     charge_s: FloatArray  # 2 (c + extra) / B
     in_start: IndexArray  # int64[n + 1], into in_edge
@@ -81,6 +89,8 @@ class OptionArrays(NamedTuple):
     choice_p_s: FloatArray  # what the option costs more than the fastest, s
     choice_a: FloatArray  # by how much its a and b exceed the fastest option's, bytes
     choice_b: FloatArray
+    choice_shared: FloatArray
+    choices_share: IndexArray  # int64[r]: 1 if any of these differ in what replicas share out
 
 
 class ClusterArrays(NamedTuple):
@@ -91,6 +101,8 @@ class ClusterArrays(NamedTuple):
     memory_bytes: float  # with the tolerance of ``limits`` included
     divisors: IndexArray  # int64[..]: of N, up to the data-parallel limit, ascending
     divisor_at_least: IndexArray  # int64[x]: index of the first divisor >= x; len(divisors) if there is none
+    first_divisor: IndexArray  # int64[r]: stages of the variant have the divisors first_divisor .. end_divisor - 1
+    end_divisor: IndexArray  # int64[r]
 
 
 class Tables(NamedTuple):
@@ -146,4 +158,5 @@ class BlockArrays(NamedTuple):
     resync_s: FloatArray  # float64[blocks, r], and so the rest
     least_a: FloatArray
     least_b: FloatArray
+    least_shared: FloatArray  # float64[blocks, r], or [0, r]
     missing: IndexArray

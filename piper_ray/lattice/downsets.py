@@ -9,7 +9,7 @@ import numpy as np
 
 from piper_ray.errors import LimitError
 from piper_ray.kernels.enumeration import enumerate_downsets
-from piper_ray.kernels.sums import crossing_edges
+from piper_ray.kernels.sums import crossing_edges, cut_tensors
 from piper_ray.kernels.types import BitArray, IndexArray, LatticeArrays, frozen
 from piper_ray.lattice.bits import bit_rows, offsets
 from piper_ray.lattice.graph import LayerGraph, descendants
@@ -104,5 +104,23 @@ def _with_crossings(
         out_count,
     )
     vertex_level = np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
-    arrays = frozen(LatticeArrays(bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level))
-    return Lattice(graph, parent, added, arrays)
+    tensor_bits = bit_rows([ends for ends, _ in graph.tensors], graph.size)
+    cut_start, cut = _cuts(graph, parent, added, bits, tensor_bits)
+    arrays = LatticeArrays(
+        bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level, tensor_bits, cut_start, cut
+    )
+    return Lattice(graph, parent, added, frozen(arrays))
+
+
+def _cuts(
+    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, tensor_bits: BitArray
+) -> tuple[IndexArray, IndexArray]:
+    if not graph.tensors:
+        return np.zeros(1, np.int64), np.zeros(0, np.int64)
+    of_vertex: list[list[int]] = [[] for _ in range(graph.size)]
+    for tensor, (ends, _) in enumerate(graph.tensors):
+        for v in ends:
+            of_vertex[v].append(tensor)
+    start = offsets(len(tensors) for tensors in of_vertex)
+    listed = np.array([tensor for tensors in of_vertex for tensor in tensors], np.int64)
+    return cut_tensors(parent, added, bits, tensor_bits, start, listed)

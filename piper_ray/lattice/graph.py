@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.lattice.contraction import Contraction
 from piper_ray.model import Instance
@@ -16,12 +16,14 @@ class LayerGraph:
 
     layer_ids: the (kept) layer of each vertex. successors, predecessors: vertex numbers, ascending.
     edges: (tail, head, index into instance.edges), ordered by (head, tail).
+    tensors: (vertices, ascending, two at least; index into instance.tensors).
     """
 
     layer_ids: tuple[int, ...]
     successors: tuple[tuple[int, ...], ...]
     predecessors: tuple[tuple[int, ...], ...]
     edges: tuple[tuple[int, int, int], ...]
+    tensors: tuple[tuple[tuple[int, ...], int], ...] = ()
 
     @property
     def size(self) -> int:
@@ -31,17 +33,26 @@ class LayerGraph:
 def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
     """Numbers the kept layers from the back: smallest file position first among those whose successors are numbered.
 
-    Edges inside a merged group vanish; contraction never makes two edges between the same pair.
+    Edges inside a merged group vanish. Of several edges between the same two groups one at most costs anything; that
+    one is kept, or the first.
     """
     kept = [layer.id for layer in instance.layers if layer.id not in contraction.keeper]
     position = {layer_id: index for index, layer_id in enumerate(kept)}
-    edges = []
+    merged = contraction.keeper
+    edge_of: dict[tuple[int, int], int] = {}
     for index, edge in enumerate(instance.edges):
-        tail = contraction.keeper.get(edge.source, edge.source)
-        head = contraction.keeper.get(edge.target, edge.target)
-        if tail != head:
-            edges.append((position[tail], position[head], index))
-    return number_graph(kept, edges)
+        ends = position[merged.get(edge.source, edge.source)], position[merged.get(edge.target, edge.target)]
+        # What costs anything joins two kept layers.
+        if ends[0] != ends[1] and (ends not in edge_of or not (edge.source in merged or edge.target in merged)):
+            edge_of[ends] = index
+    graph = number_graph(kept, ((tail, head, index) for (tail, head), index in edge_of.items()))
+    vertex = {layer_id: v for v, layer_id in enumerate(graph.layer_ids)}
+    tensors = []
+    for index, tensor in enumerate(instance.tensors):
+        held = {vertex[merged.get(layer, layer)] for layer in tensor.layers}
+        if len(held) > 1 and tensor.forward_bytes + tensor.backward_bytes > 0.0:
+            tensors.append((tuple(sorted(held)), index))
+    return replace(graph, tensors=tuple(tensors))
 
 
 def number_graph(ids: Sequence[int], edges: Iterable[tuple[int, int, int]]) -> LayerGraph:

@@ -20,12 +20,14 @@ class Arrays(NamedTuple):
 
     degrees: int64[degrees], tensor-parallel degrees, ascending.
     option_start: int64[degrees * layers + 1]; options of layer v at degrees[i] start at [i * layers + v].
-    time_s, weights_bytes, activation_bytes, fixed_bytes: float64[options].
+    time_s, weights_bytes, activation_bytes, fixed_bytes, shared_bytes: float64[options].
+    least_degree: int64[options], the least data-parallel degree that the option needs.
     allowed: bool[modes, options]; a stage takes all its options from one mode.
     neighbour_start: int64[layers + 1]; neighbour: int64[2 * edges], the layers that layer v has edges from and to.
     crossing_start: int64[options]; crossing_bytes[crossing_start[o] + j]: float64, 2 * (c + fw or bw), what option o
     of layer v pays when its j-th neighbour is outside the stage.
     member: bool[downsets, layers]. size: int64[downsets].
+    tensor_end: bool[tensors, layers]. tensor_bytes: float64[tensors], both passes: what a stage with some ends pays.
     """
 
     degrees: Integers
@@ -34,6 +36,8 @@ class Arrays(NamedTuple):
     weights_bytes: Floats
     activation_bytes: Floats
     fixed_bytes: Floats
+    shared_bytes: Floats
+    least_degree: Integers
     allowed: NDArray[np.bool_]
     neighbour_start: Integers
     neighbour: Integers
@@ -41,6 +45,8 @@ class Arrays(NamedTuple):
     crossing_bytes: Floats
     member: NDArray[np.bool_]
     size: Integers
+    tensor_end: NDArray[np.bool_]
+    tensor_bytes: Floats
 
 
 def flatten(instance: Instance, downsets: Sequence[int], restrictions: Restrictions) -> Arrays:
@@ -78,6 +84,8 @@ def flatten(instance: Instance, downsets: Sequence[int], restrictions: Restricti
         weights_bytes=np.array([tmpc.weights_bytes for tmpc in options], dtype=np.float64),
         activation_bytes=np.array([tmpc.activation_bytes for tmpc in options], dtype=np.float64),
         fixed_bytes=np.array([tmpc.fixed_bytes for tmpc in options], dtype=np.float64),
+        shared_bytes=np.array([tmpc.shared_bytes for tmpc in options], dtype=np.float64),
+        least_degree=np.array([tmpc.least_data_parallel_degree for tmpc in options], dtype=np.int64),
         allowed=np.array(modes, dtype=np.bool_).reshape(len(modes), len(options)),
         neighbour_start=np.cumsum([0, *(len(ends) for ends in incident)], dtype=np.int64),
         neighbour=np.array([position[other] for ends in incident for other, _, _ in ends], dtype=np.int64),
@@ -85,6 +93,10 @@ def flatten(instance: Instance, downsets: Sequence[int], restrictions: Restricti
         crossing_bytes=np.array(crossing, dtype=np.float64),
         member=np.array([[downset >> i & 1 for i in range(len(layers))] for downset in downsets], dtype=np.bool_),
         size=np.array([downset.bit_count() for downset in downsets], dtype=np.int64),
+        tensor_end=np.array(
+            [[layer.id in tensor.layers for layer in layers] for tensor in instance.tensors], dtype=np.bool_
+        ).reshape(len(instance.tensors), len(layers)),
+        tensor_bytes=np.array([t.forward_bytes + t.backward_bytes for t in instance.tensors], dtype=np.float64),
     )
 
 

@@ -19,6 +19,8 @@ njit = numba.njit(cache=True)
 # costs in another order must not multiply the states.
 _SAME_COST = 1e-13
 
+ANY_DEGREE = 2**62  # above every data-parallel degree
+
 
 class Cluster(NamedTuple):
     """data_parallel_degrees: int64[...], the divisors of N to try, ascending.
@@ -165,9 +167,10 @@ def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing
 
 @njit
 def gather(
-    arrays: Arrays, big: int, small: int, degree: int, mode: int
+    arrays: Arrays, big: int, small: int, degree: int, mode: int, d: int
 ) -> tuple[Integers, Integers, NDArray[np.float64]]:
-    """Options of the layers of stage big \\ small at degrees[degree]: start, option numbers, bytes over the cut.
+    """Options of the layers of stage big \\ small at degrees[degree] that d replicas may run: start, option numbers,
+    bytes over the cut. The first layer's options hold those of the tensors, which all choices cost.
 
     ``start`` has length 1 when some layer has none.
     """
@@ -182,7 +185,7 @@ def gather(
         if not arrays.member[big, v] or arrays.member[small, v]:
             continue
         for option in range(arrays.option_start[degree * layers + v], arrays.option_start[degree * layers + v + 1]):
-            if arrays.allowed[mode, option]:
+            if arrays.allowed[mode, option] and arrays.least_degree[option] <= d:
                 options[count] = option
                 for j in range(arrays.neighbour_start[v + 1] - arrays.neighbour_start[v]):
                     other = arrays.neighbour[arrays.neighbour_start[v] + j]
@@ -193,7 +196,26 @@ def gather(
         start[stage_layers] = count
         if start[stage_layers] == start[stage_layers - 1]:
             return start[:1], options[:0], cut_bytes[:0]
+    if stage_layers > 0:
+        cut_bytes[: start[1]] += tensor_bytes(arrays, big, small)
     return start[: stage_layers + 1], options[:count], cut_bytes[:count]
+
+
+@njit
+def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
+    """What stage big \\ small sends and receives of tensors with ends in it and outside."""
+    total = 0.0
+    for tensor in range(arrays.tensor_end.shape[0]):
+        inside, outside = False, False
+        for v in range(arrays.member.shape[1]):
+            if arrays.tensor_end[tensor, v]:
+                if arrays.member[big, v] and not arrays.member[small, v]:
+                    inside = True
+                else:
+                    outside = True
+        if inside and outside:
+            total += arrays.tensor_bytes[tensor]
+    return total
 
 
 @njit
@@ -223,6 +245,7 @@ def stage_time(
     cost: Floats,
     fastest: Integers,
     y: int,
+    d: int,
     limit: float,
     choosing: Choosing,
     chosen: Integers,
@@ -233,24 +256,34 @@ def stage_time(
     for i in range(len(fastest)):
         chosen[i] = fastest[i]
         time += cost[fastest[i]]
-        used += arrays.activation_bytes[options[fastest[i]]] * y + arrays.fixed_bytes[options[fastest[i]]]
+        option = options[fastest[i]]
+        used += arrays.activation_bytes[option] * y + arrays.fixed_bytes[option] + arrays.shared_bytes[option] / d
     if used <= limit:
         return time
-    memory = arrays.activation_bytes[options] * y + arrays.fixed_bytes[options]
+    memory = arrays.activation_bytes[options] * y + arrays.fixed_bytes[options] + arrays.shared_bytes[options] / d
     return choose(start, cost, memory, limit, choosing, chosen)
 
 
 @njit
 def stage_times(
-    arrays: Arrays, start: Integers, options: Integers, cost: Floats, cluster: Cluster, choosing: Choosing, most_y: int
+    arrays: Arrays,
+    start: Integers,
+    options: Integers,
+    cost: Floats,
+    d: int,
+    cluster: Cluster,
+    choosing: Choosing,
+    most_y: int,
 ) -> Floats:
-    """float64[y + 1]: the stage's time with up to y microbatches in flight, for y = 1.. as long as anything fits."""
+    """float64[y + 1]: the stage's time on d replicas with up to y microbatches in flight, for y = 1.. as long as
+    anything fits.
+    """
     times = np.empty(most_y + 1)
     times[0] = np.inf
     fastest = fastest_options(start, cost)
     chosen = np.empty_like(fastest)
     for y in range(1, most_y + 1):
-        times[y] = stage_time(arrays, start, options, cost, fastest, y, cluster.memory_bytes, choosing, chosen)
+        times[y] = stage_time(arrays, start, options, cost, fastest, y, d, cluster.memory_bytes, choosing, chosen)
         # What does not fit, or is too slow to matter, is so for every larger y.
         if times[y] == np.inf:
             return times[:y]
@@ -285,6 +318,7 @@ def fill(arrays: Arrays, table: NDArray[np.float64], cluster: Cluster, choosing:
     table[:] = np.inf
     table[0] = 0.0
     most_s = cluster.data_parallel_limit
+    any_least = np.any(arrays.least_degree > 1)
     pairs = 0
     for big in range(1, len(arrays.size)):
         for small in range(big):
@@ -295,14 +329,18 @@ def fill(arrays: Arrays, table: NDArray[np.float64], cluster: Cluster, choosing:
                 t = arrays.degrees[degree]
                 # No stage of this degree can hold these layers, or none can in any mode: modes keep one option a layer.
                 for mode in range(len(arrays.allowed)):
-                    start, options, cut_bytes = gather(arrays, big, small, degree, mode)
+                    start, options, cut_bytes = gather(arrays, big, small, degree, mode, ANY_DEGREE)
                     if len(start) == 1:
                         break
                     for d in cluster.data_parallel_degrees:
                         if t * d > cluster.devices:
                             break
+                        if any_least:
+                            start, options, cut_bytes = gather(arrays, big, small, degree, mode, d)
+                            if len(start) == 1:
+                                continue
                         cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
-                        times = stage_times(arrays, start, options, cost, cluster, choosing, -(-most_s // d))
+                        times = stage_times(arrays, start, options, cost, d, cluster, choosing, -(-most_s // d))
                         if len(times) == 1:
                             continue
                         by_sum = np.empty(min(most_s, (len(times) - 1) * d) + 1)
@@ -335,19 +373,21 @@ def find_stage(
         for degree in range(len(arrays.degrees)):
             t = arrays.degrees[degree]
             for mode in range(len(arrays.allowed)):
-                start, options, cut_bytes = gather(arrays, big, small, degree, mode)
-                if len(start) == 1:
-                    break
-                chosen = np.empty(len(start) - 1, dtype=np.int64)
                 for d in cluster.data_parallel_degrees:
                     if t * d > k or d > s:
                         break
                     if table[small, k - t * d, s - d] > target:
                         continue
+                    start, options, cut_bytes = gather(arrays, big, small, degree, mode, d)
+                    if len(start) == 1:
+                        continue
+                    chosen = np.empty(len(start) - 1, dtype=np.int64)
                     cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
                     fastest = fastest_options(start, cost)
                     y = -(-s // d)
-                    time = stage_time(arrays, start, options, cost, fastest, y, cluster.memory_bytes, choosing, chosen)
+                    time = stage_time(
+                        arrays, start, options, cost, fastest, y, d, cluster.memory_bytes, choosing, chosen
+                    )
                     if time <= target:
                         return small, degree, d, options[chosen]
     raise AssertionError("a finite cell of the table has no first stage")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from piper_ray.errors import LimitError
+from piper_ray import arguments
+from piper_ray.errors import LimitError, UsageError
 from piper_ray.evaluate import MEMORY_TOLERANCE
+from piper_ray.formats.load import Source, instance_of
 from piper_ray.model import Instance, divisors
 from piper_ray.plan import Plan, Stage
 from piper_ray.reference.arrays import Arrays, Floats, flatten
@@ -47,7 +49,7 @@ class PaperTableResult:
 
 
 def paper_table(
-    instance: Instance,
+    instance: Instance | Source,
     *,
     restrictions: Restrictions | None = None,
     choice: TmpcChoice = TmpcChoice.EXACT,
@@ -56,10 +58,16 @@ def paper_table(
     """Piper's dynamic program as published: dp[I][k][s] over all downsets, on one thread.
 
     With GREEDY the value is what the published implementation finds, which treats times within 1e-9 s as equal.
-    Raises LimitError when the table would take more than ``table_limit_bytes``.
+    Raises LimitError when the table would take more than ``table_limit_bytes``, InputError for an instance that is not
+    sound and UsageError for arguments that make no sense.
     """
     begin = time.perf_counter()
-    restrictions = restrictions or Restrictions()
+    if restrictions is None:
+        restrictions = Restrictions()
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    choice = arguments.choice("choice", choice, TmpcChoice)
+    table_limit_bytes = checked_limit_bytes(table_limit_bytes)
+    instance = instance_of(instance)
     row_bytes = 8 * (instance.devices + 1) * (instance.data_parallel_limit + 1)
     most = table_limit_bytes // row_bytes
     downsets = enumerate_downsets(instance, most)
@@ -92,6 +100,14 @@ def paper_table(
         table_bytes=table.nbytes,
         seconds=time.perf_counter() - begin,
     )
+
+
+def checked_limit_bytes(given: object) -> int:
+    """``table_limit_bytes`` as a whole number. Raises UsageError."""
+    limit_bytes = arguments.number(given)
+    if limit_bytes is None or not 1.0 <= limit_bytes < np.inf:
+        raise UsageError(f"table_limit_bytes must be a number of bytes of at least 1, not {arguments.shown(given)}")
+    return int(limit_bytes)
 
 
 def _cluster(instance: Instance, restrictions: Restrictions) -> Cluster:

@@ -99,7 +99,7 @@ def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
     least = infeasibility.least_memory_bytes
     if least is not None:
         console.print(
-            f"least memory per device with a plan: {size_text(least, 6)} (--memory {math.ceil(least)})", soft_wrap=True
+            f"least memory per device with a plan: {size_text(least, 6)} (--memory {math.ceil(least)}B)", soft_wrap=True
         )
 
 

@@ -15,13 +15,16 @@ from piper_ray.model import Instance, Tmpc
 from piper_ray.variants import Variant, undominated
 
 _Figure = Callable[[Sequence[Tmpc]], float]
+_Difference = tuple[float, float, float, float]
+"""Of an option from the fastest: time (s), a, b and shared (bytes)."""
 
 
 @dataclass(frozen=True)
 class VertexCosts:
     """Least figures of each vertex in each variant: what any choice costs at least. Zero where it has no option.
 
-    work_s, weights_bytes, least_a, least_b, fast_a, fast_b: float64[n, r]. missing: int64[n, r], 1 where there is none.
+    work_s, weights_bytes, least_a, least_b, least_shared, fast_a, fast_b, fast_shared: float64[n, r]. missing:
+    int64[n, r], 1 where there is none.
     in_bytes, out_bytes: float64[e, r], least charge of an edge in the stage of its head, and of its tail (c + extra).
     """
 
@@ -31,6 +34,8 @@ class VertexCosts:
     least_b: FloatArray
     fast_a: FloatArray
     fast_b: FloatArray
+    least_shared: FloatArray
+    fast_shared: FloatArray
     missing: IndexArray
     in_bytes: FloatArray
     out_bytes: FloatArray
@@ -41,12 +46,15 @@ class Options:
     """All that the solver knows of TMPCs. ``tmpcs[r][v]`` are the options in the order of ``arrays``.
 
     ``arrays`` holds w in option_resync_s and c + extra in charge_s, both in bytes: see ``in_seconds``.
+    tensor_bytes: float64[h], both passes. shares: whether any option has bytes that replicas share out.
     """
 
     variants: tuple[Variant, ...]
     tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
     least: VertexCosts
     arrays: OptionArrays
+    tensor_bytes: FloatArray
+    shares: bool
 
     def in_seconds(self, resync_s_per_byte: float, transfer_s_per_byte: float) -> OptionArrays:
         """The same with weights as 4 w / (N B) and charges as 2 (c + extra) / B."""
@@ -85,6 +93,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         option_resync_s=_floats(tmpc.weights_bytes for tmpc in flat),
         option_a=_floats(tmpc.activation_bytes for tmpc in flat),
         option_b=_floats(tmpc.fixed_bytes for tmpc in flat),
+        option_shared=_floats(tmpc.shared_bytes for tmpc in flat),
         charge_start=offsets(len(charge) for charge in charge_lists)[:-1].copy(),
         charge_s=_floats(charge for of_option in charge_lists for charge in of_option),
         in_start=offsets(len(edges) for edges in in_edges),
@@ -98,8 +107,18 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         choice_p_s=_floats(choice[0] for key in classes.keys for choice in key),
         choice_a=_floats(choice[1] for key in classes.keys for choice in key),
         choice_b=_floats(choice[2] for key in classes.keys for choice in key),
+        choice_shared=_floats(choice[3] for key in classes.keys for choice in key),
+        choices_share=np.array([_choices_share(of_variant) for of_variant in tmpcs], np.int64),
     )
-    return Options(tuple(variants), tmpcs, _least(graph, tmpcs, charges), arrays)
+    tensors = [instance.tensors[index] for _, index in graph.tensors]
+    return Options(
+        tuple(variants),
+        tmpcs,
+        _least(graph, tmpcs, charges),
+        arrays,
+        _floats(tensor.forward_bytes + tensor.backward_bytes for tensor in tensors),
+        any(tmpc.shared_bytes > 0.0 for tmpc in flat),
+    )
 
 
 class _Charges:
@@ -109,16 +128,16 @@ class _Charges:
         self, instance: Instance, graph: LayerGraph, in_edges: list[list[int]], out_edges: list[list[int]]
     ) -> None:
         self._in_edges, self._out_edges = in_edges, out_edges
-        # An edge's ends name the layers that its figures are filed under; a contracted end cannot be one of them.
+        # An edge's ends name the layers that its figures are filed under. One with a contracted end costs nothing.
         self._edge = [instance.edges[index] for _, _, index in graph.edges]
 
     def incoming(self, e: int, tmpc: Tmpc) -> float:
         edge = self._edge[e]
-        return edge.communication_bytes + tmpc.forward_sync_bytes[edge.source]
+        return edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0)
 
     def outgoing(self, e: int, tmpc: Tmpc) -> float:
         edge = self._edge[e]
-        return edge.communication_bytes + tmpc.backward_sync_bytes[edge.target]
+        return edge.communication_bytes + tmpc.backward_sync_bytes.get(edge.target, 0.0)
 
     def of(self, v: int, tmpc: Tmpc) -> list[float]:
         return [self.incoming(e, tmpc) for e in self._in_edges[v]] + [
@@ -132,12 +151,12 @@ class _Classes:
     def __init__(self, size: int) -> None:
         self._size = size
         self.start = [0]
-        self.keys: list[tuple[tuple[float, float, float], ...]] = []
+        self.keys: list[tuple[_Difference, ...]] = []
         self._members: list[list[int]] = []
 
     def add_variant(self, of_variant: Sequence[tuple[Tmpc, ...]]) -> None:
         first = len(self.keys)
-        index: dict[tuple[tuple[float, float, float], ...], int] = {}
+        index: dict[tuple[_Difference, ...], int] = {}
         for v, options in enumerate(of_variant):
             if len(options) < 2:
                 continue
@@ -147,6 +166,7 @@ class _Classes:
                     tmpc.time_per_sample_s - fast.time_per_sample_s,
                     tmpc.activation_bytes - fast.activation_bytes,
                     tmpc.fixed_bytes - fast.fixed_bytes,
+                    tmpc.shared_bytes - fast.shared_bytes,
                 )
                 for tmpc in options
                 if tmpc is not fast
@@ -178,6 +198,11 @@ def _is_uniform(options: Sequence[Tmpc], charges: Sequence[list[float]]) -> bool
     )
 
 
+def _choices_share(of_variant: Sequence[tuple[Tmpc, ...]]) -> bool:
+    """Whether some vertex has options that differ in what replicas share out."""
+    return any(tmpc.shared_bytes != options[0].shared_bytes for options in of_variant for tmpc in options)
+
+
 def _least(graph: LayerGraph, tmpcs: Sequence[Sequence[Sequence[Tmpc]]], charges: _Charges) -> VertexCosts:
     n, r = graph.size, len(tmpcs)
 
@@ -200,6 +225,8 @@ def _least(graph: LayerGraph, tmpcs: Sequence[Sequence[Sequence[Tmpc]]], charges
         least_b=per_vertex(lambda options: min(tmpc.fixed_bytes for tmpc in options)),
         fast_a=per_vertex(lambda options: fastest(options).activation_bytes),
         fast_b=per_vertex(lambda options: fastest(options).fixed_bytes),
+        least_shared=per_vertex(lambda options: min(tmpc.shared_bytes for tmpc in options)),
+        fast_shared=per_vertex(lambda options: fastest(options).shared_bytes),
         missing=np.array([[int(not of_variant[v]) for of_variant in tmpcs] for v in range(n)], np.int64).reshape(n, r),
         in_bytes=in_bytes,
         out_bytes=out_bytes,

@@ -29,13 +29,14 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
 import piper_ray
+from piper_ray import arguments
 from piper_ray.checkpoint.claim import acquire
 from piper_ray.checkpoint.lease import Lease
 from piper_ray.checkpoint.names import StateFile
 from piper_ray.checkpoint.records import Vanished
 from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
 from piper_ray.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
-from piper_ray.sweep.columns import ORDER, PARTITION, table_of
+from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
 from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
 from piper_ray.sweep.manifest import BEFORE_MANIFESTS, FORMAT, Manifest, read_manifest, write_manifest
 from piper_ray.sweep.parts import Part, parts, unfinished_before
@@ -53,8 +54,9 @@ FILE_ROWS = 50_000
 def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = None) -> pa.Table:
     """All rows, with the workload's label as the first column. Safe while a sweep goes on.
 
-    Raises DatasetDamaged, which names them, if parts are damaged or missing; UsageError if there is no dataset, or one
-    of another format.
+    columns: only these of ``columns.SCHEMA``, beside the label. Raises DatasetDamaged, which names them, if parts are
+    damaged or missing; UsageError if there is no dataset, or one of another format, and for columns that it does not
+    have.
     """
     table, damage = read_whole_parts(location, columns)
     if damage:
@@ -64,7 +66,8 @@ def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = N
 
 def read_whole_parts(location: str | os.PathLike[str], columns: list[str] | None = None) -> tuple[pa.Table, list[str]]:
     """The same, but for damage: the rows of all parts that are whole, and what is damaged or missing, in words."""
-    text = os.fspath(location)
+    text = arguments.location("location", location)
+    columns = None if columns is None else _known_columns(columns)
     try:
         contents = _read_at_rest(*_resolve(text), text, columns)
     except (OSError, ArrowException) as error:
@@ -351,6 +354,17 @@ def _distinct(table: pa.Table) -> pa.Table:
     hashes = table.column("input_hash").to_pylist()
     first = {value: index for index, value in reversed(list(enumerate(hashes)))}
     return table if len(first) == len(hashes) else table.take(sorted(first.values()))
+
+
+def _known_columns(columns: object) -> list[str]:
+    names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, (str, bytes)) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"columns must be a list of names, not {arguments.shown(columns)}")
+    unknown = [name for name in names if name not in (PARTITION.name, *SCHEMA.names)]
+    if unknown:
+        known = ", ".join(SCHEMA.names)
+        raise UsageError(f"columns: there is no {', '.join(map(repr, unknown))}; expected some of {known}")
+    return [name for name in dict.fromkeys(names) if name != PARTITION.name]
 
 
 def _labelled(label: str, table: pa.Table) -> pa.Table:

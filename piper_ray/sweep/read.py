@@ -9,10 +9,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from piper_ray import arguments
 from piper_ray.errors import InputError, UsageError
 from piper_ray.formats import load
 from piper_ray.formats.documents import parse_toml, read_text
 from piper_ray.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.formats.units import OnNote, doubtful
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.restrictions import Recompute, Restrictions
@@ -26,6 +28,7 @@ _CLUSTER = {  # in the sweep's words, and in those of an instance
     "memory": "memory_bytes",
     "bandwidth": "bandwidth_bytes_per_s",
 }
+_PER_SECOND = {"memory": "", "bandwidth": "/s"}
 
 _Figures = tuple[Any, Any, Any, Any]
 """K, N, M and B; None: the workload's own."""
@@ -40,12 +43,13 @@ class _Draft:
         self.workload, self.planner, self.figures, self.restrictions = workload, planner, figures, restrictions
 
 
-def read_sweep(path: str | os.PathLike[str]) -> Sweep:
-    """The sweep that a TOML file describes (``schema``). Points given twice count once.
+def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None) -> Sweep:  # noqa: ARG005
+    """The sweep that a TOML file describes (``schema``). Points given twice count once. on_note: hears of what is
+    doubtful in it, and of the notes of its workloads.
 
     Raises InputError with every fault found.
     """
-    source = os.fspath(path)
+    source = arguments.location("source", path)
     document = parse_toml(source, read_text(source))
     faults = Faults()
     for key in document:
@@ -66,10 +70,14 @@ def read_sweep(path: str | os.PathLike[str]) -> Sweep:
     used = {draft.workload for draft in drafts}
     folder = Path(source).parent
     graphs = {
-        label: _load(folder, label, workload, drafts, faults) for label, workload in workloads.items() if label in used
+        label: _load(folder, label, workload, drafts, faults, on_note)
+        for label, workload in workloads.items()
+        if label in used
     }
     if faults or options is None:
         raise InputError(source, faults.found)
+    for note in faults.notes:
+        on_note(f"{source}: {note}")
     found = {label: graph for label, graph in graphs.items() if graph is not None}
     return Sweep(
         name=str(name),
@@ -105,6 +113,8 @@ def _read_grids(value: object, workloads: Mapping[str, object], faults: Faults) 
             continue
         for label in _values(grid.workloads):
             _check_workload(label, workloads, f"{path}.workloads", faults)
+        for name in _PER_SECOND:
+            _note_doubtful(_values(getattr(grid, name)), path, name, faults)
         size = math.prod(len(axis) for axis in _axes(grid, tuple(workloads)))
         if size > POINTS:
             faults.at(path, f"{size:,} points; expected at most {POINTS:,}")
@@ -121,6 +131,8 @@ def _read_points(value: object, workloads: Mapping[str, object], faults: Faults)
         point = faults.model(ListedPoint, table, f"points[{index}]")
         if point is not None:
             _check_workload(point.workload, workloads, f"points[{index}].workload", faults)
+            for name in _PER_SECOND:
+                _note_doubtful(_values(getattr(point, name)), f"points[{index}]", name, faults)
             found.append(point)
     return found
 
@@ -128,6 +140,14 @@ def _read_points(value: object, workloads: Mapping[str, object], faults: Faults)
 def _check_workload(label: str, workloads: Mapping[str, object], path: str, faults: Faults) -> None:
     if workloads and label not in workloads:
         faults.at(path, f"unknown ({quoted(label)}); expected one of {', '.join(workloads)}")
+
+
+def _note_doubtful(sizes: list[float], path: str, name: str, faults: Faults) -> None:
+    """Of an axis the first size that most likely lacks its unit."""
+    doubts = (doubtful(size, _PER_SECOND[name], with_units=True) for size in sizes)
+    doubt = next((doubt for doubt in doubts if doubt is not None), None)
+    if doubt is not None:
+        faults.note(f"{path}.{name}", doubt)
 
 
 def _values(value: Any) -> list[Any]:
@@ -160,7 +180,9 @@ def _listed(point: ListedPoint) -> _Draft:
     return _Draft(point.workload, point.planner, figures, restrictions)
 
 
-def _load(folder: Path, label: str, workload: NamedWorkload, drafts: list[_Draft], faults: Faults) -> Instance | None:
+def _load(
+    folder: Path, label: str, workload: NamedWorkload, drafts: list[_Draft], faults: Faults, on_note: OnNote
+) -> Instance | None:
     """The workload. What every point gives need not be in its file."""
     own = [draft.figures for draft in drafts if draft.workload == label]
     given = {
@@ -170,12 +192,17 @@ def _load(folder: Path, label: str, workload: NamedWorkload, drafts: list[_Draft
     }
     place = path_of("workloads", label)
     try:
-        return load(folder / workload.path, in_flight=workload.in_flight, **given)
+        path = folder / workload.path
+        graph = load(path, in_flight=workload.in_flight, **given)
     except InputError as error:
         for fault in error.faults:
             faults.at(place, f"{error.source}: {fault}")
     except UsageError as error:
         faults.at(place, str(error))
+    else:
+        for note in graph.notes:
+            on_note(f"{path}: {note}")
+        return graph
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+from piper_ray import arguments
 from piper_ray.sweep.answer import Row, identity, lost_row
 from piper_ray.sweep.crew import Crew, Here, Reply
 from piper_ray.sweep.dataset import Dataset
@@ -40,11 +41,16 @@ def run_sweep(
     storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
     address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.
 
-    What an error or KeyboardInterrupt ends can be resumed. Raises InputError for a file that is no sweep,
-    CheckpointRefused for a storage that cannot be used, CheckpointLost, ClusterError.
+    What an error or KeyboardInterrupt ends can be resumed. Raises InputError for a file that is no sweep, UsageError
+    for arguments that make no sense, CheckpointRefused for a storage that cannot be used, CheckpointLost, ClusterError.
     """
     began = time.monotonic()
-    wanted = read_sweep(source)
+    resume = arguments.flag("resume", resume)
+    arguments.of_kind("address", address, (str, type(None)), "a text: host:port, auto or local")
+    arguments.function("listener", listener)
+    arguments.function("on_warning", on_warning)
+    storage = arguments.location("storage", storage)
+    wanted = read_sweep(source, on_warning)
     with Dataset.open(storage, wanted.name, resume=resume, on_warning=on_warning) as dataset:
         tasks = [(point, wanted.input_hash(point)) for point in wanted.points]
         left = [(point, hash_) for point, hash_ in tasks if hash_ not in dataset.finished]

@@ -26,7 +26,8 @@
     devices = 96
     planner = "megatron"
 
-Of devices, microbatches, memory and bandwidth, what is left out is the workload's own figure.
+Of devices, microbatches, memory and bandwidth, what is left out is the workload's own figure. Memory and bandwidth are
+texts with a unit, or numbers of bytes.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from piper_ray import limits
 from piper_ray.baselines import PLANNERS
-from piper_ray.formats import limits
 from piper_ray.formats.faults import MANY, ONE, shown
-from piper_ray.formats.fields import Closed, Degree, Microbatches, PositiveRate, PositiveSize
+from piper_ray.formats.fields import Closed, Degree, Microbatches, RateWithUnit, SizeWithUnit
 from piper_ray.formats.inflight import InFlight
 from piper_ray.restrictions import Recompute
 
@@ -121,8 +122,8 @@ _Some = Field(min_length=1)
 
 _DevicesAxis = Annotated[Annotated[_Devices, Tag(ONE)] | Annotated[list[_Devices], _Some, Tag(MANY)], _ONE_OR_MANY]
 _BatchesAxis = Annotated[Annotated[_Batches, Tag(ONE)] | Annotated[list[_Batches], _Some, Tag(MANY)], _ONE_OR_MANY]
-_SizeAxis = Annotated[Annotated[PositiveSize, Tag(ONE)] | Annotated[list[PositiveSize], _Some, Tag(MANY)], _ONE_OR_MANY]
-_RateAxis = Annotated[Annotated[PositiveRate, Tag(ONE)] | Annotated[list[PositiveRate], _Some, Tag(MANY)], _ONE_OR_MANY]
+_SizeAxis = Annotated[Annotated[SizeWithUnit, Tag(ONE)] | Annotated[list[SizeWithUnit], _Some, Tag(MANY)], _ONE_OR_MANY]
+_RateAxis = Annotated[Annotated[RateWithUnit, Tag(ONE)] | Annotated[list[RateWithUnit], _Some, Tag(MANY)], _ONE_OR_MANY]
 _FlagAxis = Annotated[Annotated[bool, Tag(ONE)] | Annotated[list[bool], _Some, Tag(MANY)], _ONE_OR_MANY]
 _RuleAxis = Annotated[Annotated[_Recompute, Tag(ONE)] | Annotated[list[_Recompute], _Some, Tag(MANY)], _ONE_OR_MANY]
 _PlannerAxis = Annotated[Annotated[_Planner, Tag(ONE)] | Annotated[list[_Planner], _Some, Tag(MANY)], _ONE_OR_MANY]
@@ -151,8 +152,8 @@ class ListedPoint(Closed):
     microbatches: Microbatches | None = Field(
         default=None, description=f"a whole number from 1 to {limits.MICROBATCHES}"
     )
-    memory: PositiveSize | None = Field(default=None, description=_SIZE_WORDS)
-    bandwidth: PositiveRate | None = Field(default=None, description=_RATE_WORDS)
+    memory: SizeWithUnit | None = Field(default=None, description=_SIZE_WORDS)
+    bandwidth: RateWithUnit | None = Field(default=None, description=_RATE_WORDS)
     tensor_parallelism: bool = Field(default=True, description="true or false")
     data_parallelism: bool = Field(default=True, description="true or false")
     recompute: _Recompute = Field(default=Recompute.AUTO.value, description=_RECOMPUTE_WORDS)

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from piper_ray.errors import UsageError
+from tests.data import INCEPTION, INPUTS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared"
-"""Workloads that are not ours to ship: Piper's published inputs and PipeDream's profiles, beside the checkout."""
 
 BANDWIDTH = "25GiB/s"
 """What the published tables call 25 GB/s."""
 
-_BERT32 = ROOT / "inputs" / "bert32-a100.toml"
-_BERT96 = ROOT / "inputs" / "bert96-a100.toml"
-_RESNET = SHARED / "piper" / "resnet.json"
-_GNMT = SHARED / "piper" / "gnmt.json"
-_INCEPTION = SHARED / "pipedream" / "inception_v3.graph.txt"
+_BERT32 = WORKLOADS["bert32a100"]
+_BERT96 = INPUTS / "bert96-a100.toml"
+_RESNET = WORKLOADS["resnet"]
+_GNMT = WORKLOADS["gnmt"]
 
 MB = 10**6
 GB = 10**9
@@ -39,10 +37,6 @@ class Case:
     @property
     def title(self) -> str:
         return f"{self.workload} K={self.devices} N={self.microbatches} M={self.memory}"
-
-    @property
-    def is_there(self) -> bool:
-        return self.input.is_file()
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,7 @@ ROWS: tuple[Row, ...] = (
         compare_threads=True,
     ),
     Row(
-        Case("inception-k64", "Inception-v3", _INCEPTION, 64, 256, "16GiB"),
+        Case("inception-k64", "Inception-v3", INCEPTION, 64, 256, "16GiB"),
         known_s=0.010828475,
         known_is_bound=True,
         goal_s=4.0,
@@ -149,7 +143,7 @@ ROWS: tuple[Row, ...] = (
         compare_threads=True,
     ),
     Row(
-        Case("inception-k128", "Inception-v3", _INCEPTION, 128, 256, "16GiB"),
+        Case("inception-k128", "Inception-v3", INCEPTION, 128, 256, "16GiB"),
         known_s=0.005447664,
         known_is_bound=True,
         goal_s=60.0,
@@ -161,7 +155,7 @@ ROWS: tuple[Row, ...] = (
     # Without a plan: the layers' activations are 15.4 GiB for each microbatch, a stage with y in flight holds at most
     # M/y of them, and however 48 devices are shared out the sum of 1/y over the stages is at most 4.46.
     Row(
-        Case("inception-k48", "Inception-v3", _INCEPTION, 48, 64, "2GiB"),
+        Case("inception-k48", "Inception-v3", INCEPTION, 48, 64, "2GiB"),
         known_s=None,
         has_plan=False,
         goal_s=1200.0,
@@ -171,7 +165,7 @@ ROWS: tuple[Row, ...] = (
     ),
     # The same with memory enough, tight on every stage: the hardest row. The goal is the one set for 2 GiB.
     Row(
-        Case("inception-tight", "Inception-v3", _INCEPTION, 48, 64, "4GiB"),
+        Case("inception-tight", "Inception-v3", INCEPTION, 48, 64, "4GiB"),
         known_s=None,
         goal_s=1200.0,
         reference=Published("refuses"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.benchmarks.cases import Case, Row, Twin
+from scripts.benchmarks.cases import Row, Twin
 
 SAME_VALUE = 1e-9
 """Relative difference below which two times per sample are the same."""
@@ -170,13 +170,12 @@ class Compilation:
 
 @dataclass
 class Results:
-    """What is finished so far. machine: key and words, to print above the tables. skipped: their inputs are missing."""
+    """What is finished so far. machine: key and words, to print above the tables."""
 
     machine: dict[str, str]
     compilation: Compilation | None = None
     rows: list[RowResult] = field(default_factory=list)
     twins: list[TwinResult] = field(default_factory=list)
-    skipped: list[Case] = field(default_factory=list)
 
     def faults(self) -> Iterator[str]:
         """Answers that are wrong. A missed time is none: that is for the reader to judge."""

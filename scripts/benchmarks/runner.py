@@ -54,12 +54,6 @@ def measure(
     rows: Sequence[Row], twins: Sequence[Twin], results: Results, tell: Tell, *, with_compilation: bool
 ) -> None:
     """Fills ``results``. with_compilation: measured too, which takes as long as compiling everything does."""
-    cases = [*(row.case for row in rows), *(twin.case for twin in twins)]
-    results.skipped = list({case.id: case for case in cases if not case.is_there}.values())
-    for case in results.skipped:
-        tell(f"{case.title}: skipped, there is no {case.input}; the shared folder belongs beside the checkout")
-    rows = [row for row in rows if row.case.is_there]
-    twins = [twin for twin in twins if twin.case.is_there]
     with _kernel_cache(empty=with_compilation) as environment:
         tell("compiling" if with_compilation else "warming up")
         cold, _ = run_command(SMALL, environment)

@@ -43,9 +43,6 @@ def render(results: Results, *, markdown: bool) -> str:
     if results.compilation is not None:
         cold, warm = seconds(results.compilation.cold_s), seconds(results.compilation.warm_s)
         remarks.append(f"The command on a small instance: {cold} when it compiles its kernels first, then {warm}.")
-    if results.skipped:
-        missing = ", ".join(case.title for case in results.skipped)
-        remarks.append(f"Left out, because the published workloads are not beside the checkout: {missing}.")
     return "\n".join([*(f"{remark}\n" for remark in remarks), *tables])
 
 

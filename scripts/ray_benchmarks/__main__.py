@@ -40,14 +40,11 @@ def main(
     if unknown:
         raise typer.BadParameter(f"--cases: there is no {', '.join(unknown)}")
     chosen = [case for case in RAY_CASES if (case.id in wanted if wanted else case.quick or not quick)]
-    for case in chosen:
-        if not case.is_there:
-            _tell(f"{case.title}: left out, the shared folder belongs beside the checkout")
     results: list[RayResult] = []
     code = 0
     machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
     try:
-        measure([case for case in chosen if case.is_there], results, _tell)
+        measure(chosen, results, _tell)
     except KeyboardInterrupt:
         _tell("interrupted: what follows is what was finished")
         code = EXIT_INTERRUPTED

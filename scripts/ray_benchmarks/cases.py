@@ -32,10 +32,6 @@ class RayCase:
         """Where it comes from; None for one that is made here."""
         return CASES.get(self.id)
 
-    @property
-    def is_there(self) -> bool:
-        return self.file_case is None or self.file_case.is_there
-
     def load(self) -> Instance:
         case = self.file_case
         if case is None:

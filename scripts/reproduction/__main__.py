@@ -12,12 +12,13 @@ import piper_ray
 from piper_ray.errors import EXIT_INTERRUPTED
 from scripts.reproduction import correlation, greedy, running_time, staircases, tables, throughput
 from scripts.reproduction.report import page, write_study
-from scripts.reproduction.sources import ROOT, Sources
 from scripts.reproduction.study import Findings, Study
 
 STUDIES = {
     module.STUDY.name: module.STUDY for module in (throughput, staircases, running_time, correlation, greedy, tables)
 }
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(
@@ -27,10 +28,6 @@ def main(
     only: Annotated[
         str, typer.Option("--only", metavar="NAMES", help=f"Only these, with commas between: {', '.join(STUDIES)}.")
     ] = "",
-    published: Annotated[
-        Path,
-        typer.Option("--published", metavar="FOLDER", help="Folder with piper/ (the authors' inputs) and goldens/."),
-    ] = ROOT.parent / "shared",
 ) -> None:
     """Run the evaluation of the Piper paper and write its tables and pictures.
 
@@ -40,21 +37,16 @@ def main(
     unknown = [name for name in names if name not in STUDIES]
     if unknown:
         raise typer.BadParameter(f"--only: {', '.join(unknown)} unknown; expected some of {', '.join(STUDIES)}")
-    sources = Sources(published)
     out.mkdir(parents=True, exist_ok=True)
     found: list[tuple[Study, Findings]] = []
-    left_out: list[str] = []
     faults: list[str] = []
     code = 0
     try:
         for name in names:
             study = STUDIES[name]
-            if study.needs_published and not sources.is_there:
-                left_out.append(name)
-                continue
             began = time.perf_counter()
             typer.echo(study.title, err=True)
-            findings = study.run(sources, lambda text: typer.echo(f"  {text}", err=True))
+            findings = study.run(lambda text: typer.echo(f"  {text}", err=True))
             write_study(out, study, findings)
             found.append((study, findings))
             faults += findings.faults
@@ -63,8 +55,6 @@ def main(
         typer.echo("interrupted: what is finished has been written", err=True)
         code = EXIT_INTERRUPTED
     about = [f"Made by `scripts/reproduce` with piper_ray {piper_ray.__version__}; B is 25 GiB/s unless said."]
-    if left_out:
-        about.append(f"Left out, as the authors' files are not there (--published): {', '.join(left_out)}.")
     checked = "every optimum is at or below every published and baseline value" if not faults else "FAULTS"
     about.append(f"Checked: {checked}.")
     (out / "README.md").write_text(page(found, [*about, *faults]), encoding="utf-8")

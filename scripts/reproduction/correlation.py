@@ -7,8 +7,10 @@ from matplotlib.figure import Figure
 from piper_ray.baselines import EqualRuns, plan
 from piper_ray.plots import style
 from piper_ray.restrictions import Recompute, Restrictions
-from scripts.reproduction.sources import GIB, Sources
+from scripts.reproduction import sources
+from scripts.reproduction.sources import GIB
 from scripts.reproduction.study import TOLERANCE, Findings, Row, Study, Tell, milliseconds
+from tests.data import goldens
 
 _DEVICES = 64
 _BANDWIDTH = (300 + 25) / 2 * GIB
@@ -27,16 +29,12 @@ def _points(microbatches: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _run(sources: Sources, tell: Tell) -> Findings:
+def _run(tell: Tell) -> Findings:
     tell("equal partitions of BERT-32 on 64 devices")
     known = {}
-    path = sources.published / "goldens" / "correlation.json"
-    if path.is_file():
-        import json
-
-        for value in json.loads(path.read_text(encoding="utf-8"))["values"]:
-            key = value["N"], value["data_parallel"], value["tensor_parallel"], value["stages"]
-            known[key] = value["time_per_sample"]
+    for record in goldens("correlation"):
+        key = record["microbatches"], record["data_parallel"], record["tensor_parallel"], record["stages"]
+        known[key] = record["time_per_sample_s"]
     rows: list[Row] = []
     faults: list[str] = []
     for microbatches in _MICROBATCHES:

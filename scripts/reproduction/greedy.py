@@ -9,13 +9,14 @@ import piper_ray
 from piper_ray.formats import load
 from piper_ray.model import Instance
 from piper_ray.plots import style
-from scripts.reproduction.sources import Sources
+from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, slower_than
+from tests.data import goldens
 
 _EQUAL = 1e-9
 
 
-def _run(sources: Sources, tell: Tell) -> Findings:
+def _run(tell: Tell) -> Findings:
     rows: list[Row] = []
     faults: list[str] = []
 
@@ -32,17 +33,17 @@ def _run(sources: Sources, tell: Tell) -> Findings:
             }
         )
 
-    for record in sources.records("published.jsonl"):
-        if record["cpu_s"] > 100.0 and record["input"] == "gnmt.json":
-            tell(f"GNMT K={record['K']} M={record['M_GiB']} GiB")
-        instance = sources.piper(record["input"], record["K"], record["M_GiB"], record["N"] or None)
-        model = record["input"].removesuffix(".json")
-        name = f"{model} K={record['K']} N={instance.microbatches} M={record['M_GiB']} GiB"
-        compare("published", name, instance, record["tps"])
-    random = [record for record in sources.records("random.jsonl") if record.get("reference") is not None]
+    for record in goldens("published"):
+        model, devices, memory_gib = record["workload"], record["devices"], record["memory_gib"]
+        if record["cpu_s"] > 100.0 and model == "gnmt":
+            tell(f"GNMT K={devices} M={memory_gib} GiB")
+        instance = sources.published(model, devices, memory_gib, record["microbatches"])
+        name = f"{model} K={devices} N={instance.microbatches} M={memory_gib} GiB"
+        compare("published", name, instance, record["time_per_sample_s"])
+    random = [record for record in goldens("random") if record.get("reference_s") is not None]
     tell(f"{len(random)} random instances")
     for number, record in enumerate(random):
-        compare("random", f"random {number}", load(record["instance"]), record["reference"])
+        compare("random", f"random {number}", load(record["instance"]), record["reference_s"])
     shown = sorted((row for row in rows if _ratio(row) > 1.0 + _EQUAL), key=lambda row: (str(row["set"]), -_ratio(row)))
     table: list[Row] = [
         {"instance": row["instance"], "greedy / exact": f"{_ratio(row):.4f}"}
@@ -98,4 +99,4 @@ def _picture(rows: list[Row]) -> Figure:
     return figure
 
 
-STUDY = Study("greedy", "Appendix C: greedy against exact choice of TMPCs", _run, needs_published=True)
+STUDY = Study("greedy", "Appendix C: greedy against exact choice of TMPCs", _run)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import piper_ray
 from piper_ray.plots import style
-from scripts.reproduction.sources import Sources
+from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell
 
 _BLOCKS = (32, 48, 64, 96)
@@ -20,9 +20,9 @@ _MEMORY_GIB = 8
 _REPEATS = 3
 
 
-def _run(sources: Sources, tell: Tell) -> Findings:
+def _run(tell: Tell) -> Findings:
     rows: list[Row] = []
-    published = sources.reference("bert32a100.json")
+    published = sources.reference("bert32a100")
     piper_ray.solve(sources.bert(32, 64, 480, _MEMORY_GIB))  # the kernels are there from now on
     for blocks, microbatches in product(_BLOCKS, _MICROBATCHES):
         tell(f"BERT-{blocks}, N={microbatches}")

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 import piper_ray
 from piper_ray.plots import style
-from scripts.reproduction.sources import Sources
+from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, milliseconds
 
 _MICROBATCHES = (960, 512)
@@ -15,11 +15,11 @@ _FEWEST, _MOST = 8, 2048
 _SHOWN = (8, 32, 64, 128, 256, 512, 960, 1024, 2048)
 
 
-def _run(sources: Sources, tell: Tell) -> Findings:
+def _run(tell: Tell) -> Findings:
     rows: list[Row] = []
     faults: list[str] = []
     words: list[str] = []
-    published = sources.reference("bert32a100.json")
+    published = sources.reference("bert32a100")
     for microbatches in _MICROBATCHES:
         tell(f"BERT-32, N={microbatches}: {_MOST - _FEWEST + 1:,} numbers of devices, and every bound on the sum of d")
         instance = sources.bert(32, _MOST, microbatches, _MEMORY_GIB)
@@ -39,7 +39,7 @@ def _run(sources: Sources, tell: Tell) -> Findings:
             if reference is not None and devices in curves["devices"]:
                 optimum_s = curves["devices"][devices]
                 what = f"BERT-32 K={devices} N={microbatches} M={_MEMORY_GIB} GiB"
-                faults += faults_of(what, optimum_s, {"the reference": reference["tps"]})
+                faults += faults_of(what, optimum_s, {"the reference": reference["time_per_sample_s"]})
     pictures = {"staircases": _picture(rows)}
     return Findings(rows, words, pictures, _shown(rows), faults)
 

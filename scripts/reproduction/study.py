@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
-from scripts.reproduction.sources import Sources
-
 Value = str | int | float | None
 Row = dict[str, Value]
 Tell = Callable[[str], None]
@@ -30,12 +28,11 @@ class Findings:
 
 @dataclass(frozen=True)
 class Study:
-    """name: of its files. title: its heading. needs_published: cannot run without the authors' files."""
+    """name: of its files. title: its heading."""
 
     name: str
     title: str
-    run: Callable[[Sources, Tell], Findings]
-    needs_published: bool = False
+    run: Callable[[Tell], Findings]
 
 
 def slower_than(optimum_s: float | None, other_s: float | None) -> float | None:

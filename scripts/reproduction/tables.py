@@ -10,7 +10,7 @@ from piper_ray.baselines import plan
 from piper_ray.errors import LimitError
 from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
-from scripts.reproduction.sources import Sources
+from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, slower_than
 
 _GNMT = (
@@ -22,21 +22,21 @@ _BASELINES = ("pipedream-2bw", "pipedream", "data-parallel", "gpipe")
 _LIMIT_S = 60.0
 
 
-def _run(sources: Sources, tell: Tell) -> Findings:
+def _run(tell: Tell) -> Findings:
     rows: list[Row] = []
     faults: list[str] = []
     for model, points in (("gnmt", _GNMT), ("resnet", _RESNET)):
         tell(f"{model}: {len(points)} points")
-        published = sources.reference(f"{model}.json")
+        published = sources.reference(model)
         for devices, memory_gib in points:
-            instance = sources.piper(f"{model}.json", devices, memory_gib)
+            instance = sources.published(model, devices, memory_gib)
             began = time.perf_counter()
             solution = piper_ray.solve(instance, options=SolveOptions(time_limit_s=_LIMIT_S))
             solve_s = time.perf_counter() - began
             others_s = {name: _baseline(instance, name) for name in _BASELINES}
-            reference = published.get((devices, 0, memory_gib))
+            reference = published.get((devices, None, memory_gib))
             if reference is not None:
-                others_s["reference"] = reference["tps"]
+                others_s["reference"] = reference["time_per_sample_s"]
             what = f"{model} K={devices} M={memory_gib} GiB"
             faults += faults_of(what, solution.time_per_sample, others_s)
             rows.append(
@@ -108,4 +108,4 @@ def _words(rows: list[Row]) -> list[str]:
     return words
 
 
-STUDY = Study("tables", "Tables: GNMT and ResNet-50", _run, needs_published=True)
+STUDY = Study("tables", "Tables: GNMT and ResNet-50", _run)

@@ -12,7 +12,7 @@ from piper_ray.baselines import plan
 from piper_ray.model import Instance
 from piper_ray.plots import style
 from piper_ray.restrictions import Recompute, Restrictions
-from scripts.reproduction.sources import Sources
+from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, slower_than
 
 _DEVICES = tuple(2**power for power in range(3, 12))
@@ -41,10 +41,10 @@ PLANNERS: dict[str, Callable[[Instance], float | None]] = {
 }
 
 
-def _run(sources: Sources, tell: Tell) -> Findings:
+def _run(tell: Tell) -> Findings:
     rows: list[Row] = []
     faults: list[str] = []
-    published = sources.reference("bert32a100.json")
+    published = sources.reference("bert32a100")
     for microbatches, memory_gib in product(_MICROBATCHES, _MEMORY_GIB):
         tell(f"BERT-32, N={microbatches}, M={memory_gib} GiB")
         for devices in _DEVICES:
@@ -53,8 +53,8 @@ def _run(sources: Sources, tell: Tell) -> Findings:
             reference = published.get((devices, microbatches, memory_gib))
             what = f"BERT-32 K={devices} N={microbatches} M={memory_gib} GiB"
             others_s = {name: time_s for name, time_s in times_s.items() if name != PIPER}
-            if reference is not None:
-                others_s["the reference"] = reference["tps"]
+            reference_s = None if reference is None else reference["time_per_sample_s"]
+            others_s["the reference"] = reference_s
             faults += faults_of(what, times_s[PIPER], others_s)
             for name, time_s in times_s.items():
                 rows.append(
@@ -64,7 +64,7 @@ def _run(sources: Sources, tell: Tell) -> Findings:
                         "devices": devices,
                         "planner": name,
                         "time_per_sample_s": time_s,
-                        "reference_time_per_sample_s": reference["tps"] if reference and name == PIPER else None,
+                        "reference_time_per_sample_s": reference_s if name == PIPER else None,
                     }
                 )
     pictures = {f"throughput-n{n}": _picture(rows, n) for n in _MICROBATCHES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,72 @@ def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(small_plan().to_dict()))
     return path
+
+
+SIZED = {"--memory": "8", "--bandwidth": "25", "--memory-limit": "16"}
+MEANT = {"--memory": "8GB", "--bandwidth": "25GB/s", "--memory-limit": "16GB"}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (command, option)
+        for command in typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+        for option in SIZED
+        if any(option in parameter.opts for parameter in command.params)
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_size_without_its_unit_is_refused_with_the_one_that_was_meant(
+    command: typer.core.TyperCommand, option: str
+) -> None:
+    given = [f"{name}=1" for name in ("in.toml", "out.json") for parameter in command.params if parameter.name == name]
+    result = RUNNER.invoke(app, [str(command.name), *given, option, SIZED[option]])
+    assert result.exit_code == 2
+    words = " ".join(result.stderr.replace("│", " ").split())
+    assert f"'{option}'" in words
+    assert f"{SIZED[option]} has no unit; did you mean {MEANT[option]}?" in words
+
+
+def test_a_size_in_a_file_that_most_likely_lacks_its_unit_is_noted(tmp_path: Path, plan: Path) -> None:
+    path = tmp_path / "bytes.toml"
+    piper_ray.dump(small_instance().replace(memory_bytes=8.0, bandwidth_bytes_per_s=25.0), path)
+    notes = [
+        f"piper-ray: note: {path}: cluster.memory: 8 bytes, less than 1 MB; was 8GB meant?",
+        f"piper-ray: note: {path}: cluster.bandwidth: 25 bytes per second, less than 1 MB/s; was 25GB/s meant?",
+    ]
+    for command, code in [
+        (["info", path, "--json"], 0),
+        (["solve", path, "--json"], 4),
+        (["frontier", path, "--json"], 4),
+        (["verify", path, plan, "--json"], 6),
+        (["convert", path, tmp_path / "out.json"], 0),
+        (["solve", path, "--planner", "gpipe", "--json"], 4),
+    ]:  # each of them reads the file in the same way
+        result = run(*command)
+        assert result.returncode == code, result.stderr
+        assert result.stderr.splitlines()[:2] == notes
+        assert "less than 1 MB" not in result.stdout
+    given = run("info", path, "--memory", "8GB", "--bandwidth", "25GB/s")
+    assert (given.returncode, given.stderr) == (0, "")
+    assert "M = 8 GB, B = 25 GB/s" in given.stdout
+
+
+@pytest.mark.parametrize("command", ["solve", "frontier", "info", "convert", "verify", "estimate", "sweep"])
+def test_a_named_pipe_is_refused_by_every_command(tmp_path: Path, command: str) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    further: dict[str, list[object]] = {
+        "convert": [tmp_path / "out.json"],
+        "verify": [pipe],
+        "estimate": ["--gpu", "H100-SXM", "--nodes", 1],
+        "sweep": ["--storage", tmp_path / "there"],
+    }
+    result = run(command, pipe, *further.get(command, []), timeout_s=60)
+    assert result.returncode == 3
+    assert result.stderr == (
+        f"piper-ray: {pipe}: 1 fault found\n  is a named pipe (FIFO): reading it could wait for ever; expected a file\n"
+    )
 
 
 def test_a_valid_plan(small: Path, plan: Path) -> None:

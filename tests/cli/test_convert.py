@@ -7,13 +7,14 @@ from pathlib import Path
 
 from piper_ray import load
 from tests.cli_cases import ROOT, run
-from tests.support import SHARED
+from tests.data import profile_text
 
 CLUSTER = ("--devices", 4, "--microbatches", 8, "--memory", "16GB", "--bandwidth", "10GB/s")
 
 
 def test_a_profile_to_piper_s_json_and_back(tmp_path: Path) -> None:
-    source, piper, back = SHARED / "pipedream" / "vgg16.graph.txt", tmp_path / "vgg.json", tmp_path / "vgg.txt"
+    source, piper, back = (tmp_path / name for name in ("vgg16.graph.txt", "vgg.json", "vgg.txt"))
+    source.write_text(profile_text("vgg16"), encoding="utf-8")
     assert run("convert", source, piper, *CLUSTER).returncode == 0
     assert run("convert", piper, back).returncode == 0
     again = load(back, devices=4, microbatches=8, memory_bytes=16e9, bandwidth_bytes_per_s=10e9)

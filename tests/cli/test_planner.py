@@ -98,7 +98,14 @@ def test_without_a_plan_it_says_so(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--gap", "1%"], ["--time-limit", "5"], ["--resume", "x"], ["--address", "local"], ["--contract", "operators"]],
+    [
+        ["--gap", "1%"],
+        ["--time-limit", "5"],
+        ["--resume", "x"],
+        ["--address", "local"],
+        ["--contract", "operators"],
+        ["--memory-limit", "8GB"],
+    ],
 )
 def test_options_of_the_search_are_refused(small: Path, arguments: list[str]) -> None:
     finished = run("solve", small, "--planner", "gpipe", *arguments)

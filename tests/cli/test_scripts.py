@@ -101,6 +101,32 @@ def test_without_a_python_it_says_what_is_needed(checkout: Path, tmp_path: Path)
     assert "python3 is Python 3.8.20" in _run(checkout, path=str(tools))[2]
 
 
+def test_ci_runs_the_tests_in_a_copy_that_lies_alone(checkout: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / ".ci", checkout / ".ci")
+    (checkout / "scripts" / "test").write_text('#!/bin/sh\ncd "$(dirname "$0")/.." && ls -A .. && find .\nexit 7\n')
+    for beside in (checkout.parent / "shared", checkout / ".git", checkout / ".venv", checkout / ".mypy_cache"):
+        beside.mkdir()
+        (beside / "figures.json").touch()
+    (checkout / ".gitignore").touch()
+    (checkout / "tests" / "data").mkdir(parents=True)
+    temporary, tools = tmp_path / "temporary", tmp_path / "tools"
+    for folder in (temporary, tools):
+        folder.mkdir()
+    for name in ("python3", "ip"):  # nothing has to be installed
+        (tools / name).symlink_to("/bin/true")
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "TMPDIR": str(temporary)}
+    command = ["/bin/bash", str(checkout / ".ci" / "run")]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=checkout, check=False)
+    assert (result.returncode, result.stderr) == (7, "")
+    everything = (path.relative_to(checkout) for path in checkout.rglob("*"))
+    left_out = {".git", ".venv", ".mypy_cache", "__pycache__"}
+    copied = [f"./{path}" for path in everything if left_out.isdisjoint(path.parts)]
+    beside_it, *inside = result.stdout.splitlines()
+    assert beside_it == "piper-ray"  # it alone
+    assert sorted(inside) == sorted([".", *copied])
+    assert list(temporary.iterdir()) == []
+
+
 def test_locks_pin_every_version_with_hashes_and_name_no_index() -> None:
     for name in (*LOCKS, "requirements-torch.lock", "requirements-torch-cpu.lock"):
         lines = (ROOT / name).read_text().splitlines()

@@ -97,10 +97,11 @@ def test_infeasible_says_why_and_what_would_do(small: Path, tmp_path: Path) -> N
     result = run("solve", small, "--memory", "1GiB", "--out", out)
     assert result.returncode == 4
     assert "infeasible: " in result.stdout
-    least = int(result.stdout.split("(--memory ")[1].split(")")[0])
+    text = result.stdout.split("(--memory ")[1].split(")")[0]  # as the option takes it
+    least = int(text.removesuffix("B"))
     assert not out.exists()
-    assert run("solve", small, "--memory", least).returncode == 0
-    assert run("solve", small, "--memory", math.floor(least * (1 - 1e-6))).returncode == 4
+    assert run("solve", small, "--memory", text).returncode == 0
+    assert run("solve", small, "--memory", f"{math.floor(least * (1 - 1e-6))}B").returncode == 4
 
 
 def test_infeasible_is_a_document_too(small: Path) -> None:
@@ -228,21 +229,33 @@ def test_an_interrupt_outside_the_search_ends_with_130(
     assert capsys.readouterr().err.endswith("interrupted\n")
 
 
-def test_a_real_interrupt_ends_a_process_with_130(tmp_path: Path) -> None:
-    """The input is a pipe that nobody writes to, so that the process is surely waiting when the signal comes."""
-    pipe = tmp_path / "never.json"
-    os.mkfifo(pipe)
+# A command that is waiting when it says so.
+_WAITING = """
+import sys
+import piper_ray
+from piper_ray.cli import main
+def load(*_, **__):
+    print("waiting", file=sys.stderr, flush=True)
+    sys.stdin.read()
+piper_ray.load = load
+sys.argv = ["piper-ray", "solve", "some.json"]
+sys.exit(main())
+"""
+
+
+def test_a_real_interrupt_ends_a_process_with_130() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "piper_ray", "solve", str(pipe)],
+        [sys.executable, "-c", _WAITING],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    writer = os.open(pipe, os.O_WRONLY)  # returns once the process has opened the pipe to read
+    assert process.stderr is not None
+    assert process.stderr.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
-    os.close(writer)
     assert (process.returncode, out) == (130, "")
     assert err.strip() == "piper-ray: interrupted"
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import data
 from tests.faults import stepped
 from tests.faults.machines import HEAD, LONG_S, Machines, until
-from tests.support import SHARED
 
 INCEPTION = [
-    str(SHARED / "pipedream" / "inception_v3.graph.txt"),
+    str(data.INCEPTION),
     *("--devices", "128", "--microbatches", "256", "--memory", "16GiB", "--bandwidth", "25GiB/s"),
 ]
 """326 levels of 221,565 downsets. The last two of four evaluations are the larger ones."""

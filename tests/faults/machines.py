@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from tests.support import SHARED
+from tests.faults.isolation import Isolation, isolated
 
 HEAD = 0
+_PORT = 6379
+_OBJECT_STORE_BYTES = 256 * 2**20
 LONG_S = 60.0
 """No test waits longer than this for one thing to happen: where it does, the test has failed."""
 
@@ -28,31 +27,35 @@ class Machines:
     A machine's Ray is started again when it ends, as an init system would.
     """
 
-    def __init__(self, harness: Any) -> None:
-        self._harness = harness
-        self.count: int = harness.n - 1
-        self.address: str = harness.address
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation = isolation
+        self.count = isolation.size - 1
+        self.address = f"{isolation.ip(HEAD)}:{_PORT}"
 
     def cut(self, machine: int) -> None:
         """Silently: no packet comes or goes."""
-        self._harness.cut(machine)
+        self._isolation.cut(machine)
 
     def heal(self, machine: int) -> None:
-        self._harness.heal(machine)
+        self._isolation.heal(machine)
 
     def kill(self, machine: int) -> None:
         """All its processes at once."""
-        self._harness.kill(machine)
+        self._isolation.kill(machine)
 
     def start(self, machine: int, *, ray_options: str = "") -> None:
-        """ray_options: further ones of ``ray start``."""
-        cpus = self._harness.cpus
-        self._harness.cpus = f"{cpus} {ray_options}"
-        try:
-            with _files_left_open():
-                self._harness.start(machine)
-        finally:
-            self._harness.cpus = cpus
+        """ray_options: further ones of ``ray start``. Returns when Ray is there if it is the head, at once if not."""
+        role = f"--head --port={_PORT} --num-cpus=0 --include-dashboard=false"
+        if machine != HEAD:
+            role = f"--address={self.address} --num-cpus=1"
+        ray = (
+            f"ray start {role} {ray_options} --node-ip-address={self._isolation.ip(machine)} "
+            f"--object-store-memory={_OBJECT_STORE_BYTES} --disable-usage-stats --block"
+        )
+        log_bytes = self._log_bytes() if machine == HEAD else 0
+        self._isolation.launch(machine, f"while :; do {ray}; sleep 1; done")
+        if machine == HEAD:
+            self._wait_for_head(log_bytes)
 
     def repair(self) -> None:
         """All machines run and reach each other."""
@@ -63,15 +66,14 @@ class Machines:
         self.wait_for_machines(*range(1, self.count + 1))
 
     def popen(self, machine: int, arguments: list[str], **options: Any) -> subprocess.Popen[str]:
-        process: subprocess.Popen[str] = self._harness.popen(machine, arguments, text=True, **options)
-        return process
+        return self._isolation.popen(machine, arguments, text=True, **options)
 
     def is_up(self, machine: int) -> bool:
-        return machine in self._harness.proc and self._harness.proc[machine].poll() is None
+        return self._isolation.is_up(machine)
 
     def processes(self, machine: int, name: str = "") -> dict[int, str]:
         """Pid, as this machine sees it, and command line of those with ``name`` in the latter."""
-        root = self._harness.init_pid(machine)
+        root = self._isolation.first_pid(machine)
         found = {}
         namespace = _link(Path(f"/proc/{root}/ns/pid"))
         for folder in Path("/proc").glob("[0-9]*"):
@@ -84,7 +86,7 @@ class Machines:
 
     def shared_memory(self, machine: int) -> set[str]:
         """Names of the files in its /dev/shm."""
-        folder = Path(f"/proc/{self._harness.init_pid(machine)}/root/dev/shm")
+        folder = Path(f"/proc/{self._isolation.first_pid(machine)}/root/dev/shm")
         return {path.name for path in folder.iterdir()}
 
     def kill_process(self, machine: int, name: str) -> int:
@@ -95,9 +97,9 @@ class Machines:
 
     def kill_services_of_head(self) -> None:
         """SIGKILL to what holds the cluster together. Returns when it has been started again, with no memory of it."""
-        log_bytes = (self._harness.dir / "n0.log").stat().st_size
+        log_bytes = self._log_bytes()
         self.kill_process(HEAD, "/gcs_server ")
-        self._harness._wait_head(log_bytes)
+        self._wait_for_head(log_bytes)
 
     def with_worker(self) -> list[int]:
         """Machines that a worker of ours runs on."""
@@ -111,13 +113,14 @@ class Machines:
             "all processes end",
         )
         assert {machine: self.shared_memory(machine) for machine in up} == {machine: set() for machine in up}
-        left = self.ask(
+        left = (
             "from ray._private.state import actors\n"
             "print({name: count for name, count in ray.cluster_resources().items()"
             " if ray.available_resources().get(name) != count and name != 'object_store_memory'},"
             " [actor for actor in actors().values() if actor['State'] != 'DEAD'])"
         )
-        assert left == "{} []"
+        # A machine that has just come back may be counted before what is free on it.
+        until(lambda: self.ask(left) == "{} []", "no actor lives and all resources are free")
 
     def ask(self, program: str) -> str:
         """What a short Ray program prints, which is run on the head with its connection made."""
@@ -136,32 +139,52 @@ class Machines:
 
     def wait_for_machines(self, *machines: int) -> None:
         """Until exactly these have joined the cluster, beside the head."""
-        names = sorted(self._harness.ip(machine) for machine in (HEAD, *machines))
+        names = sorted(self._isolation.ip(machine) for machine in (HEAD, *machines))
         self.ask(
             "import time\n"
             f"while sorted(n['NodeManagerAddress'] for n in ray.nodes() if n['Alive']) != {names}: time.sleep(0.1)"
         )
 
+    def _log_bytes(self) -> int:
+        log = self._isolation.log(HEAD)
+        return log.stat().st_size if log.exists() else 0
 
-_names = iter("abcdefgh")
-"""Network namespaces have names that the whole machine shares."""
+    def _wait_for_head(self, log_bytes: int) -> None:
+        """Until its log, from ``log_bytes`` on, says that Ray has started."""
+        log = self._isolation.log(HEAD)
+
+        def started() -> bool:
+            assert self.is_up(HEAD), log.read_text()
+            return b"Ray runtime started" in log.read_bytes()[log_bytes:]
+
+        until(started, f"the head starts; see {log}")
+
 
 ACTOR = "ray::Worker"
 """The command line of a worker of ours, as Ray sets it."""
 
 
+_RAY = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+}
+"""A lost machine is missed within seconds; Ray's own settings are in test_default_health_checks.py."""
+
+
 @contextmanager
-def machines(count: int, **options: Any) -> Iterator[Machines]:
-    """options: of the harness."""
+def machines(count: int, environment: Mapping[str, str] | None = None) -> Iterator[Machines]:
+    """A head and ``count`` machines of workers, all joined. environment: over that of all machines."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = {"PATH": path, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", **options.pop("env", {})}
-    with ExitStack() as stack:
-        prefix = f"pr{os.getpid()}{next(_names)}"
-        with _files_left_open():
-            harness = stack.enter_context(
-                _harness().NetCluster(workers=count, respawn=True, prefix=prefix, env=environment, **options)
-            )
-        cluster = Machines(harness)
+    with isolated(1 + count, {**os.environ, **_RAY, "PATH": path, **(environment or {})}) as isolation:
+        cluster = Machines(isolation)
+        for machine in range(1 + count):
+            cluster.start(machine)
         cluster.wait_for_machines(*range(1, count + 1))
         yield cluster
 
@@ -172,23 +195,6 @@ def until(holds: Callable[[], object], what: str, within_s: float = LONG_S) -> N
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}"
         time.sleep(0.05)
-
-
-@contextmanager
-def _files_left_open() -> Iterator[None]:
-    """The harness never closes the logs that it hands to its machines: they close as it drops them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-
-
-def _harness() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("netcluster", SHARED / "tools" / "netcluster.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _link(path: Path) -> str:

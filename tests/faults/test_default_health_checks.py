@@ -17,7 +17,7 @@ _DEFAULTS = {
 
 
 def test_cut_off_and_killed(local_plan: bytes, tmp_path: Path) -> None:
-    with machines(2, env=_DEFAULTS) as cluster, driving(cluster, tmp_path, "--workers", "2") as driver:
+    with machines(2, _DEFAULTS) as cluster, driving(cluster, tmp_path, "--workers", "2") as driver:
         driver.until_all_join(2)
         cluster.cut(1)
         driver.until_level(200, evaluation=3)

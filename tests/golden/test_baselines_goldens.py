@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -11,35 +10,37 @@ from piper_ray.baselines import EqualRuns, Level, PipeDream, PipeDream2BW, Piper
 from piper_ray.formats import load
 from piper_ray.model import Instance
 from piper_ray.restrictions import Recompute, Restrictions
-from tests.support import GIB, SHARED, assert_same_time, published_goldens
+from tests.data import PROFILES, WORKLOADS, Record, goldens, profile_text
+from tests.support import GIB, assert_same_time, published_goldens
 
 
-def read_lines(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (SHARED / "goldens" / name).read_text(encoding="utf-8").splitlines()]
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """In PipeDream's own form, by name."""
+    folder = tmp_path_factory.mktemp("profiles")
+    paths = {name: folder / f"{name}.graph.txt" for name in PROFILES}
+    for name, path in paths.items():
+        path.write_text(profile_text(name), encoding="utf-8")
+    return paths
 
 
-def read_document(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((SHARED / "goldens" / name).read_text(encoding="utf-8"))
-    return document
-
-
-def equi_instance(record: dict[str, Any]) -> Instance:
+def equi_instance(record: Record) -> Instance:
     return load(
-        SHARED / "piper" / record["input"],
-        devices=record["K"],
-        microbatches=record["N"],
-        memory_bytes=record["M_GiB"] * GIB,
+        WORKLOADS[record["workload"]],
+        devices=record["devices"],
+        microbatches=record["microbatches"],
+        memory_bytes=record["memory_gib"] * GIB,
         bandwidth_bytes_per_s=25 * GIB,
     )
 
 
 def test_pipedream_2bw_is_upstreams_equi_planner() -> None:
     feasible = 0
-    for record in read_lines("equi.jsonl"):
-        restrictions = Restrictions(tensor_parallelism=record.get("tensor_parallel", 1) == 1)
-        planner = PipeDream2BW(separate=record.get("separate", 0) == 1)
+    for record in goldens("equi"):
+        restrictions = Restrictions(tensor_parallelism=record.get("tensor_parallel", True))
+        planner = PipeDream2BW(separate=record.get("separate", False))
         result = plan(equi_instance(record), planner, restrictions=restrictions)
-        assert_same_time(result.time_per_sample, record["equi"], record)
+        assert_same_time(result.time_per_sample, record["time_per_sample_s"], record)
         if result.plan is not None:
             feasible += 1
             assert len(result.plan.stages) == record["stages"], record
@@ -48,23 +49,21 @@ def test_pipedream_2bw_is_upstreams_equi_planner() -> None:
 
 @pytest.mark.parametrize("tensor_parallelism", [True, False])
 def test_the_topological_variant_has_no_degrees_to_lose(tensor_parallelism: bool) -> None:
-    records = [record for record in read_lines("equi.jsonl") if record.get("variant") == "topological"]
+    records = [record for record in goldens("equi") if record["variant"] == "topological"]
     assert len(records) == 3
     for record in records:
         result = plan(
             equi_instance(record), "pipedream-2bw", restrictions=Restrictions(tensor_parallelism=tensor_parallelism)
         )
-        assert_same_time(result.time_per_sample, record["equi"], record)
+        assert_same_time(result.time_per_sample, record["time_per_sample_s"], record)
 
 
 def test_correlation_experiment() -> None:
-    golden = read_document("correlation.json")
-    assert golden["recomputation"] == "everywhere"
-    for record in golden["values"]:
+    for record in goldens("correlation"):
         instance = load(
-            SHARED / "piper" / golden["instance"],
-            devices=golden["K"],
-            microbatches=record["N"],
+            WORKLOADS["bert32a100"],
+            devices=64,
+            microbatches=record["microbatches"],
             bandwidth_bytes_per_s=(300 + 25) / 2 * GIB,
         )
         one_point = EqualRuns(
@@ -74,19 +73,19 @@ def test_correlation_experiment() -> None:
         )
         result = plan(instance, one_point, restrictions=Restrictions(recompute=Recompute.ALWAYS))
         assert result.tried == 1
-        assert_same_time(result.time_per_sample, record["time_per_sample"], record)
+        assert_same_time(result.time_per_sample, record["time_per_sample_s"], record)
 
 
 @pytest.mark.parametrize(
     "figure",
-    read_document("pipedream.json")["figures"],
+    goldens("pipedream"),
     ids=lambda figure: f"{figure['profile']}-{figure['machines']}-{figure.get('ratio', 1)}",
 )
-def test_pipedreams_own_figures(figure: dict[str, Any]) -> None:
+def test_pipedreams_own_figures(profiles: dict[str, Path], figure: Record) -> None:
     bandwidths = figure.get("bandwidths", [1e9])
     levels = tuple(Level(m, b) for m, b in zip(figure["machines"], bandwidths, strict=True))
     instance = load(
-        SHARED / "pipedream" / f"{figure['profile']}.graph.txt",
+        profiles[figure["profile"]],
         devices=16,
         microbatches=1,  # PipeDream knows no batch that replications would have to divide
         memory_bytes=1.0,  # and counts no memory
@@ -104,9 +103,9 @@ def test_pipedreams_own_figures(figure: dict[str, Any]) -> None:
     assert_same_time(all_downsets.time_per_stage_s, figure["time_per_stage_s"], figure, relative=1e-8)
 
 
-def test_states_of_a_branching_profile() -> None:
+def test_states_of_a_branching_profile(profiles: dict[str, Path]) -> None:
     instance = load(
-        SHARED / "pipedream" / "gnmt.graph.txt",
+        profiles["gnmt"],
         devices=4,
         microbatches=64,
         memory_bytes=64 * GIB,

@@ -22,8 +22,8 @@ from piper_ray.estimate.build import Estimate
 from piper_ray.estimate.modes import Mode, Recomputation
 from piper_ray.formats import load
 from piper_ray.model import Tmpc
+from tests.data import WORKLOADS
 from tests.estimate_support import estimated, model_of, tmpc_of
-from tests.support import SHARED
 
 PUBLISHED_BLOCK = 5
 FULL = Recomputation.FULL
@@ -31,7 +31,7 @@ FULL = Recomputation.FULL
 
 @pytest.fixture(scope="module")
 def published() -> dict[tuple[int, str], Tmpc]:
-    layer = load(SHARED / "piper" / "bert32a100.json").layer_by_id[PUBLISHED_BLOCK]
+    layer = load(WORKLOADS["bert32a100"]).layer_by_id[PUBLISHED_BLOCK]
     return {(t, tmpc.id): tmpc for t, tmpcs in layer.tmpcs.items() for tmpc in tmpcs}
 
 

@@ -12,8 +12,8 @@ from tests.support import PublishedGolden, assert_same_time, published_goldens, 
 QUICK = [
     golden
     for golden in published_goldens()
-    if (golden.input == "bert32a100.json" and golden.cpu_s < 1.0)
-    or (golden.input == "resnet.json" and golden.instance.devices <= 16)
+    if (golden.workload == "bert32a100" and golden.cpu_s < 1.0)
+    or (golden.workload == "resnet" and golden.instance.devices <= 16)
 ]
 
 
@@ -40,8 +40,8 @@ def test_published_records(golden: PublishedGolden) -> None:
 
 
 def test_what_quick_records_cover() -> None:
-    assert len([golden for golden in QUICK if golden.input == "bert32a100.json"]) >= 20
-    assert len([golden for golden in QUICK if golden.input == "resnet.json"]) >= 4
+    assert len([golden for golden in QUICK if golden.workload == "bert32a100"]) >= 20
+    assert len([golden for golden in QUICK if golden.workload == "resnet"]) >= 4
 
 
 @pytest.mark.parametrize(

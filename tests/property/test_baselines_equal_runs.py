@@ -154,7 +154,7 @@ def test_costs_of_runs_are_those_of_evaluate() -> None:
                 loose = instance.replace(memory_bytes=1e9)
                 assert times[i, j] == pytest.approx(evaluate(loose, proposed).time_per_sample_s, rel=1e-12, abs=0.0)
                 needed = max(stage.memory_bytes for stage in evaluate(loose, proposed).stages)
-                assert fits[i] == (needed <= instance.memory_bytes)
+                assert fits[i, j] == (needed <= instance.memory_bytes)
                 points += 1
     assert points >= 500
 

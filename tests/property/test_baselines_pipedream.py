@@ -31,7 +31,11 @@ class Profile:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        (self.choice,) = (choice for choice in uniform_choices(instance, NEVER) if choice.degree == 1)
+        (self.choice,) = (
+            choice
+            for choice in uniform_choices(instance, NEVER)
+            if choice.degree == choice.least_data_parallel_degree == 1
+        )
         layers = frozenset(layer.id for layer in instance.layers)
         self.all = layers
         self.states = sorted((layers - tail for tail in downsets_by_definition(instance)), key=len)
@@ -40,16 +44,18 @@ class Profile:
         return float(sum(getattr(self.choice.tmpcs[layer], figure) for layer in layers))
 
     def leaving_bytes(self, state: frozenset[int]) -> float:
-        """What the layers of a state hand to others, each layer's activation once."""
+        """What the layers of a state hand to others, each layer's activation once, and each tensor."""
         sizes: dict[int, float] = {}
         crossing = {edge.source for edge in self.instance.edges if edge.source in state and edge.target not in state}
         for edge in self.instance.edges:
             sizes[edge.source] = max(sizes.get(edge.source, 0.0), edge.communication_bytes)
-        return sum(sizes[layer] for layer in crossing)
+        tensors = (x for x in self.instance.tensors if set(x.layers) & state and set(x.layers) - state)
+        return sum(sizes[layer] for layer in crossing) + sum(tensor.forward_bytes for tensor in tensors)
 
 
 def has_one_degree(instance: Instance) -> bool:
-    return all(layer.tmpcs.get(1) for layer in instance.layers)
+    """PipeDream knows t = 1 only, and TMPCs that any number of replicas may run."""
+    return all(any(x.least_data_parallel_degree == 1 for x in layer.tmpcs.get(1, ())) for layer in instance.layers)
 
 
 def recurrence_s(profile: Profile, levels: Sequence[Level], ratio: float | None) -> float:

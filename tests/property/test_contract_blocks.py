@@ -13,6 +13,7 @@ from piper_ray.contract.blocks import Blocks, find_blocks
 from piper_ray.contract.instance import build_instance
 from piper_ray.errors import LimitError
 from piper_ray.evaluate import evaluate
+from piper_ray.lattice.contracted import ContractedGraph
 from piper_ray.lattice.counting import count_downsets
 from piper_ray.lattice.graph import number_graph
 from piper_ray.model import Instance
@@ -113,7 +114,7 @@ def blocks_or_none(instance: Instance, variants: Sequence[Variant], most: int) -
     if not all(any(variant.tmpcs[layer.id] for variant in variants) for layer in instance.layers):
         return None
     try:
-        return find_blocks(instance, variants, most)
+        return find_blocks(instance, variants, ContractedGraph.of(instance, variants), most)
     except LimitError:
         return None
 
@@ -127,7 +128,7 @@ def test_a_plan_of_blocks_costs_the_same_in_layers(seed: int) -> None:
     blocks = blocks_or_none(instance, variants, 4)
     if blocks is None:
         return
-    merged = build_instance(instance, variants, restrictions, blocks.members)
+    merged = build_instance(instance, variants, blocks.members)
     best = brute_force(merged.instance, restrictions)
     if best is None:
         return

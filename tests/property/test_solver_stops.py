@@ -14,13 +14,14 @@ from piper_ray.options import SolveOptions
 from piper_ray.progress import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound
 from piper_ray.solution import Solution, Status
 from piper_ray.solver import solve
+from tests.data import WORKLOADS
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, assert_plan_is_worth_its_value
-from tests.support import GIB, SHARED
+from tests.support import GIB
 
 
 def resnet() -> Instance:
-    return load(SHARED / "piper" / "resnet.json", devices=32, memory_bytes=2 * GIB, bandwidth_bytes_per_s=25 * GIB)
+    return load(WORKLOADS["resnet"], devices=32, memory_bytes=2 * GIB, bandwidth_bytes_per_s=25 * GIB)
 
 
 INSTANCES = {

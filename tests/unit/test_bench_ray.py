@@ -9,7 +9,7 @@ import pytest
 from piper_ray.backends.local import LocalBackend
 from piper_ray.solution import EvaluationStats, Solution, SolveStats, Status
 from piper_ray.solver import forecast_solve, solve
-from scripts.ray_benchmarks.cases import RAY_CASES, TOWERS, towers
+from scripts.ray_benchmarks.cases import RAY_CASES, TOWERS, RayCase, towers
 from scripts.ray_benchmarks.meter import BatchRecord, Meter
 from scripts.ray_benchmarks.model import CALL_HERE_S, LEAST_CALL_S, Constants, crossing, fit, predict
 from scripts.ray_benchmarks.results import EXECUTORS, LOCAL, ONE, TWO, RayResult, Run
@@ -33,6 +33,12 @@ def test_the_towers_have_fifty_million_pairs() -> None:
     assert expected.downsets == 131**2 + 2
     assert expected.pairs is not None
     assert expected.pairs >= 50_000_000
+
+
+@pytest.mark.parametrize("case", RAY_CASES, ids=lambda case: case.id)
+def test_every_case_loads(case: RayCase) -> None:
+    instance = case.load()
+    assert f"K={instance.devices} N={instance.microbatches} M=" in case.title
 
 
 def test_any_number_of_towers() -> None:

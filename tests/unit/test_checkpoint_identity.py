@@ -11,12 +11,13 @@ import pytest
 import piper_ray
 from piper_ray.checkpoint import CheckpointRefused, Identity
 from piper_ray.errors import UsageError
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.restrictions import Recompute, Restrictions
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
 LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))
-INSTANCE = Instance(LAYERS, (Edge(0, 1, 8.0),), 2048, 512, 8.0 * 2**30, 25.0 * 2**30, "name")
+TENSORS = (Tensor((0, 1), 3.0, 5.0),)
+INSTANCE = Instance(LAYERS, (Edge(0, 1, 8.0),), 2048, 512, 8.0 * 2**30, 25.0 * 2**30, "name", TENSORS, ("a note",))
 
 
 def identity(instance: Instance = INSTANCE, **restrictions: Any) -> Identity:
@@ -47,12 +48,15 @@ def with_layer(layer: Layer) -> Instance:
     return replace(INSTANCE, layers=(layer, INSTANCE.layers[1]))
 
 
-def test_every_field_of_the_instance_but_its_name_counts() -> None:
-    others = [variant for variant in variants(INSTANCE) if variant.name == INSTANCE.name]
+def test_every_field_of_the_instance_but_its_name_and_notes_counts() -> None:
+    free = ("name", "notes")
+    others = [x for x in variants(INSTANCE) if all(getattr(x, name) == getattr(INSTANCE, name) for name in free)]
     others += [with_layer(layer) for layer in variants(LAYERS[0])]
     others += [with_layer(replace(LAYERS[0], tmpcs={1: (tmpc,), 2: (TMPC, TMPC)})) for tmpc in variants(TMPC)]
     others += [replace(INSTANCE, edges=(edge,)) for edge in variants(INSTANCE.edges[0])]
-    assert len(others) == (len(fields(Instance)) - 1) + len(fields(Layer)) + len(fields(Tmpc)) + len(fields(Edge))
+    others += [replace(INSTANCE, tensors=(tensor,)) for tensor in variants(TENSORS[0])]
+    counted = [len(fields(part)) for part in (Instance, Layer, Tmpc, Edge, Tensor)]
+    assert len(others) == sum(counted) - len(free)
     found = [identity(), *map(identity, others)]
     assert all(one != other for i, one in enumerate(found) for other in found[:i])
 

@@ -21,7 +21,8 @@ def random_tmpcs(rng: Random) -> dict[int, list[Tmpc]]:
     return {
         layer: [
             Tmpc(f"x{number}", figure(), figure(), figure(), figure(),
-                 {u: figure() for u, v in EDGES if v == layer}, {w: figure() for u, w in EDGES if u == layer})
+                 {u: figure() for u, v in EDGES if v == layer}, {w: figure() for u, w in EDGES if u == layer},
+                 shared_bytes=figure())
             for number in range(rng.randint(1, 3))
         ]
         for layer in (0, 1, 2)
@@ -29,20 +30,21 @@ def random_tmpcs(rng: Random) -> dict[int, list[Tmpc]]:
 
 
 def figures(choice: Choice) -> tuple[float, ...]:
-    p, w, a, b = choice.figures
-    return (p, w, a, a + b, choice.forward_bytes[1], choice.backward_bytes[2])
+    p, w, a, b, shared = choice.figures
+    return (p, w, a, a + b, a + b + shared, choice.forward_bytes[1], choice.backward_bytes[2])
 
 
 def all_figures(tmpcs: dict[int, list[Tmpc]]) -> dict[tuple[str, ...], tuple[float, ...]]:
     found: dict[tuple[str, ...], tuple[float, ...]] = {}
     for chosen in product(*(tmpcs[layer] for layer in (0, 1, 2))):
-        p, w, a, b = (
+        p, w, a, b, shared = (
             sum(x.time_per_sample_s for x in chosen), sum(x.weights_bytes for x in chosen),
             sum(x.activation_bytes for x in chosen), sum(x.fixed_bytes for x in chosen),
+            sum(x.shared_bytes for x in chosen),
         )  # fmt: skip
         forward = chosen[0].forward_sync_bytes[7]
         backward = chosen[1].backward_sync_bytes[8] + sum(chosen[2].backward_sync_bytes.values())
-        found[tuple(x.id for x in chosen)] = (p, w, a, a + b, forward, backward)
+        found[tuple(x.id for x in chosen)] = (p, w, a, a + b, a + b + shared, forward, backward)
     return found
 
 

@@ -10,6 +10,7 @@ import piper_ray
 from piper_ray import LimitError, SolveOptions, Status
 from piper_ray.options import Contract
 from piper_ray.solver import forecast_solve, lattice_input
+from tests.instances import build, tmpc
 from tests.operator_graphs import transformer_operators
 
 BY_BLOCKS = SolveOptions(contract=Contract.OPERATORS)
@@ -60,6 +61,12 @@ def test_what_is_narrow_enough_stays_as_it_is() -> None:
     assert (solution.status, solution.plan, solution.lower_bound) == (exact.status, exact.plan, exact.lower_bound)
     planned = lattice_input(instance, Contract.OPERATORS)
     assert (planned.forecast, planned.blocks) == (forecast_solve(instance), None)
+
+
+def test_layers_that_no_device_can_run_are_not_merged() -> None:
+    instance = build({v: {2: [tmpc(1)]} for v in range(2)}, {(0, 1): 1}, devices=1)
+    assert lattice_input(instance, Contract.OPERATORS).blocks is None
+    assert piper_ray.solve(instance, options=BY_BLOCKS).status is Status.INFEASIBLE
 
 
 def test_blocks_that_do_not_fit_prove_nothing() -> None:

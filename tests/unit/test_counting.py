@@ -13,9 +13,9 @@ from piper_ray.lattice.contraction import without_contraction
 from piper_ray.lattice.counting import count_downsets, count_pairs
 from piper_ray.lattice.graph import LayerGraph, build_graph
 from piper_ray.model import Instance
+from tests.data import INCEPTION, WORKLOADS
 from tests.instances import two_towers
 from tests.solver_support import downsets_by_definition, graph_only, random_graph
-from tests.support import SHARED
 
 
 def graph_of(instance: Instance) -> LayerGraph:
@@ -34,22 +34,19 @@ def test_against_enumeration(density: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "downsets", "pairs"),
+    ("path", "downsets", "pairs"),
     [
-        ("piper/bert32a100.json", 43, 890),
-        ("piper/resnet.json", 242, 28_729),
-        ("piper/gnmt.json", 17_914, 15_488_764),
-        ("pipedream/inception_v3.graph.txt", 221_565, 10_265_454_156),
+        (WORKLOADS["bert32a100"], 43, 890),
+        (WORKLOADS["resnet"], 242, 28_729),
+        (WORKLOADS["gnmt"], 17_914, 15_488_764),
+        (INCEPTION, 221_565, 10_265_454_156),
     ],
+    ids=lambda value: value.stem if isinstance(value, Path) else None,
 )
-def test_published_workloads(file: str, downsets: int, pairs: int) -> None:
-    graph = graph_of(load_with_any_cluster(SHARED / file))
+def test_published_workloads(path: Path, downsets: int, pairs: int) -> None:
+    graph = graph_of(load(path))
     assert count_downsets(graph) == downsets
     assert count_pairs(graph) == pairs
-
-
-def load_with_any_cluster(path: Path) -> Instance:
-    return load(path, devices=4, microbatches=4, memory_bytes=1e9, bandwidth_bytes_per_s=1e9)
 
 
 def test_a_long_chain() -> None:

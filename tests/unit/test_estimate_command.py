@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.formats import load
+from piper_ray.plan import Plan
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
@@ -67,10 +70,35 @@ def test_options_reach_the_figures(config: Path, tmp_path: Path) -> None:
     ids = {tmpc.id for tmpc in instance.layers[1].tmpcs[4]}
     assert len(ids) == 2 * 3 * 2 * 2
     assert {"plain", "sp+selective+zero4+offload", "full+zero4"} <= ids
-    assert "zero4: optimizer state over 4 replicas, valid where d is not less; offload: activations" in text
+    assert "zero4: optimizer state over 4 replicas, in stages of as many replicas or more; offload: activations" in text
     assert "gradients, 2 bytes a parameter" in text
     assert "16 bytes a parameter" in text
     assert "NVLink 3 within the node, 234 GB/s a GPU, both directions together" in text
+
+
+def test_sharded_optimizers_are_planned_only_where_there_are_as_many_replicas(tmp_path: Path) -> None:
+    out = tmp_path / "z.toml"
+    assert run("llama3-8b", "--gpu", "H100-SXM", "--nodes", 1, "--zero", 8, "-o", out).exit_code == 0
+    instance = load(out).replace(memory_bytes=40e9)
+    assert any(x.id.endswith("zero8") for x in instance.layers[1].tmpcs[1])
+    solution = piper_ray.solve(instance)
+    assert solution.plan is not None
+    piper_ray.evaluate(instance, solution.plan)
+    sharded = [
+        stage.data_parallel_degree
+        for stage in solution.plan.stages
+        if any("zero8" in tmpc_id for tmpc_id in stage.tmpc_ids.values())
+    ]
+    assert all(d >= 8 for d in sharded)
+    first = solution.plan.stages[0]
+    assert first.data_parallel_degree < 8
+    ids = {
+        layer: next(x.id for x in instance.layers[layer].tmpcs[first.tensor_parallel_degree] if "zero8" in x.id)
+        for layer in first.layers
+    }
+    invalid = Plan((replace(first, tmpc_ids=ids), *solution.plan.stages[1:]))
+    with pytest.raises(piper_ray.InvalidPlan, match="needs a data-parallel degree of at least 8"):
+        piper_ray.evaluate(instance, invalid)
 
 
 def test_a_model_that_cannot_fit_is_said_to_with_the_gpus_it_takes(tmp_path: Path) -> None:

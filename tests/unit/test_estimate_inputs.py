@@ -171,6 +171,17 @@ def test_a_file_adds_a_gpu_and_changes_a_constant(tmp_path: Path) -> None:
     assert theirs.training.optimizer_bytes == ours.training.optimizer_bytes == 12
 
 
+def test_sizes_of_a_hardware_file_that_most_likely_lack_their_unit_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "hardware.toml"
+    file.write_text('[gpus.X]\nbase = "H100-SXM"\nmemory = 80\nlink_bandwidth = "450"\n')
+    heard: list[str] = []
+    load_hardware(file, heard.append)
+    assert heard == [
+        f"{file}: gpus.X.memory: 80 bytes, less than 1 MB; was 80GB meant?",
+        f"{file}: gpus.X.link_bandwidth: 450 bytes per second, less than 1 MB/s; was 450GB/s meant?",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "path", "words"),
     [

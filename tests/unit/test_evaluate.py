@@ -9,7 +9,7 @@ import pytest
 
 from piper_ray.errors import InvalidPlan
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate, in_flight_microbatches, objective_s
-from piper_ray.model import Instance, Tmpc
+from piper_ray.model import Instance, Tensor, Tmpc
 from piper_ray.plan import Plan, Stage
 from tests.instances import build, tmpc
 
@@ -183,6 +183,53 @@ BACK = stage({30: "wide"})
 def test_each_violation_is_named(stages: list[Stage], expected: list[str]) -> None:
     found = violations(Plan(tuple(stages)))
     assert found == expected
+
+
+def test_what_replicas_share_is_divided_by_their_number() -> None:
+    """Layer 10 holds 2 * 4 + 7 and a share of 12 bytes in two replicas, 5 * 4 + 7 with a share in one."""
+    shared = replace(tmpc(6, 10, 4, 7), shared_bytes=12.0)
+    instance = chain(microbatches=8)
+    instance = replace(instance, layers=(replace(instance.layers[0], tmpcs={1: (shared,)}), *instance.layers[1:]))
+    behind = stage({20: "vanilla", 30: "wide"}, d=2)
+    for d, expected in ((1, 3 * 4 + 7 + 12.0), (2, 2 * 4 + 7 + 6.0), (4, 2 * 4 + 7 + 3.0)):
+        found = evaluate(instance, Plan((stage({10: "vanilla"}, d=d), behind)))
+        assert found.stages[0].memory_bytes == expected
+    tight = instance.replace(memory_bytes=30.9)
+    assert violations(Plan((stage({10: "vanilla"}), behind)), tight) == [
+        "stage 1: needs 31 bytes on each device with 3 microbatches in flight, 0.1 more than the 31 there are"
+    ]
+
+
+def test_a_tmpc_needs_as_many_replicas_as_it_says() -> None:
+    instance = chain()
+    sharded = replace(tmpc(8, 20, 1, 2, "sharded"), least_data_parallel_degree=4)
+    instance = replace(instance, layers=(*instance.layers[:1], replace(instance.layers[1], tmpcs={1: (sharded,)}),
+                                         *instance.layers[2:]))  # fmt: skip
+    for d in (1, 2):
+        assert violations(Plan((stage({10: "vanilla", 20: "sharded", 30: "wide"}, d=d),)), instance) == [
+            f"stage 1: TMPC 'sharded' of layer 20 needs a data-parallel degree of at least 4, the stage has {d}"
+        ]
+    assert evaluate(instance, Plan((stage({10: "vanilla", 20: "sharded", 30: "wide"}, d=4),))).devices == 4
+
+
+def test_a_tensor_is_paid_once_in_each_stage_with_some_of_its_ends() -> None:
+    """B = 8: a tensor of 24 + 8 bytes costs 4 more wherever it is cut, beside what the edges cost."""
+    plain = chain(devices=3)
+    tensor = Tensor((10, 20, 30), 24.0, 8.0)
+    together = Plan((stage({10: "vanilla"}), stage({20: "vanilla", 30: "wide"})))
+    apart = Plan((stage({10: "vanilla"}), stage({20: "vanilla"}), stage({30: "wide"})))
+    for plan in (together, apart):
+        for with_tensor, without in zip(
+            evaluate(replace(plain, tensors=(tensor,)), plan).stages, evaluate(plain, plan).stages, strict=True
+        ):
+            assert with_tensor.communication_s == without.communication_s + 4.0
+    whole = Plan((stage({10: "vanilla", 20: "vanilla", 30: "wide"}),))
+    assert evaluate(replace(plain, tensors=(tensor,)), whole) == evaluate(plain, whole)
+    # An end that is no neighbour counts as any other.
+    ends = replace(plain, tensors=(Tensor((30, 10), 24.0, 8.0),))
+    extra = [one.communication_s - other.communication_s for one, other in zip(
+        evaluate(ends, apart).stages, evaluate(plain, apart).stages, strict=True)]  # fmt: skip
+    assert extra == [4.0, 0.0, 4.0]
 
 
 def test_data_parallel_degrees_may_not_sum_to_more_than_the_devices_either() -> None:

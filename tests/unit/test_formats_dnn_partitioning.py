@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from piper_ray import InputError, Restrictions, UsageError, dump, load
 from piper_ray.formats import Form
 from piper_ray.formats.dnn_partitioning import strong_components
 from piper_ray.formats.profile_writer import in_flight_rule
+from piper_ray.model import Tensor
+from piper_ray.plan import Plan, Stage
+from tests.data import INCEPTION, PROFILES, profile_text
 from tests.instances import build, random_instance, tmpc
-from tests.support import SHARED
 
 
 def node(
@@ -47,11 +50,13 @@ def test_forward_and_backward_nodes_of_a_class_are_one_layer() -> None:
     assert (instance.devices, instance.microbatches, instance.memory_bytes) == (2, 2, 100.0)
     assert [(x.id, x.tmpcs[1][0].fixed_bytes) for x in instance.layers] == [(1, 11.0), (2, 22.0), (3, 33.0)]
     assert [x.tmpcs[1][0].time_per_sample_s for x in instance.layers] == pytest.approx([22e-3, 33e-3, 44e-3])
-    # Half the cost forwards and backwards together, at 1 GB/s.
+    # Half the cost forwards and backwards together, at 1 GB/s. Nodes 3 and 13, 1 and 11 are on one device anyway.
     assert {(x.source, x.target): x.communication_bytes for x in instance.edges} == {
         (1, 2): pytest.approx((0.5 + 2.0) / 2 * 1e6),
         (2, 3): pytest.approx((0.25 + 1.0) / 2 * 1e6),
     }
+    assert not instance.tensors
+    assert not instance.notes
 
 
 def test_a_split_costs_what_it_costs_there() -> None:
@@ -67,11 +72,52 @@ def test_a_sender_is_paid_once_for_a_layer_however_many_nodes_of_it_it_feeds() -
     assert [x.communication_bytes for x in instance.edges] == [2e6]
 
 
-def test_layers_that_wait_for_one_another_are_one() -> None:
+def test_a_sender_is_paid_once_on_its_own_device_and_once_on_each_other() -> None:
+    """Node 1 sends to three layers; on a device with two of them it is paid once."""
+    nodes = [node(1, 1), node(2, 10), node(3, 10), node(4, 20, 0, 4), node(14, 0, 0, 4, True)]
+    edges = [edge(1, 2, 4), edge(1, 3, 4), edge(1, 4, 4), edge(1, 14, 4)]
+    instance = load(document(nodes, edges, maxFPGAs=3))
+    assert instance.tensors == (Tensor((1, 2, 3, 4), 4e6, 0.0),)
+    assert [x.communication_bytes for x in instance.edges] == [0.0] * 3
+    solution = piper_ray.solve(instance, restrictions=Restrictions(data_parallelism=False))
+    assert solution.time_per_sample == pytest.approx(24e-3)
+    together = Plan((Stage((1, 2, 3), 1, 1, dict.fromkeys((1, 2, 3), "vanilla")), Stage((4,), 1, 1, {4: "vanilla"})))
+    assert [stage.time_s for stage in piper_ray.evaluate(instance, together).stages] == pytest.approx([25e-3, 24e-3])
+
+
+def test_what_backward_nodes_send_belongs_to_the_backward_pass() -> None:
+    nodes = [*TRAINING["nodes"], node(4, 1, 0, 4), node(14, 1, 0, 4, True)]
+    edges = [edge(2, 4, 0.25), edge(14, 12, 3.0), edge(14, 13, 3.0)]
+    instance = load(TRAINING | {"nodes": nodes, "edges": TRAINING["edges"] + edges})
+    assert instance.tensors == (Tensor((2, 3, 4), 0.25e6, 3e6),)
+
+
+def test_classes_that_wait_for_one_another_are_one_and_a_note_says_so() -> None:
     nodes = [node(1, 1, 0, 5), node(2, 1), node(3, 1, 0, 5), node(4, 1)]
     instance = load(document(nodes, [edge(1, 2, 1), edge(2, 3, 1), edge(3, 4, 1)]))
     assert [x.id for x in instance.layers] == [1, 4]
     assert instance.layers[0].tmpcs[1][0].time_per_sample_s == pytest.approx(3e-3)
+    assert instance.notes == (
+        "2 colour classes wait for one another in a circle and become one layer: those of nodes 1, 2",
+    )
+
+
+def test_backward_edges_may_be_drawn_as_the_forward_pass_runs() -> None:
+    """As in the files at the level of layers: the same instance, and a note."""
+    turned = [
+        edge(x["destId"], x["sourceId"], x["cost"]) if min(x["sourceId"], x["destId"]) > 10 else x
+        for x in [edge(1, 2, 0.5), edge(2, 3, 0.25), edge(13, 12, 1.0), edge(12, 11, 1.0), edge(1, 11, 0.5)]
+    ]
+    instance = load(TRAINING | {"edges": turned})
+    assert [(x.source, x.target) for x in instance.edges] == [(1, 2), (2, 3)]
+    assert [x.id for x in instance.layers] == [1, 2, 3]
+    assert "taken the other way round" in instance.notes[0]
+
+
+def test_backward_edges_that_run_both_ways_are_refused() -> None:
+    edges = [edge(1, 2, 0), edge(2, 3, 0), edge(13, 12, 0), edge(11, 12, 0)]
+    with pytest.raises(InputError, match="others against them"):
+        load(TRAINING | {"edges": edges})
 
 
 def test_backward_nodes_without_a_forward_one_are_layers_against_the_arrows() -> None:
@@ -111,8 +157,9 @@ def test_lists_that_are_none(key: str) -> None:
 
 
 def test_round_trip_through_the_form(tmp_path: Path) -> None:
-    edges = {(0, 1): 3.0, (0, 2): 3.0, (1, 2): 5.0}
+    edges = {(0, 1): 0.0, (0, 2): 0.0, (1, 2): 5.0}
     instance = build({v: {1: [tmpc(1 + v, fixed=7 * v)]} for v in range(3)}, edges, name="three")
+    instance = replace(instance, tensors=(Tensor((0, 1, 2), 6.0, 0.0),))
     path = tmp_path / "out.json"
     dump(instance, path, Form.DNN_PARTITIONING)
     assert json.loads(path.read_text())["maxFPGAs"] == instance.devices
@@ -125,6 +172,26 @@ def test_round_trip_through_the_form(tmp_path: Path) -> None:
         assert one.tmpcs[1][0].time_per_sample_s == pytest.approx(other.tmpcs[1][0].time_per_sample_s, rel=1e-12)
         assert one.tmpcs[1][0].fixed_bytes == other.tmpcs[1][0].fixed_bytes
     assert {(x.source, x.target): pytest.approx(x.communication_bytes) for x in back.edges} == edges
+    (tensor,) = back.tensors
+    assert (tensor.layers, tensor.backward_bytes) == ((0, 1, 2), 0.0)
+    assert tensor.forward_bytes == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [(Tensor((0, 1), 1.0, 0.0),), (Tensor((0, 1, 2), 1.0, 2.0),), (Tensor((0, 1, 2), 1.0, 0.0),) * 2],
+    ids=["not all that come after", "of the backward pass", "two"],
+)
+def test_tensors_that_the_form_cannot_hold(tensors: tuple[Tensor, ...], tmp_path: Path) -> None:
+    instance = build({v: {1: [tmpc(1)]} for v in range(3)}, {(0, 1): 0.0, (0, 2): 0.0})
+    with pytest.raises(UsageError, match="tensors other than one"):
+        dump(replace(instance, tensors=tensors), tmp_path / "out.json", Form.DNN_PARTITIONING)
+
+
+def test_edges_that_are_charged_one_by_one_would_be_lost(tmp_path: Path) -> None:
+    instance = build({v: {1: [tmpc(1)]} for v in range(3)}, {(0, 1): 1.0, (0, 2): 1.0})
+    with pytest.raises(UsageError, match="tensors other than one"):
+        dump(instance, tmp_path / "out.json", Form.DNN_PARTITIONING)
 
 
 @pytest.mark.parametrize("form", [Form.DNN_PARTITIONING, Form.PIPEDREAM])
@@ -138,13 +205,14 @@ def test_what_would_be_lost_is_named(form: Form, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_flight", ["two-versions", "stashing"])
-@pytest.mark.parametrize("name", ["gnmt", "inception_v3", "resnet50", "squeezenet1_0", "vgg16"])
+@pytest.mark.parametrize("name", PROFILES)
 def test_profiles_come_back_as_they_were(name: str, in_flight: str, tmp_path: Path) -> None:
     def read(path: Path) -> piper_ray.Instance:
         return load(path, devices=4, microbatches=8, memory_bytes=1e10, bandwidth_bytes_per_s=1e9, in_flight=in_flight)
 
-    instance = read(SHARED / "pipedream" / f"{name}.graph.txt")
     path = tmp_path / f"{name}.graph.txt"
+    path.write_text(profile_text(name), encoding="utf-8")
+    instance = read(path)
     dump(instance, path)
     rule = in_flight_rule(instance)
     assert rule is not None
@@ -152,13 +220,23 @@ def test_profiles_come_back_as_they_were(name: str, in_flight: str, tmp_path: Pa
     assert read(path) == instance
 
 
+def test_a_workload_made_of_a_profile_becomes_one_again(tmp_path: Path) -> None:
+    instance = load(INCEPTION)
+    path = tmp_path / "inception_v3.graph.txt"
+    dump(instance, path)
+    again = load(
+        path,
+        devices=instance.devices,
+        microbatches=instance.microbatches,
+        memory_bytes=instance.memory_bytes,
+        bandwidth_bytes_per_s=instance.bandwidth_bytes_per_s,
+    )
+    assert again == instance
+
+
 def test_a_profile_as_dnn_partitioning_would_lose_its_weights(tmp_path: Path) -> None:
-    instance = load(
-        SHARED / "pipedream" / "vgg16.graph.txt",
-        devices=4, microbatches=8, memory_bytes=1e10, bandwidth_bytes_per_s=1e9,
-    )  # fmt: skip
     with pytest.raises(UsageError, match="weights to synchronise"):
-        dump(instance, tmp_path / "out.json", "dnn-partitioning")
+        dump(load(INCEPTION), tmp_path / "out.json", "dnn-partitioning")
 
 
 def test_strong_components_of_two_circles_and_a_bridge() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +81,53 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = write(tmp_path, TEXT)
     monkeypatch.setattr(Path, "open", denied)  # a file mode would not stop the superuser
     refused(path, "cannot be read: Permission denied")
+
+
+_LOAD = """
+import sys
+from piper_ray.errors import InputError
+from piper_ray.formats import load
+try:
+    load(sys.argv[1])
+except InputError as error:
+    print(error)
+"""
+
+
+def loaded_apart(path: str | Path, **streams: Any) -> str:
+    """What loading says, in a process that is ended if it waits."""
+    command = [sys.executable, "-c", _LOAD, str(path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60, **streams)
+    return str(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["pipe.json", "pipe.toml", "pipe.txt", "pipe"])
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert "a named pipe (FIFO): reading it could wait for ever; expected a file" in loaded_apart(tmp_path / name)
+    (tmp_path / "link").symlink_to(name)
+    assert "a named pipe (FIFO)" in loaded_apart(tmp_path / "link")
+
+
+def test_a_base_that_is_a_named_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "base: " in loaded_apart(write(tmp_path, 'base = "pipe.toml"', "in.toml"))
+
+
+def test_sockets_and_devices_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind("socket.json")
+        refused("socket.json", "is a socket")
+    for device in ("/dev/zero", "/dev/null", "/dev/urandom"):
+        refused(device, "is a device")
+        assert "is a device" in loaded_apart(device)
+
+
+def test_a_pipe_that_a_program_writes_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, TEXT)
+    with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as writer:
+        assert loaded_apart("/dev/stdin", stdin=writer.stdout) == ""
 
 
 @pytest.mark.parametrize("name", ["in.json", "in.toml", "in.txt", "in"])
@@ -177,6 +226,43 @@ def test_arguments_out_of_range(arguments: dict[str, object], words: str) -> Non
     with pytest.raises(UsageError) as caught:
         load(DOCUMENT, **arguments)  # type: ignore[arg-type]
     assert words in str(caught.value)
+
+
+CHAIN = (
+    '[types.a]\ntmpcs = [{ t = 1, id = "x", time_s = 1 }]\n[layers]\nl = { type = "a" }\n'
+    "[cluster]\ndevices = 2\nmicrobatches = 2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "notes"),
+    [
+        ('memory = "8GB"\nbandwidth = 25e9', []),
+        ('memory = "1MB"\nbandwidth = 1e6', []),
+        ("memory = 8\nbandwidth = 25", ["memory: 8 bytes, less than 1 MB; was 8GB meant?",
+                                       "bandwidth: 25 bytes per second, less than 1 MB/s; was 25GB/s meant?"]),
+        ('memory = "80"\nbandwidth = "25GB/s"', ["memory: 80 bytes, less than 1 MB; was 80GB meant?"]),
+        ('memory = 81559\nbandwidth = "25GB/s"', ["memory: 81559 bytes, less than 1 MB; was 81559MB meant?"]),
+        ('memory = "1GB"\nbandwidth = "25kB/s"',
+         ["bandwidth: 25000 bytes per second, less than 1 MB/s; was 25GB/s meant?"]),
+    ],
+)  # fmt: skip
+def test_a_figure_that_most_likely_lacks_its_unit_is_noted(tmp_path: Path, cluster: str, notes: list[str]) -> None:
+    instance = load(write(tmp_path, CHAIN + cluster, "in.toml"))
+    assert instance.notes == tuple(f"cluster.{note}" for note in notes)
+
+
+def test_what_is_overridden_is_not_noted(tmp_path: Path) -> None:
+    path = write(tmp_path, CHAIN + "memory = 8\nbandwidth = 25", "in.toml")
+    assert load(path, memory_bytes=8, bandwidth_bytes_per_s=25).notes == ()
+
+
+def test_in_json_the_number_that_was_meant_is_named(tmp_path: Path) -> None:
+    assert load(write(tmp_path, TEXT)).notes == (
+        "maxMemoryPerDevice: 1 byte, less than 1 MB; was 1000000000, 1GB, meant?",
+        "bandwidth: 3 bytes per second, less than 1 MB/s; was 3000000000, 3GB/s, meant?",
+    )
+    assert load(DOCUMENT).notes == ()  # who writes a program means its figures
 
 
 def test_what_is_neither_path_nor_document() -> None:

@@ -68,6 +68,46 @@ def test_what_is_no_size_is_refused_with_an_example(value: str | float, words: s
     assert "8GiB" in str(caught.value) or "ambiguous" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("8", "8GB"),
+        ("0.5", "0.5GB"),
+        (" 80. ", "80GB"),
+        ("8e1", "80GB"),
+        ("81559", "81559MB"),
+        ("16000", "16GB"),
+        ("80000000000", "80GB"),
+        ("8e9", "8GB"),
+        ("8589934592", "8GiB"),
+        ("2684354560", "2560MiB"),
+        ("1234567", "1234567B"),
+    ],
+)
+def test_where_a_unit_is_required_the_one_that_was_meant_is_named(text: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bytes(text, unit_required=True)
+    assert str(caught.value) == f"{text.strip()} has no unit; did you mean {meant}?"
+    assert parse_bytes(meant, unit_required=True) > 0.0
+    with pytest.raises(UsageError) as caught:
+        parse_bytes_per_s(f"{text}/s", unit_required=True)
+    assert str(caught.value) == f"{text.strip()} has no unit; did you mean {meant}/s?"
+    assert parse_bytes_per_s(f"{meant}/s", unit_required=True) > 0.0
+
+
+def test_with_a_unit_or_as_a_number_nothing_is_missing() -> None:
+    assert parse_bytes("8B", unit_required=True) == parse_bytes(8.0, unit_required=True) == 8.0
+    assert parse_bytes_per_s("25GB", unit_required=True) == 25e9
+    assert parse_bytes("0", unit_required=True) == 0.0  # no unit makes more of it; refused where it is used
+
+
+@pytest.mark.parametrize("text", ["-8", "nan", "8 parsecs", "8Gb", ""])
+def test_other_faults_are_told_as_ever(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bytes(text, unit_required=True)
+    assert "has no unit" not in str(caught.value)
+
+
 def test_a_rate_shows_what_was_given() -> None:
     with pytest.raises(UsageError, match="'25Gb/s' is ambiguous"):
         parse_bytes_per_s("25Gb/s")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from piper_ray.errors import InputError
-from piper_ray.formats import load, to_toml
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.formats import load, to_toml, to_upstream
+from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
 
 WORKLOAD = """\
 name = "small"
@@ -89,6 +89,18 @@ def test_a_chain_continues_a_chain(tmp_path: Path) -> None:
 def test_edges_of_the_graph_table_come_last_and_carry_their_cost(tmp_path: Path) -> None:
     text = WORKLOAD + 'end = { type = "in" }\n[graph]\nedges = [{ from = "stack", to = "end", bytes = "2KiB" }]\n'
     assert load(write(tmp_path, text)).edges[-1] == Edge(15, 16, 2048.0)
+
+
+def test_what_replicas_share_and_the_tensors_of_a_stage(tmp_path: Path) -> None:
+    row = "time_s = 1,"
+    text = WORKLOAD.replace(row, 'time_s = 1, shared = "2kB", least_data_parallel_degree = 4,', 1)
+    text += '[graph]\ntensors = [{ layers = ["mask", "first", "stack"], forward = "1KiB" }]\n'
+    instance = load(write(tmp_path, text))
+    assert instance.tensors == (Tensor((10, 12, 15), 1024.0, 0.0),)
+    assert {(x.shared_bytes, x.least_data_parallel_degree) for x in instance.layers[3].tmpcs[2]} == {(2000.0, 4)}
+    assert {(x.shared_bytes, x.least_data_parallel_degree) for x in instance.layers[3].tmpcs[1]} == {(0.0, 1)}
+    assert load(write(tmp_path, to_toml(instance), "again.toml")) == instance
+    assert load(to_upstream(instance)) == instance
 
 
 def test_a_base_with_one_number_changed(tmp_path: Path) -> None:
@@ -190,6 +202,15 @@ FAULTS: list[tuple[str, str, str, str, str]] = [
      "graph.edges[0].bytes", "missing"),
     ("edge twice", "[layers]", "[graph]\nedges = [{ from = \"mask\", to = \"first\", bytes = 1 }]\n[layers]",
      "graph.edges[0]", "duplicate edge 10 -> 12"),
+    ("shared", "activation = 20", "shared = -1", "types.block.tmpcs[0].shared", "negative"),
+    ("least d", "activation = 20", "least_data_parallel_degree = 0",
+     "types.block.tmpcs[0].least_data_parallel_degree", "zero (0)"),
+    ("tensor end", "[layers]", "[graph]\ntensors = [{ layers = [\"mask\", \"x\"] }]\n[layers]",
+     "graph.tensors[0].layers[1]", 'unknown layer "x"'),
+    ("tensor of one", "[layers]", "[graph]\ntensors = [{ layers = [\"mask\"] }]\n[layers]",
+     "graph.tensors[0].layers", "1 layers; expected at least two"),
+    ("tensor end twice", "[layers]", "[graph]\ntensors = [{ layers = [\"mask\", \"mask\"] }]\n[layers]",
+     "graph.tensors[0].layers", "layer 10 comes more than once"),
     ("base missing", 'name = "small"', 'base = "nowhere.toml"', "base", "No such file"),
     ("base no text", 'name = "small"', "base = 3", "base", "not a text"),
     ("base of itself", 'name = "small"', 'base = "small.toml"', "base", "deep; expected one that does not lead"),

@@ -8,9 +8,9 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from piper_ray.cli.ranges import parse_numbers
 from piper_ray.errors import UsageError
 from piper_ray.frontiers.frontier import frontier
+from piper_ray.frontiers.ranges import parse_numbers
 from piper_ray.frontiers.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
 from piper_ray.plots.curves import Panel, Series, Style, figure_of
 from piper_ray.plots.frontier import frontier_panels

@@ -74,18 +74,23 @@ def test_too_few_microbatches_for_the_stages() -> None:
     assert found.least_memory_bytes is None
 
 
-def least_whole_memory(instance: Instance, restrictions: Restrictions) -> int | None:
-    """The least whole number of bytes with a plan: what every plan needs is whole when all figures are."""
+PARTS = 12
+"""What replicas share out is divided by up to four: memory is a whole number of twelfths when all figures are whole."""
+
+
+def least_whole_memory(instance: Instance, restrictions: Restrictions) -> float | None:
+    """The least number of bytes with a plan, among the multiples of 1 / PARTS."""
     if brute_force(instance.replace(memory_bytes=1e6), restrictions) is None:
         return None
-    low, high = 0, 1_000_000
+    low, high = 0, PARTS * 1_000_000
     while high - low > 1:
         middle = (low + high) // 2
-        if brute_force(instance.replace(memory_bytes=float(middle)), restrictions) is None:
+        # Just above the multiple: a third of a byte is no float.
+        if brute_force(instance.replace(memory_bytes=middle / PARTS * (1 + 1e-12)), restrictions) is None:
             low = middle
         else:
             high = middle
-    return high
+    return high / PARTS
 
 
 @given(instances(most_layers=3, most_devices=4))

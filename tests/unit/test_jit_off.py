@@ -16,16 +16,17 @@ from piper_ray.kernels.knapsack import least_cost
 from piper_ray.model import Instance
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solver import solve
+from tests.data import WORKLOADS
 from tests.instances import parallel_branches
 from tests.solver_support import ONE_THREAD
-from tests.support import GIB, SHARED, random_goldens
+from tests.support import GIB, random_goldens
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def cases() -> list[tuple[Instance, Restrictions]]:
     bert32 = load(
-        SHARED / "piper" / "bert32a100.json",
+        WORKLOADS["bert32a100"],
         devices=8,
         microbatches=512,
         memory_bytes=8 * GIB,

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight, is_subset
+from piper_ray.kernels.types import ClusterArrays
 from piper_ray.lattice.bits import bit_rows
 from piper_ray.model import divisors
 
@@ -29,8 +30,17 @@ def by_time(work: float, resync: float, threshold: float, allowed: Sequence[int]
     return first_divisor_by_time(work, resync, threshold, divisor_at_least(allowed), len(allowed))
 
 
-def by_memory(a: float, b: float, memory: float, later_sum: int, allowed: Sequence[int]) -> int:
-    return first_divisor_by_memory(a, b, memory, later_sum, divisor_at_least(allowed), len(allowed))
+def by_memory(a: float, b: float, memory: float, later_sum: int, allowed: Sequence[int], shared: float = 0.0) -> int:
+    cluster = ClusterArrays(
+        devices=allowed[-1],
+        data_parallel_limit=allowed[-1],
+        memory_bytes=memory,
+        divisors=np.array(allowed, np.int64),
+        divisor_at_least=divisor_at_least(allowed),
+        first_divisor=np.zeros(1, np.int64),
+        end_divisor=np.full(1, len(allowed), np.int64),
+    )
+    return first_divisor_by_memory(a, b, shared, later_sum, cluster)
 
 
 def first_that(allowed: Sequence[int], fits: Callable[[int], bool]) -> int:
@@ -41,8 +51,12 @@ def keeps_time(work: float, resync: float, threshold: float) -> Callable[[int], 
     return lambda d: Fraction(work) + (d - 1) * Fraction(resync) <= Fraction(threshold) * d
 
 
-def keeps_memory(a: float, b: float, memory: float, later_sum: int) -> Callable[[int], bool]:
-    return lambda d: Fraction(a) * -(-(later_sum + d) // d) + Fraction(b) <= Fraction(memory)
+def keeps_memory(a: float, b: float, memory: float, later_sum: int, shared: float = 0.0) -> Callable[[int], bool]:
+    def keeps(d: int) -> bool:
+        y = -(-(later_sum + d) // d)
+        return Fraction(a) * y + Fraction(b) + Fraction(shared) / d <= Fraction(memory)
+
+    return keeps
 
 
 @given(small, small, st.integers(1, 40), batches)
@@ -58,6 +72,18 @@ def test_memory_with_integers(a: int, b: int, memory: int, later_sum: int, batch
     allowed = divisors(batch)
     expected = first_that(allowed, keeps_memory(a, b, memory, later_sum))
     assert by_memory(float(a), float(b), float(memory), later_sum, allowed) == expected
+
+
+@given(small, small, st.integers(1, 40), st.integers(0, 3000), batches, st.integers(1, 400))
+def test_memory_with_what_replicas_share_out(
+    a: int, b: int, memory: int, later_sum: int, batch: int, shared: int
+) -> None:
+    """Rules out no degree that fits, and none but the guard's hair before the first that does."""
+    allowed = divisors(batch)
+    found = by_memory(float(a), float(b), float(memory), later_sum, allowed, float(shared))
+    assert found <= first_that(allowed, keeps_memory(a, b, memory, later_sum, shared))
+    hair = memory * (1 + 2e-9)
+    assert found >= first_that(allowed, keeps_memory(a, b, hair, later_sum, shared))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -14,11 +15,10 @@ from piper_ray.kernels.selection import (
     UNKNOWN,
     YES,
     exact_fit,
-    fill_slot,
     make_step_cache,
     quick_fit,
-    slot_of,
     stage_items,
+    steps_slot,
 )
 from piper_ray.lattice.bits import members
 from piper_ray.lattice.contraction import without_contraction
@@ -50,7 +50,7 @@ def test_items_of_a_stage(seed: int) -> None:
     rng = Random(seed)
     for i, j, r, layers in nested_pairs(whole):
         d, y = rng.randint(1, 6), rng.randint(1, 9)
-        vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.lattice, problem.options, r, d, y)
+        vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.tables, r, d, y)
         assert [whole.graph.layer_ids[v] for v in vertices] == list(layers)
         assert start[0] == 0
         assert start[-1] == cost.size == memory.size
@@ -58,8 +58,18 @@ def test_items_of_a_stage(seed: int) -> None:
             row = options.tmpcs[r][v]
             assert start[k + 1] - start[k] == len(row)
             for o, chosen in enumerate(row, start=int(start[k])):
-                assert cost[o] == pytest.approx(cost_on_one_device(instance, layers, layers[k], chosen, d))
-                assert memory[o] == chosen.activation_bytes * y + chosen.fixed_bytes
+                expected = cost_on_one_device(instance, layers, layers[k], chosen, d)
+                # What the stage pays for tensors is charged with its first layer.
+                tensors = cut_tensors_on_one_device(instance, layers) if k == 0 else 0.0
+                assert cost[o] == pytest.approx(expected + tensors)
+                assert memory[o] == pytest.approx(
+                    chosen.activation_bytes * y + chosen.fixed_bytes + chosen.shared_bytes / d
+                )
+
+
+def cut_tensors_on_one_device(instance: Instance, stage: tuple[int, ...]) -> float:
+    cut = [t for t in instance.tensors if set(t.layers) & set(stage) and set(t.layers) - set(stage)]
+    return sum(tensor.forward_bytes + tensor.backward_bytes for tensor in cut) / instance.bandwidth_bytes_per_s
 
 
 def cost_on_one_device(instance: Instance, stage: tuple[int, ...], layer: int, chosen: Tmpc, d: int) -> float:
@@ -86,11 +96,13 @@ def test_exact_fit_against_brute_force(seed: int) -> None:
     rng = Random(seed)
     for i, j, r, layers in nested_pairs(whole):
         d, y, t = rng.randint(1, 6), rng.randint(1, 4), problem.workload.options.variants[r].degree
+        variant = problem.workload.options.variants[r]
+        if not variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree:
+            continue
         least = least_stage_time(instance, layers, d, t, y)
-        memory_bytes = problem.cluster.memory_bytes
         for factor in (1 + 1e-10, 1 - 1e-6, 2.0):
             budget_s = factor * d * float(least if least is not None else 5)
-            fits = exact_fit(i, j, problem.lattice, problem.options, r, d, y, memory_bytes, budget_s)
+            fits = exact_fit(i, j, problem.tables, r, d, y, budget_s)
             assert fits == (least is not None and (factor > 1 or least == 0))
 
 
@@ -131,13 +143,13 @@ def test_quick_fit_never_contradicts_exact_fit() -> None:
             if excess_bytes <= 0:
                 continue
             more_s = rng.choice([rng.randint(0, 12), rng.random() * 12])
-            slot = slot_of(r, y)
-            fill_slot(cache, problem.options, r, y)
+            slot = steps_slot(cache, problem.options, r, d, y)
             answer = quick_fit(
                 i, j, problem.lattice.bits, problem.options.class_bits, cache, slot, excess_bytes, more_s + 1e-9
             )
             budget_s = fast_s + more_s + 1e-9
-            exact = exact_fit(i, j, problem.lattice, problem.options, r, d, y, memory_bytes, budget_s)
+            limited = problem.tables._replace(cluster=problem.cluster._replace(memory_bytes=memory_bytes))
+            exact = exact_fit(i, j, limited, r, d, y, budget_s)
             assert exact == any(s <= budget_s and size <= memory_bytes for s, size, _ in choices)
             assert answer in ({YES, UNKNOWN} if exact else {NO, UNKNOWN})
             answers[answer] += 1
@@ -150,7 +162,7 @@ def figures_of_choices(whole: Tables, i: int, j: int, r: int, d: int, y: int) ->
     """(cost, memory, activation) of every choice for the stage; fastest first, of equal ones the one of least a."""
     problem = whole.problem
     bits = problem.lattice.bits
-    vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.lattice, problem.options, r, d, y)
+    vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.tables, r, d, y)
     a_bytes = [x.activation_bytes for v in vertices.tolist() for x in problem.workload.options.tmpcs[r][v]]
     ranges = [range(int(start[k]), int(start[k + 1])) for k in range(vertices.size)]
     choices = [list(choice) for choice in product(*ranges)]
@@ -159,16 +171,29 @@ def figures_of_choices(whole: Tables, i: int, j: int, r: int, d: int, y: int) ->
 
 
 def test_a_slot_is_refilled_for_another_y() -> None:
-    """Of all y that share a slot, what counts is the one it was filled for."""
+    """Of all y that come to share a slot, what counts is the one it was filled for."""
     row = [tmpc(0, 0, 3, 0, "fast"), tmpc(1, 0, 1, 10, "small")]
     problem = tables(build({0: {1: row}, 1: {1: row}}, {(0, 1): 0})).problem
     cache = make_step_cache(problem.options)
-    shared = next(y for y in range(7, 10**6) if slot_of(0, y) == slot_of(0, 6))
-    for y in (6, shared, 6):
-        fill_slot(cache, problem.options, 0, y)
-        slot = slot_of(0, y)
+    first = steps_slot(cache, problem.options, 0, 1, 6)
+    other = next(y for y in range(7, 10**6) if steps_slot(cache, problem.options, 0, 1, y) == first)
+    for y in (6, other, 6):
+        slot = steps_slot(cache, problem.options, 0, 1, y)
+        assert slot == first
         assert cache.y[slot] == y
         assert cache.saved_bytes[slot, 0] == 2 * y - 10
         assert cache.extra_s[slot, 0] == 1.0
-    fill_slot(cache, problem.options, 0, 1)  # at y = 1 the small one is the larger: no step
-    assert cache.steps[slot_of(0, 1)] == 0
+    assert (
+        cache.steps[steps_slot(cache, problem.options, 0, 1, 1)] == 0
+    )  # at y = 1 the small one is the larger: no step
+
+
+def test_a_slot_is_refilled_for_another_d_where_replicas_share() -> None:
+    row = [replace(tmpc(0, 0, 0, 2, "fast"), shared_bytes=12.0), tmpc(1, 0, 0, 3, "small")]
+    problem = tables(build({0: {1: row}, 1: {1: row}}, {(0, 1): 0})).problem
+    cache = make_step_cache(problem.options)
+    for d in (1, 2, 4, 1):
+        slot = steps_slot(cache, problem.options, 0, d, 5)
+        assert (cache.y[slot], cache.d[slot]) == (5, d)
+        assert cache.saved_bytes[slot, 0] == 12.0 / d - 1.0
+    assert cache.steps[steps_slot(cache, problem.options, 0, 12, 5)] == 0  # a twelfth of it is no more than the other

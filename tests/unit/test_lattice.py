@@ -222,8 +222,8 @@ def test_an_edge_that_jumps_over_a_stage_is_charged_back() -> None:
     jump = next(e for e, (tail, head, _) in enumerate(whole.graph.edges) if (tail, head) == (2, 0))
     # Stage {1}: 1 s, its two edges 2 * 1 / 4 each; need and cap hold the edge 0 -> 2 as well, twice.
     work_s = costs.need_s[2, 0] - costs.cap_s[1, 0]
-    assert work_s - costs.edge_both_s[0, jump] == pytest.approx(1 + 0.5 + 0.5)
-    assert costs.edge_both_s[0, jump] == pytest.approx(1.0)
+    assert work_s - costs.both_s[0, jump] == pytest.approx(1 + 0.5 + 0.5)
+    assert costs.both_s[0, jump] == pytest.approx(1.0)
 
 
 def test_bit_rows_and_members() -> None:

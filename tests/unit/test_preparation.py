@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piper_ray.errors import UsageError
 from piper_ray.model import Instance
 from piper_ray.preparation import Shape, prepare
 from piper_ray.restrictions import Recompute, Restrictions
@@ -57,7 +58,7 @@ def test_shared_or_not_the_answers_are_the_same(
 def test_of_another_graph_or_shape_it_is_refused(instance: Instance | None, restrictions: Restrictions) -> None:
     chain = equal_chain(4)
     prepared = prepare(chain, Restrictions())
-    with pytest.raises(ValueError, match="another graph, or under other restrictions"):
+    with pytest.raises(UsageError, match="another graph, or under other restrictions"):
         solve(instance or chain, restrictions=restrictions, prepared=prepared)
 
 

@@ -78,7 +78,7 @@ def test_shards_are_measured_where_the_factory_makes_them(tmp_path: Path) -> Non
     text = out.read_text()
     assert "# plain-shard, full-shard: measured on one of t shards; all-reduces between them are not" in text
     assert "estimated" in text.split("name =")[0]
-    assert "--memory 1000000000 --bandwidth 10000000000" in text
+    assert "--memory 1GB --bandwidth 10GB/s" in text
     instance = load(out)
     assert instance.degrees == (1, 2, 4)
     assert (instance.devices, instance.bandwidth_bytes_per_s) == (4, 10e9)

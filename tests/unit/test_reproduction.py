@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 from matplotlib.figure import Figure
+from typer.testing import CliRunner
 
 from scripts.reproduction import correlation, staircases, throughput
+from scripts.reproduction.__main__ import main
 from scripts.reproduction.report import page, write_study
-from scripts.reproduction.sources import Sources
 from scripts.reproduction.study import Findings, Study, faults_of, slower_than
-from tests.support import SHARED
 
 
 def silent(text: str) -> None:
@@ -32,7 +33,7 @@ def test_ratio_needs_both() -> None:
 
 
 def test_files_and_page_of_a_study(tmp_path: Path) -> None:
-    study = Study("small", "A small study", lambda _sources, _tell: findings)
+    study = Study("small", "A small study", lambda _tell: findings)
     findings = Findings(
         rows=[{"at": 1, "time_s": 0.5}, {"at": 2, "time_s": None}],
         words=["What it says."],
@@ -49,28 +50,38 @@ def test_files_and_page_of_a_study(tmp_path: Path) -> None:
 
 
 def test_equal_partitions_are_the_published_ones() -> None:
-    findings = correlation.STUDY.run(Sources(SHARED), silent)
+    findings = correlation.STUDY.run(silent)
     assert list(findings.faults) == []
     assert sum(row["reference_time_per_sample_s"] is not None for row in findings.rows) == 16
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_no_planner_beats_piper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: bool) -> None:
-    """At some of the sizes, with and without the published values."""
+def test_no_planner_beats_piper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At some of the sizes, the published values among the others'."""
     monkeypatch.setattr(throughput, "_DEVICES", (8, 64))
     monkeypatch.setattr(throughput, "_MICROBATCHES", (512,))
     monkeypatch.setattr(throughput, "_shown", lambda _rows: [])
-    findings = throughput.STUDY.run(Sources(SHARED if there else tmp_path), silent)
+    findings = throughput.STUDY.run(silent)
     assert list(findings.faults) == []
     assert len(findings.rows) == 2 * 4 * len(throughput.PLANNERS)
-    assert any(row["reference_time_per_sample_s"] is not None for row in findings.rows) is there
+    assert any(row["reference_time_per_sample_s"] is not None for row in findings.rows)
     assert set(findings.pictures) == {"throughput-n512", "share-n512"}
+
+
+def test_the_command_needs_nothing_but_the_checkout(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(main)
+    result = CliRunner().invoke(app, ["--only", "correlation", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "16 of 40 points are in the published set, all of them equal to it." in text
+    assert "Checked: every optimum is at or below every published and baseline value." in text
+    assert "eft out" not in text
 
 
 def test_staircases_have_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staircases, "_MOST", 40)
     monkeypatch.setattr(staircases, "_MICROBATCHES", (512,))
-    findings = staircases.STUDY.run(Sources(SHARED), silent)
+    findings = staircases.STUDY.run(silent)
     by_devices = [row["time_per_sample_s"] for row in findings.rows if row["against"] == "devices"]
     by_bound = [row["time_per_sample_s"] for row in findings.rows if row["against"] != "devices"]
     assert (len(by_devices), len(by_bound)) == (33, 40)

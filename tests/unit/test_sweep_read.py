@@ -55,6 +55,30 @@ def test_a_grid_is_every_combination(tmp_path: Path) -> None:
     assert {point.memory_bytes for point in sweep.points[:-1]} == {20.0, 40.0}
 
 
+def test_a_text_without_a_unit_is_refused_and_a_small_number_noted(tmp_path: Path) -> None:
+    head = '[workloads]\nchain = "chain.json"\n'
+    assert faults(tmp_path, head + '[grid]\nmemory = ["16GB", "8"]\nbandwidth = "25"\n') == [
+        (
+            "grid.memory[1]: 8 has no unit (did you mean 8GB?); expected a size > 0 such as 8GiB or 80GB, "
+            "or a list of them"
+        ),
+        "grid.bandwidth: 25 has no unit (did you mean 25GB/s?); expected a rate > 0 such as 25GB/s, or a list of them",
+    ]
+    point = '[[points]]\nworkload = "chain"\nmemory = "8e10"\n'
+    assert faults(tmp_path, head + point) == [
+        "points[0].memory: 8e10 has no unit (did you mean 80GB?); expected a size > 0 such as 8GiB or 80GB"
+    ]
+    heard: list[str] = []
+    grid = '[grid]\nmemory = [8, 9, "16GB"]\ndevices = 2\n[[points]]\nworkload = "chain"\nbandwidth = 25\n'
+    source = write_small(tmp_path, head + grid)
+    read_sweep(source, heard.append)
+    assert heard == [
+        f"{tmp_path / 'chain.json'}: bandwidth: 4 bytes per second, less than 1 MB/s; was 4000000000, 4GB/s, meant?",
+        f"{source}: grid.memory: 8 bytes, less than 1 MB; was 8GB meant?",
+        f"{source}: points[0].bandwidth: 25 bytes per second, less than 1 MB/s; was 25GB/s meant?",
+    ]
+
+
 def test_what_is_left_out_is_the_workloads_own(tmp_path: Path) -> None:
     text = '[workloads]\nchain = "chain.json"\n[grid]\n[[points]]\nworkload = "chain"\nmemory = "1KiB"\n'
     own, other = points(tmp_path, text)

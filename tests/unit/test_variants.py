@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from random import Random
 
 from hypothesis import given
@@ -72,6 +73,46 @@ def test_all_or_none_makes_two_variants_where_they_differ() -> None:
     ]
 
 
+def ranges(instance: Instance, restrictions: Restrictions = Restrictions()) -> list[tuple[int, int, int, list[str]]]:
+    """(t, least d, most d, ids of layer 0), most d up to the largest there can be."""
+    return [
+        (v.degree, v.least_data_parallel_degree, min(v.most_data_parallel_degree, 99), [x.id for x in v.tmpcs[0]])
+        for v in stage_variants(instance, restrictions)
+    ]
+
+
+SHARDED = replace(tmpc(6, 4, 5, 1, "sharded"), least_data_parallel_degree=4)
+
+
+def test_a_least_degree_makes_a_variant_for_each_range_of_degrees() -> None:
+    rows = {1: [PLAIN, SHARDED], 2: [PLAIN]}
+    assert ranges(build({0: rows}, {}, devices=8, microbatches=8)) == [
+        (1, 1, 3, [V]),
+        (1, 4, 99, [V, "sharded"]),
+        (2, 1, 99, [V]),
+    ]
+
+
+def test_ranges_that_no_stage_can_have_are_left_out() -> None:
+    def of(*rows: Tmpc, devices: int, microbatches: int) -> list[tuple[int, int, int, list[str]]]:
+        return ranges(build({0: {1: rows}}, {}, devices=devices, microbatches=microbatches))
+
+    assert of(PLAIN, SHARDED, devices=3, microbatches=8) == [(1, 1, 3, [V])]  # more replicas than devices
+    assert of(PLAIN, SHARDED, devices=8, microbatches=3) == [(1, 1, 3, [V])]  # more than microbatches
+    least_two = replace(PLAIN, id="two", least_data_parallel_degree=2)
+    assert of(PLAIN, least_two, SHARDED, devices=9, microbatches=9) == [  # 9 has no divisor that is 2, and 3 has
+        (1, 1, 1, [V]),
+        (1, 2, 3, [V, "two"]),
+        (1, 4, 99, [V, "two", "sharded"]),
+    ]
+    assert of(PLAIN, least_two, SHARDED, devices=5, microbatches=5) == [
+        (1, 1, 1, [V]),
+        (1, 4, 99, [V, "two", "sharded"]),
+    ]
+    only = build({0: {1: [PLAIN, SHARDED]}}, {}, devices=8, microbatches=8)
+    assert ranges(only, Restrictions(data_parallelism=False)) == [(1, 1, 3, [V])]
+
+
 def test_undominated_by_hand() -> None:
     base = tmpc(5, 5, 5, 5, "base")
     assert undominated((base, replace(base, id="equal"))) == (base,)
@@ -96,8 +137,8 @@ def test_undominated_looks_at_every_edge() -> None:
         assert undominated((one, other)) == (one, other)
 
 
-def figures_at(x: Tmpc, y: int) -> tuple[float, ...]:
-    memory_bytes = x.activation_bytes * y + x.fixed_bytes
+def figures_at(x: Tmpc, y: int, d: int = 1) -> tuple[float, ...]:
+    memory_bytes = x.activation_bytes * y + x.fixed_bytes + Fraction(x.shared_bytes) / d
     return (
         x.time_per_sample_s,
         x.weights_bytes,
@@ -108,8 +149,14 @@ def figures_at(x: Tmpc, y: int) -> tuple[float, ...]:
 
 
 def never_worse(one: Tmpc, other: Tmpc) -> bool:
-    """At y = 1 and at a y so large that only the activation counts: memory is linear in y."""
-    return all(a <= b for y in (1, 10**9) for a, b in zip(figures_at(one, y), figures_at(other, y), strict=True))
+    """At y and d of 1, and at such that only the activation counts, or none of what is shared: memory is linear in y
+    and in 1/d.
+    """
+    return all(
+        a <= b
+        for y, d in ((1, 1), (1, 10**9), (10**9, 1))
+        for a, b in zip(figures_at(one, y, d), figures_at(other, y, d), strict=True)
+    )
 
 
 @given(instances(most_layers=3, most_tmpcs=4))

@@ -25,7 +25,8 @@ from piper_ray.kernels.types import (
 )
 
 _OF_DOWNSETS = ("need_s", "cap_s", "resync_s", "least_a", "least_b", "fast_a", "fast_b", "missing")
-_OF_GRAPH = ("level_start", "edge_tail", "edge_head", "vertex_level")
+_OF_GRAPH = ("level_start", "edge_tail", "edge_head", "vertex_level", "tensor_bits", "cut_start", "cut")
+_COSTS_OF_GRAPH = ("both_s", "least_shared", "fast_shared")
 
 
 def downset_table(lattice: LatticeArrays, costs: CostArrays) -> pa.Table:
@@ -69,9 +70,11 @@ def arrays_of(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
 
 
 def graph_table(tables: Tables) -> pa.Table:
-    """What has no row for each downset: levels, edges, and each vertex's and class's TMPC options."""
+    """What has no row for each downset, or not in every problem: levels, edges and tensors, what replicas share out,
+    and each vertex's and class's TMPC options.
+    """
     arrays = {name: getattr(tables.lattice, name) for name in _OF_GRAPH}
-    arrays["edge_both_s"] = tables.costs.edge_both_s
+    arrays |= {name: getattr(tables.costs, name) for name in _COSTS_OF_GRAPH}
     return array_table(arrays | tables.options._asdict())
 
 
@@ -87,7 +90,7 @@ def tables_of(downsets: pa.Table, graph: pa.Table, cluster: ClusterArrays) -> Ta
     )
     costs = CostArrays(
         **{name: _array(downsets, name) for name in _OF_DOWNSETS},
-        edge_both_s=arrays.pop("edge_both_s"),
+        **{name: arrays.pop(name) for name in _COSTS_OF_GRAPH},
     )
     return Tables(frozen(lattice), frozen(costs), frozen(OptionArrays(**arrays)), frozen(cluster))
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from piper_ray import arguments
 from piper_ray.backends import Activity, Heartbeat, NextBatch
 from piper_ray.backends.ray.coordinator import WithoutWorkers
 from piper_ray.backends.ray.pacing import Pacing
 from piper_ray.backends.ray.session import connect
-from piper_ray.errors import UsageError
 from piper_ray.kernels.blocks import BLOCK_SIZE
 from piper_ray.kernels.types import LevelStates
 from piper_ray.progress import Listener, Note, silent
@@ -36,7 +36,7 @@ class RayBackend:
 
     A Ray that this process is already connected to is used as it is, and stays. workers: actors to keep (None: as many
     as the cluster has room for, as machines come and go), each with cpus_per_worker threads. Close it after use.
-    Raises ClusterError if the cluster cannot be reached, UsageError for counts below 1.
+    Raises ClusterError if the cluster cannot be reached, UsageError for arguments that make no sense.
     """
 
     def __init__(
@@ -45,15 +45,14 @@ class RayBackend:
         *,
         workers: int | None = None,
         cpus_per_worker: int = 1,
-        without_workers: WithoutWorkers = WithoutWorkers.CONTINUE,
+        without_workers: WithoutWorkers | str = WithoutWorkers.CONTINUE,
     ) -> None:
-        for name, count in (("workers", workers), ("cpus_per_worker", cpus_per_worker)):
-            if count is not None and count < 1:
-                raise UsageError(f"{name} must be at least 1, not {count}")
-        self._workers = workers
-        self._cpus_per_worker = cpus_per_worker
-        self._without_workers = without_workers
-        self._session = connect(address, workers * cpus_per_worker if workers is not None else None)
+        arguments.of_kind("address", address, (str, type(None)), "a text: host:port, auto or local")
+        self._workers = None if workers is None else arguments.positive("workers", workers)
+        self._cpus_per_worker = arguments.positive("cpus_per_worker", cpus_per_worker)
+        self._without_workers = arguments.choice("without_workers", without_workers, WithoutWorkers)
+        cpus = None if self._workers is None else self._workers * self._cpus_per_worker
+        self._session = connect(address, cpus)
         self._dispatcher: Dispatcher | None = None
         self._pacing = Pacing()
         self._listener: Listener = silent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,11 +43,15 @@ def _tables_of_nothing() -> Tables:
         edge_tail=_integers(0),
         edge_head=_integers(0),
         vertex_level=_integers(0),
+        tensor_bits=np.zeros((0, 1), np.uint64),
+        cut_start=_integers(1),
+        cut=_integers(0),
     )
     sums = {name: np.zeros((1, 1)) for name in CostArrays._fields}
     costs = CostArrays(**sums | {"missing": np.zeros((1, 1), np.int64)})  # type: ignore[arg-type]
-    floats = dict.fromkeys(("option_p_s", "option_resync_s", "option_a", "option_b", "charge_s"), np.zeros(0))
-    choices = dict.fromkeys(("choice_p_s", "choice_a", "choice_b"), np.zeros(0))
+    of_options = ("option_p_s", "option_resync_s", "option_a", "option_b", "option_shared", "charge_s")
+    of_choices = ("choice_p_s", "choice_a", "choice_b", "choice_shared")
+    floats: dict[str, Any] = dict.fromkeys((*of_options, *of_choices), np.zeros(0))
     options = OptionArrays(
         degree=np.ones(1, np.int64),
         uniform=np.ones(1, np.int64),
@@ -60,10 +65,10 @@ def _tables_of_nothing() -> Tables:
         class_bits=np.zeros((0, 1), np.uint64),
         class_vertex=_integers(0),
         choice_start=_integers(1),
+        choices_share=_integers(1),
         **floats,
-        **choices,
     )
-    cluster = ClusterArrays(1, 1, 1.0, np.ones(1, np.int64), np.zeros(2, np.int64))
+    cluster = ClusterArrays(1, 1, 1.0, np.ones(1, np.int64), np.zeros(2, np.int64), _integers(1), np.ones(1, np.int64))
     return Tables(frozen(lattice), frozen(costs), frozen(options), frozen(cluster))
 
 

@@ -32,6 +32,7 @@ class PairArrays(NamedTuple):
     weights_bytes: Floats
     activation_bytes: Floats
     fixed_bytes: Floats
+    shared_bytes: Floats
     whole_batch: int
     memory_bytes: float
 
@@ -104,11 +105,12 @@ def _divides_batch(pairs: PairArrays, level: LevelArrays, pair: int, degree: int
 
 @njit
 def _fits(pairs: PairArrays, front: int, rest: int, degree: int, behind: int) -> bool:
-    """a y + b <= M with y = ceil(s / d), ``behind`` being the machines of all later stages."""
+    """a y + b + shared / d <= M with y = ceil(s / d), ``behind`` being the machines of all later stages."""
     in_flight = (behind + 2 * degree - 1) // degree
     activation = pairs.activation_bytes[front] - pairs.activation_bytes[rest]
     fixed = pairs.fixed_bytes[front] - pairs.fixed_bytes[rest]
-    return bool(activation * in_flight + fixed <= pairs.memory_bytes)
+    shared = pairs.shared_bytes[front] - pairs.shared_bytes[rest]
+    return bool(activation * in_flight + fixed + shared / degree <= pairs.memory_bytes)
 
 
 @njit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray import arguments
 from piper_ray.errors import UsageError
 
 
@@ -28,8 +29,13 @@ class Level:
     bandwidth_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        if self.machines < 1 or not self.bandwidth_bytes_per_s > 0.0:
-            raise UsageError(f"a level needs at least 1 machine and a bandwidth above 0, not {self}")
+        machines, bandwidth = arguments.whole(self.machines), arguments.number(self.bandwidth_bytes_per_s)
+        if machines is None or machines < 1 or bandwidth is None or not bandwidth > 0.0:
+            raise UsageError(
+                f"a level needs at least 1 machine and a bandwidth above 0 in bytes per second, not {self}"
+            )
+        object.__setattr__(self, "machines", machines)
+        object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from piper_ray import arguments
 from piper_ray.baselines.choices import UniformChoice, uniform_choices
 from piper_ray.baselines.pipedream.parameters import Level, Partition, States
 from piper_ray.baselines.planner import Proposal
 from piper_ray.errors import InfeasibleError, InvalidPlan, UsageError
 from piper_ray.evaluate import evaluate
+from piper_ray.formats.load import Source, instance_of
 from piper_ray.model import Instance, divisors
 from piper_ray.plan import Plan, Stage
 from piper_ray.restrictions import Restrictions
 
-_NO_CHOICE = "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows"
+_NO_CHOICE = (
+    "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows, that any number of replicas "
+    "may run"
+)
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,26 @@ class PipeDream:
     activation_compression_ratio: float | None = 1.0
 
     def __post_init__(self) -> None:
-        ratio = self.activation_compression_ratio
-        if ratio is not None and not ratio > 0.0:
-            raise UsageError(f"the activation compression ratio must be above 0, not {ratio}")
+        object.__setattr__(self, "states", arguments.choice("states", self.states, States))
+        levels: object = self.levels
+        if not isinstance(levels, (tuple, list)) or not all(isinstance(level, Level) for level in levels):
+            raise UsageError(f"levels must be Level objects, lowest first, not {arguments.shown(levels)}")
+        object.__setattr__(self, "levels", tuple(levels))
+        if self.activation_compression_ratio is not None:
+            ratio = arguments.number(self.activation_compression_ratio)
+            if ratio is None or not ratio > 0.0:
+                given = arguments.shown(self.activation_compression_ratio)
+                raise UsageError(f"the activation compression ratio must be above 0, not {given}")
+            object.__setattr__(self, "activation_compression_ratio", ratio)
 
-    def partition(self, instance: Instance, restrictions: Restrictions = Restrictions()) -> Partition:
+    def partition(self, instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Partition:
         """PipeDream's own answer: any replication, whether or not it divides N, and whatever the memory.
 
         Uses t = 1 and no recomputation, where there is the choice. A machine may stay idle if that is no slower.
         Raises InfeasibleError if a layer has no TMPC at t = 1, and LimitError for too many states.
         """
+        arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+        instance = instance_of(instance)
         choices = _choices(instance, restrictions)
         if not choices:
             raise InfeasibleError(_NO_CHOICE)
@@ -144,7 +159,9 @@ class PipeDream:
 
 
 def _choices(instance: Instance, restrictions: Restrictions) -> list[UniformChoice]:
-    return [choice for choice in uniform_choices(instance, restrictions) if choice.degree == 1]
+    """At t = 1, of TMPCs that any number of replicas may run: PipeDream's planner tries them all."""
+    choices = uniform_choices(instance, restrictions)
+    return [choice for choice in choices if choice.degree == 1 and choice.least_data_parallel_degree == 1]
 
 
 def _plan(partition: Partition, choice: UniformChoice) -> Plan:

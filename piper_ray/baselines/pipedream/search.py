@@ -73,6 +73,7 @@ def best_partition(
         states.weights_bytes,
         states.activation_bytes,
         states.fixed_bytes,
+        states.shared_bytes,
         whole_batch=microbatches or 0,
         memory_bytes=memory_bytes * _FITS if len(tasks) == 1 else math.inf,
     )

@@ -33,8 +33,9 @@ class StateArrays:
 
     layer_ids: of each vertex, its place in the file and its layer's id. bits: uint64[m, words], the tails, each after
     its subsets. pair_start: int64[m + 1]; rest: int32[pairs], the tails inside tail i are at pair_start[i] ..
-    pair_start[i + 1]. time_s, weights_bytes, activation_bytes, fixed_bytes: float64[m], sums of p, w, a, b over the
-    tail. entering_bytes: float64[m], the activations that enter it, each once.
+    pair_start[i + 1]. time_s, weights_bytes, activation_bytes, fixed_bytes, shared_bytes: float64[m], sums over the
+    tail of p, w, a, b and what replicas share out. entering_bytes: float64[m], the activations that enter it, each
+    once.
     """
 
     layer_ids: tuple[tuple[int, int], ...]
@@ -45,6 +46,7 @@ class StateArrays:
     weights_bytes: Floats
     activation_bytes: Floats
     fixed_bytes: Floats
+    shared_bytes: Floats
     entering_bytes: Floats
 
     @property
@@ -84,6 +86,7 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
         weights_bytes=_sums(inside, [tmpc.weights_bytes for tmpc in chosen]),
         activation_bytes=_sums(inside, [tmpc.activation_bytes for tmpc in chosen]),
         fixed_bytes=_sums(inside, [tmpc.fixed_bytes for tmpc in chosen]),
+        shared_bytes=_sums(inside, [tmpc.shared_bytes for tmpc in chosen]),
         entering_bytes=_entering_bytes(instance, graph, inside),
     )
 
@@ -155,6 +158,9 @@ def _entering_bytes(instance: Instance, graph: LayerGraph, inside: npt.NDArray[n
     for v, heads in enumerate(graph.successors):
         if heads:  # a tail that has v has them all
             entering += activation[v] * (inside[:, list(heads)].max(axis=1) - inside[:, v])
+    for ends, index in graph.tensors:
+        held = inside[:, list(ends)].sum(axis=1)
+        entering += instance.tensors[index].forward_bytes * ((held > 0) & (held < len(ends)))
     return entering
 
 
