@@ -70,7 +70,11 @@ class Driver:
 
     def until_workers(self, count: int) -> None:
         """Holds the solve where it is while they start, or end."""
-        until(lambda: self._workers() == count, f"{count} workers")
+        until(lambda: self._asked("workers") == count, f"{count} workers")
+
+    def until_left_out(self, count: int) -> None:
+        """Holds the solve where it is while so many machines are found to be no good."""
+        until(lambda: self._asked("left_out") == count, f"{count} machines left out")
 
     def until_note(self, text: str) -> Event:
         return self.until(lambda event: text in event.get("text", ""))
@@ -121,11 +125,11 @@ class Driver:
         assert self.process.stderr is not None
         self.log.extend(line.rstrip() for line in self.process.stderr)
 
-    def _workers(self) -> int:
-        self._say("workers?")
+    def _asked(self, what: str) -> int:
+        self._say("?")
         answer = self._heard()
         assert answer is not None, "the driver has ended:\n" + self.text
-        return int(answer["workers"])
+        return int(answer[what])
 
     def _next(self) -> Event | None:
         if self.waits:

@@ -38,6 +38,10 @@ class Isolation:
     def ip(self, machine: int) -> str:
         return f"{_SUBNET}.{10 + machine}"
 
+    def host(self, machine: int) -> str:
+        """Its host name."""
+        return self._namespace(machine)
+
     def log(self, machine: int) -> Path:
         """What its script prints, from all launches."""
         return self._folder / f"{machine}.log"

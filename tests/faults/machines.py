@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,18 @@ LONG_S = 60.0
 """No test waits longer than this for one thing to happen: where it does, the test has failed."""
 
 
+@dataclass(frozen=True)
+class Setup:
+    """How a machine starts Ray. environment: over that of all machines. before: a shell command."""
+
+    ray_options: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    before: str = "true"
+
+
+USUAL = Setup()
+
+
 class Machines:
     """Machine 0 is the head, without workers; 1 to ``count`` are workers' machines of one CPU each.
 
@@ -31,6 +45,7 @@ class Machines:
         self._isolation = isolation
         self.count = isolation.size - 1
         self.address = f"{isolation.ip(HEAD)}:{_PORT}"
+        self._setups: dict[int, Setup] = {}
 
     def cut(self, machine: int) -> None:
         """Silently: no packet comes or goes."""
@@ -43,27 +58,35 @@ class Machines:
         """All its processes at once."""
         self._isolation.kill(machine)
 
-    def start(self, machine: int, *, ray_options: str = "") -> None:
-        """ray_options: further ones of ``ray start``. Returns when Ray is there if it is the head, at once if not."""
+    def start(self, machine: int, setup: Setup = USUAL) -> None:
+        """Returns when Ray is there if it is the head, at once if not."""
         role = f"--head --port={_PORT} --num-cpus=0 --include-dashboard=false"
         if machine != HEAD:
             role = f"--address={self.address} --num-cpus=1"
+        variables = " ".join(shlex.quote(f"{name}={value}") for name, value in setup.environment.items())
         ray = (
-            f"ray start {role} {ray_options} --node-ip-address={self._isolation.ip(machine)} "
+            f"env {variables} ray start {role} {setup.ray_options} --node-ip-address={self._isolation.ip(machine)} "
             f"--object-store-memory={_OBJECT_STORE_BYTES} --disable-usage-stats --block"
         )
         log_bytes = self._log_bytes() if machine == HEAD else 0
-        self._isolation.launch(machine, f"while :; do {ray}; sleep 1; done")
+        self._setups[machine] = setup
+        self._isolation.launch(machine, f"{setup.before}; while :; do {ray}; sleep 1; done")
         if machine == HEAD:
             self._wait_for_head(log_bytes)
 
     def repair(self) -> None:
-        """All machines run and reach each other."""
+        """All machines run as usual, and reach each other."""
+        self.run(dict.fromkeys(range(1, self.count + 1), USUAL))
+
+    def run(self, setups: Mapping[int, Setup]) -> None:
+        """These machines beside the head, and no others; they reach each other."""
         for machine in range(1, self.count + 1):
             self.heal(machine)
-            if not self.is_up(machine):
-                self.start(machine)
-        self.wait_for_machines(*range(1, self.count + 1))
+            if self.is_up(machine) and setups.get(machine) != self._setups[machine]:
+                self.kill(machine)
+            if machine in setups and not self.is_up(machine):
+                self.start(machine, setups[machine])
+        self.wait_for_machines(*setups)
 
     def popen(self, machine: int, arguments: list[str], **options: Any) -> subprocess.Popen[str]:
         return self._isolation.popen(machine, arguments, text=True, **options)
@@ -91,15 +114,19 @@ class Machines:
 
     def kill_process(self, machine: int, name: str) -> int:
         """SIGKILL to the one process with ``name`` in its command line; its pid."""
-        (pid,) = self.processes(machine, name)
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        return self.signal_process(machine, name, signal.SIGKILL)
 
     def kill_services_of_head(self) -> None:
         """SIGKILL to what holds the cluster together. Returns when it has been started again, with no memory of it."""
         log_bytes = self._log_bytes()
         self.kill_process(HEAD, "/gcs_server ")
         self._wait_for_head(log_bytes)
+
+    def signal_process(self, machine: int, name: str, number: signal.Signals) -> int:
+        """To the one process with ``name`` in its command line; its pid."""
+        (pid,) = self.processes(machine, name)
+        os.kill(pid, number)
+        return pid
 
     def with_worker(self) -> list[int]:
         """Machines that a worker of ours runs on."""
@@ -136,6 +163,10 @@ class Machines:
         pipe = subprocess.PIPE
         with self.popen(HEAD, [sys.executable, "-c", source], stdin=pipe, stdout=pipe, stderr=pipe) as process:
             yield process
+
+    def name(self, machine: int) -> str:
+        """As the user reads it."""
+        return f"{self._isolation.host(machine)} ({self._isolation.ip(machine)})"
 
     def wait_for_machines(self, *machines: int) -> None:
         """Until exactly these have joined the cluster, beside the head."""

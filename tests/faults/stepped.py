@@ -2,7 +2,8 @@
 
 Run as a program with the arguments of ``piper-ray``. Events go to stdout, a line of JSON each: on stderr Ray's own
 lines could come between. An empty line on stdin
-lets the solve go on; any other is a question, how many workers there are, and is answered as an event. Workers get all
+lets the solve go on; any other is a question, how many workers there are and how many machines are
+left out, and is answered as an event. Workers get all
 levels, however fast or slow this machine is just now.
 """
 
@@ -37,7 +38,8 @@ def _stepped(log: SolverLog, event: Event) -> None:
     _say(type(event).__name__, asdict(event))
     while sys.stdin.readline().strip():
         dispatcher = _backends[-1]._dispatcher  # not by activity(), which passes notes on
-        _say("Workers", {"workers": 0 if dispatcher is None else dispatcher.workers})
+        known = (0, 0) if dispatcher is None else (dispatcher.workers, len(dispatcher._machines.left_out))
+        _say("Workers", dict(zip(("workers", "left_out"), known, strict=True)))
 
 
 def _remembered(backend: RayBackend, listener: Listener) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from piper_ray.errors import EXIT_INTERRUPTED
 from tests.faults.driver import driving
-from tests.faults.machines import ACTOR, Machines
+from tests.faults.machines import ACTOR, Machines, Setup
 
 
 def test_worker_killed_then_a_raylet(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_last_worker_lost_and_the_driver_waits(cluster: Machines, local_plan: by
 
 def test_machine_with_less_memory_gets_no_worker(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     cluster.kill(3)
-    cluster.start(3, ray_options="--memory=300000000")
+    cluster.start(3, Setup(ray_options="--memory=300000000"))
     cluster.wait_for_machines(1, 2, 3)
     with driving(cluster, tmp_path) as driver:
         driver.until_all_join(2)

@@ -107,6 +107,7 @@ def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, c
     """All instances on one backend: what workers keep of one must not leak into the next."""
     send_every_level_to_workers(monkeypatch)
     with backend_of(workers=workers, cpus_per_worker=cpus_per_worker, without_workers=WAIT) as backend:
+        wait_for_workers(backend, workers)
         for name, instance in INSTANCES.items():
             found = solve(instance, backend=backend)
             assert_same_answer(found, by_threads(name))

@@ -79,9 +79,8 @@ def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeyp
     host = re.escape(f"{socket.gethostname()} (127.0.0.1)")
     death = rf"its process on {host} was killed or crashed .*; it had asked for 0\.\d\d GB"
     assert re.fullmatch(rf"{MOST_DEATHS} workers died with this point, the last one so: {death}", row["error"])
-    assert [
-        re.fullmatch(rf"a worker is lost, and its points go to others: {death}", text) is not None for text in told
-    ] == [True]
+    (text,) = [text for text in told if "lost" in text]
+    assert re.fullmatch(rf"a worker is lost, and its points go to others: {death}", text)
     deaths = len([path for path in tmp_path.iterdir() if path.name.isdigit()])
     assert MOST_DEATHS <= deaths <= MOST_DEATHS + 1  # one more if it was first in a batch with others
 
@@ -105,8 +104,8 @@ def test_a_cluster_without_a_good_machine_is_refused(tmp_path: Path, monkeypatch
         ClusterError, match=rf"no machine of the cluster can work:\n  {host} .*: it has numba .*0\.1 here"
     ):
         run_sweep(write_small(tmp_path), tmp_path / "ray", address="local", on_warning=told.append)
-    assert len(told) == 1
-    assert told[0].startswith(f"{host} (127.0.0.1) is left out: it has numba ")
+    (text,) = [text for text in told if "left out" in text]
+    assert text.startswith(f"{host} (127.0.0.1) is left out: it has numba ")
 
 
 def test_a_machine_that_gave_work_before_it_was_asked_is_left_out(

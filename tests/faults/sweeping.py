@@ -1,0 +1,165 @@
+"""A sweep on the head of a cluster that goes on only as the test lets it. Run as a program it is that sweep.
+
+It says how many points are done each time that is more, then waits for an empty line on stdin; and each warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from piper_ray.sweep import cluster as sweep_cluster
+from piper_ray.sweep.progress import Progress
+from piper_ray.sweep.run import run_sweep
+from tests.faults.machines import HEAD, LONG_S, Machines
+
+Word = dict[str, Any]
+
+
+@dataclass
+class Sweep:
+    """One under way. warnings: all that it has told."""
+
+    process: subprocess.Popen[str]
+    waits: bool = False
+    warnings: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    words: queue.SimpleQueue[Word | None] = field(default_factory=queue.SimpleQueue)
+
+    def until_done(self, points: int) -> None:
+        """Lets it go on until so many points are done, and holds it there; what workers have they go on with."""
+        while True:
+            done = self._next()
+            assert done is not None, self.text
+            if done >= points:
+                return
+
+    def until_warning(self, text: str) -> None:
+        """Lets it go on, if need be, until it has told something with the text in it, and holds it there."""
+        while not any(text in warning for warning in self.warnings):
+            assert self._next() is not None, self.text
+
+    def finish(self) -> None:
+        """Lets it go on to its end, which must be a success."""
+        assert self.end() == 0, self.text
+
+    def end(self) -> int:
+        """Lets it go on to its end. Returns the exit status."""
+        while self._next() is not None:
+            pass
+        return self.process.wait(LONG_S)
+
+    def kill(self) -> None:
+        """It is the one child of the program that entered the machine."""
+        parent = self.process.pid
+        with suppress(OSError):
+            for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+
+    @property
+    def text(self) -> str:
+        return "\n".join([*self.log, *self.warnings])
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with suppress(ValueError):  # Ray's own
+                self.words.put(json.loads(line))
+        self.words.put(None)
+
+    def listen_to_log(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(line.rstrip() for line in self.process.stderr)
+
+    def _next(self) -> int | None:
+        """How many points are done when that is more; None at the end."""
+        if self.waits:
+            self.waits = False
+            assert self.process.stdin is not None
+            with suppress(BrokenPipeError):  # it was killed
+                self.process.stdin.write("\n")
+                self.process.stdin.flush()
+        while True:
+            try:
+                word = self.words.get(timeout=2 * LONG_S)
+            except queue.Empty:
+                raise AssertionError("the sweep hangs:\n" + self.text) from None
+            if word is None:
+                return None
+            if "done" in word:
+                self.waits = True
+                return int(word["done"])
+            self.warnings.append(word["warning"])
+
+
+@contextmanager
+def sweeping(cluster: Machines, source: Path, storage: Path, hanging: int = 0) -> Iterator[Sweep]:
+    """The sweep of ``source`` on the cluster. hanging: so many workers stop amid points of 4 devices or more."""
+    arguments = (str(source), str(storage), cluster.address, str(hanging))
+    command = [sys.executable, "-m", "tests.faults.sweeping", *arguments]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with cluster.popen(HEAD, command, **pipes) as process:
+        sweep = Sweep(process)
+        listeners = [threading.Thread(target=listen) for listen in (sweep.listen, sweep.listen_to_log)]
+        for listener in listeners:
+            listener.start()
+        try:
+            yield sweep
+        finally:
+            sweep.kill()
+            for listener in listeners:
+                listener.join(LONG_S)
+
+
+def _say(**word: object) -> None:
+    sys.stdout.write(json.dumps(word) + "\n")
+    sys.stdout.flush()
+
+
+def _hang(folder: Path, hanging: int) -> None:
+    """Makes so many workers hang as Ctrl-Z would."""
+    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
+
+    # Local, so that Ray ships it whole.
+    def solve(order: Order) -> Iterator[Began | Report]:
+        stream = solve_batch(order)
+        yield next(stream)
+        if any(point.devices >= 4 for point in order.points):
+            for number in range(hanging):
+                with suppress(FileExistsError):
+                    (folder / str(number)).touch(exist_ok=False)
+                    time.sleep(0.5)  # until its first word is on its way
+                    os.kill(os.getpid(), signal.SIGSTOP)
+        yield from stream
+
+    sweep_cluster.solve_batch = solve  # type: ignore[attr-defined]
+
+
+def _run(source: str, storage: str, address: str, hanging: str) -> None:
+    done = -1
+
+    def listen(progress: Progress) -> None:
+        nonlocal done
+        if progress.done > done:
+            done = progress.done
+            _say(done=done)
+            sys.stdin.readline()
+
+    _hang(Path(source).parent, int(hanging))
+    sweep_cluster._OVERDUE_FLOOR_S = 2.0
+    run_sweep(source, storage, address=address, listener=listen, on_warning=lambda text: _say(warning=text))
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])
