@@ -21,7 +21,7 @@ from ray.exceptions import RayError, TaskCancelledError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from piper_ray.backends.ray.backend import RayBackend
-from piper_ray.backends.ray.causes import address_of, cannot_import, cause_of, is_loss
+from piper_ray.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.backends.ray.coordinator import (
     HERE,
     MOST_DEATHS,
@@ -241,24 +241,19 @@ class Cluster:
     def _failed(self, copy: _Copy, error: RayError, now: float) -> list[Command]:
         if copy.block not in self._batches or isinstance(error, TaskCancelledError):
             return self._coordinator.returned(copy.worker, copy.block, now)
-        began = copy.began
-        address = address_of(error)
-        host = self._machines.name_at(address) if began is None else self._machines.name(began.node)
-        if cannot_import(error) and (began is not None or address is not None):
-            fault = f"it cannot solve points: {cause_of(error, host, 0.0)}"
-            if began is not None:
-                self._machines.leave_out(began.node, fault)
-            else:
-                self._machines.leave_out_at(address, fault)
+        node = self._machines.node_at(address_of(error)) if copy.began is None else copy.began.node
+        host = self._machines.name_at(address_of(error)) if node is None else self._machines.name(node)
+        if not is_loss(error) and node is not None:
+            # An error of a point is a row: this one is the machine's.
+            self._machines.doubt(node, f"it cannot solve points: {cause_of(error, host, 0.0)}", now)
             self._machines.check()
             return self._coordinator.returned(copy.worker, copy.block, now)
-        gone = began is not None and not self._machines.is_alive(began.node, now)
+        gone = copy.began is not None and not self._machines.is_alive(copy.began.node, now)
         cause = cause_of(error, host, self._batches[copy.block].memory_bytes, machine_gone=gone)
         self._losses += 1
         if self._losses >= _LOSSES:
             raise ClusterError(f"{self._losses} workers in a row died, the last one so: {cause}") from error
-        if is_loss(error):
-            self._tell_once(host, type(error).__name__, f"a worker is lost, and its points go to others: {cause}")
+        self._tell_once(host, type(error).__name__, f"a worker is lost, and its points go to others: {cause}")
         self._deaths[copy.block] += 1
         return self._coordinator.failed(copy.worker, copy.block, now, cause, with_machine=gone)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 from piper_ray.sweep.run import run_sweep
 from tests.faults.driver import driving
 from tests.faults.machines import ACTOR, Machines
@@ -24,18 +22,14 @@ bandwidth = 4
 """
 
 
-@pytest.mark.parametrize("hanging", [1, 3])
-def test_a_sweep_goes_on_without_workers_that_hang(cluster: Machines, tmp_path: Path, hanging: int) -> None:
-    """One of three, and all of them."""
+def test_a_sweep_goes_on_when_all_workers_hang(cluster: Machines, tmp_path: Path) -> None:
+    """Where one of two does: test_sweep_ray.py."""
     source = write_small(tmp_path, SWEEP)
     run_sweep(source, tmp_path / "here")
-    with sweeping(cluster, source, tmp_path / "cluster", hanging) as sweep:
+    with sweeping(cluster, source, tmp_path / "cluster", hanging=3) as sweep:
         sweep.finish()
-        assert len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == hanging
-        told = [text.partition(" is slow or hangs: ")[0] for text in sweep.warnings if " is slow or hangs: " in text]
-        assert sorted(told) == sorted(set(told)), "once for each machine"
-        assert set(told) <= {cluster.name(machine) for machine in (1, 2, 3)}
-        assert len(told) == hanging
+        told = sorted(text.partition(" is slow or hangs: ")[0] for text in sweep.warnings if "is slow or hangs" in text)
+        assert told == [cluster.name(machine) for machine in (1, 2, 3)]
     assert content(tmp_path / "cluster") == content(tmp_path / "here")
 
 
@@ -44,5 +38,6 @@ def test_a_solve_goes_on_without_a_hung_worker(cluster: Machines, local_plan: by
         driver.until_all_join(3)
         cluster.signal_process(1, ACTOR, signal.SIGSTOP)
         assert driver.finish() == local_plan
-        notes = [note for note in driver.notes if "is slow or hangs" in note]
-        assert [cluster.name(1) in note for note in notes] == [True]
+        told = [note.partition(" is slow or hangs: ")[0] for note in driver.notes if "is slow or hangs" in note]
+        assert cluster.name(1) in told
+        assert len(told) == len(set(told)), "each once"

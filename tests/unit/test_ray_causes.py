@@ -8,7 +8,7 @@ import pytest
 from ray import exceptions
 from ray.core.generated import common_pb2
 
-from piper_ray.backends.ray.causes import address_of, cannot_import, cause_of, is_loss
+from piper_ray.backends.ray.causes import address_of, cause_of, is_loss
 
 ray: Any = exceptions  # untyped
 messages: Any = common_pb2
@@ -84,7 +84,6 @@ def test_what_fails_is_no_loss() -> None:
         assert not is_loss(error)
         assert cause_of(error, "a", 1e9) == "OSError: no room on a"
         assert address_of(error) == "10.0.0.7"
-        assert not cannot_import(error)
     assert not is_loss(OSError())
     assert address_of(OSError("nowhere")) is None
 
@@ -93,9 +92,3 @@ def test_a_start_that_fails() -> None:
     error = ray.ActorDiedError(failure(ModuleNotFoundError("No module named 'piper_ray'")))
     assert is_loss(error)
     assert cause_of(error, "a", 1e9) == "it could not start on a: ModuleNotFoundError: No module named 'piper_ray'"
-
-
-def test_what_cannot_be_imported() -> None:
-    assert cannot_import(failure(ModuleNotFoundError("No module named 'piper_ray'")))
-    assert cannot_import(failure(RuntimeError("The remote function failed to import on the worker.")))
-    assert not cannot_import(ray.WorkerCrashedError())

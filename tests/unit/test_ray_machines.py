@@ -195,12 +195,34 @@ def test_a_ray_of_our_own_needs_no_question() -> None:
 
 
 def test_machines_are_known_by_their_address_too() -> None:
-    cluster, machines = machines_of(1, 2)
+    _, machines = machines_of(1, 2)
     assert machines.name_at("10.0.0.2") == "host2 (10.0.0.2)"
     assert machines.name_at("10.9.9.9") == "10.9.9.9"
     assert machines.name_at(None) == "an unknown machine"
-    machines.leave_out_at("10.0.0.2", "it cannot")
+    assert machines.node_at("10.0.0.2") == "id2"
+    only = Cluster([node(1)])
+    machines = Machines(only, only.told.append)
+    machines.look(0.0)
+    assert machines.name_at(None) == "host1 (10.0.0.1)"
+
+
+def test_a_machine_where_work_fails_is_asked_anew_a_few_times() -> None:
+    cluster, machines = machines_of(1, 2)
+    cluster.answer(1, OURS)
+    cluster.answer(2, OURS)
+    machines.look(0.1)
+    for doubt in range(_ATTEMPTS):
+        machines.doubt("id2", "it cannot", 0.2)
+        assert list(machines.left_out) == ["id2"]
+        machines.look(0.2)
+        if doubt < _ATTEMPTS - 1:
+            cluster.answer(2, OURS)
+            machines.look(0.3)
+            assert machines.cpus == 8
+    assert cluster.asked == ["id0"]
+    assert machines.cpus == 4
     assert cluster.told == ["host2 (10.0.0.2) is left out: it cannot"]
+    machines.doubt("gone", "it cannot", 0.4)
 
 
 def test_what_differs_is_said_in_words() -> None:

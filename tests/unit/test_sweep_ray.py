@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -79,7 +80,7 @@ def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeyp
     host = re.escape(f"{socket.gethostname()} (127.0.0.1)")
     death = rf"its process on {host} was killed or crashed .*; it had asked for 0\.\d\d GB"
     assert re.fullmatch(rf"{MOST_DEATHS} workers died with this point, the last one so: {death}", row["error"])
-    (text,) = [text for text in told if "lost" in text]
+    (text,) = [text for text in told if "a worker is lost" in text]
     assert re.fullmatch(rf"a worker is lost, and its points go to others: {death}", text)
     deaths = len([path for path in tmp_path.iterdir() if path.name.isdigit()])
     assert MOST_DEATHS <= deaths <= MOST_DEATHS + 1  # one more if it was first in a batch with others
@@ -137,6 +138,34 @@ def test_a_worker_that_cannot_work_is_told_of(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cluster, "solve_batch", without_the_package)
     with pytest.raises(ClusterError, match=r"it cannot solve points: ModuleNotFoundError: No module named 'piper_ray'"):
         run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
+
+
+def test_a_worker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two, as after Ctrl-Z: what it has others do too."""
+    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
+
+    source, expected = undisturbed(tmp_path)
+    hung = tmp_path / "hung"
+
+    def hanging(order: Order) -> Iterator[Began | Report]:
+        stream = solve_batch(order)
+        yield next(stream)
+        if any((point.devices, point.workload) == (4, "towers") for point in order.points):
+            with contextlib.suppress(FileExistsError), hung.open("x") as file:
+                file.write(str(os.getpid()))
+                file.flush()
+                os.kill(os.getpid(), signal.SIGSTOP)
+        yield from stream
+
+    monkeypatch.setattr(cluster, "_OVERDUE_FLOOR_S", 1.0)
+    monkeypatch.setattr(cluster, "solve_batch", hanging)
+    told: list[str] = []
+    try:
+        run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
+    finally:
+        os.kill(int(hung.read_text()), signal.SIGKILL)
+    assert content(tmp_path / "ray") == expected
+    assert len([text for text in told if "others get them too" in text]) == 1
 
 
 def test_points_too_large_for_a_worker_go_to_the_whole_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,6 @@ def is_loss(error: BaseException) -> bool:
     )
 
 
-def cannot_import(error: BaseException) -> bool:
-    """Whether the machine lacks what the task needs."""
-    words = ("failed to import on the worker", "No module named")
-    return isinstance(error, RayTaskError) and any(text in str(error) for text in words)
-
-
 def address_of(error: BaseException) -> str | None:
     """The IP address of the machine where it happened, if Ray says it."""
     match = _ADDRESS.search(str(error))

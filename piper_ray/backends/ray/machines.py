@@ -20,7 +20,7 @@ from piper_ray.errors import ClusterError
 _LOOK_EVERY_S = 2.0
 
 _ATTEMPTS = 3
-"""To ask a machine whose processes die before they can answer."""
+"""To ask a machine whose processes die before they can answer, and to use one where work fails."""
 
 _ASK_AGAIN_S = 30.0
 """After that many attempts: what ails it may pass."""
@@ -105,7 +105,8 @@ class _Machine:
     node: Node
     good: bool = False
     fault: str | None = None
-    attempts: int = 0
+    attempts: int = 0  # to ask it, in vain
+    doubts: int = 0
     ask_at: float = float("-inf")
 
 
@@ -155,10 +156,14 @@ class Machines:
     def name(self, node: str) -> str:
         return self._names.get(node, "an unknown machine")
 
+    def node_at(self, address: str | None) -> str | None:
+        """The machine with this IP address, or the only one that there is."""
+        found = [node for node, machine in self._machines.items() if machine.node.address == address]
+        return next(iter(found or (self._machines if len(self._machines) == 1 else ())), None)
+
     def name_at(self, address: str | None) -> str:
-        """Of the machine with this IP address."""
-        names = [machine.node.name for machine in self._machines.values() if machine.node.address == address]
-        return names[0] if names else address or "an unknown machine"
+        node = self.node_at(address)
+        return self.name(node) if node is not None else address or "an unknown machine"
 
     def placement(self) -> dict[str, Any]:
         """Options of tasks and actors: anywhere but on machines that are left out."""
@@ -171,10 +176,14 @@ class Machines:
         if machine is not None:
             self._fault(machine, fault)
 
-    def leave_out_at(self, address: str | None, fault: str) -> None:
-        for machine in self._machines.values():
-            if machine.node.address == address:
-                self._fault(machine, fault)
+    def doubt(self, node: str, fault: str, now: float) -> None:
+        """Work has failed there for no reason of its own: until it has answered anew, and a few times at the most."""
+        machine = self._machines.get(node)
+        if machine is not None:
+            machine.doubts += 1
+            if machine.doubts < _ATTEMPTS and machine.ask_at == float("inf"):
+                machine.ask_at = now
+            self._fault(machine, fault)
 
     def check(self) -> None:
         """Raises ClusterError if no machine can work and none has yet to answer."""
