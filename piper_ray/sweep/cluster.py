@@ -20,6 +20,7 @@ from piper_ray.backends.ray.backend import RayBackend
 from piper_ray.backends.ray.session import connect
 from piper_ray.errors import ClusterError
 from piper_ray.kernels.jit import sources_digest
+from piper_ray.stop import Stop
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.crew import Reply
 from piper_ray.sweep.lattices import Lattices
@@ -36,8 +37,9 @@ _LOSSES = 25
 class Cluster:
     """The cluster at an address, as ``backends.ray`` takes it. Raises ClusterError if it cannot be reached."""
 
-    def __init__(self, sweep: Sweep, address: str | None) -> None:
+    def __init__(self, sweep: Sweep, address: str | None, stop: Stop[Any]) -> None:
         self._sweep = sweep
+        self._stop = stop
         self._session = connect(address, None)
         self._task = ray.remote(solve_batch)
         self._batches: dict[Any, Batch] = {}
@@ -88,7 +90,7 @@ class Cluster:
     def solve_together(self, point: Point) -> Row:
         with closing(RayBackend()) as backend:
             graph = self._sweep.graphs[point.workload]
-            return answer(point, graph, self._sweep.options, Lattices(), backend=backend)
+            return answer(point, graph, self._sweep.options, Lattices(), backend=backend, stop=self._stop)
 
     def close(self) -> None:
         for ref in self._batches:

@@ -6,19 +6,16 @@ answer depends on it.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 
-from piper_ray.kernels.jit import cache_directory, is_compiled
+from piper_ray.kernels.jit import is_kept, one_compiles
 from piper_ray.model import Edge, Instance, Layer, Tmpc
 from piper_ray.options import SolveOptions
 from piper_ray.solver import solve
@@ -65,7 +62,7 @@ class _Kept:
 @cache
 def _kept() -> _Kept:
     """Of this process, whose kernels are ready."""
-    with nullcontext() if is_compiled() else _alone_on_this_machine():
+    with nullcontext() if is_kept("evaluation.evaluate_levels") else one_compiles():
         solve(_two_layers(), options=SolveOptions(threads=1))
     return _Kept()
 
@@ -77,14 +74,6 @@ def solve_batch(order: Order) -> Report:
     graph = kept.graph(order)
     rows = tuple(answer(point, graph, order.options, kept.lattices) for point in order.points)
     return Report(rows, time.perf_counter() - began)
-
-
-@contextmanager
-def _alone_on_this_machine() -> Iterator[None]:
-    """One process compiles; the others wait and find the code."""
-    with Path(cache_directory(), "compiling").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        yield
 
 
 def _two_layers() -> Instance:
