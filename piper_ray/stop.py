@@ -36,6 +36,7 @@ class Stop(Generic[_Answer]):
 
     def __init__(self) -> None:
         self._wish = _Wish()
+        self.is_concluded = False
         self._answer: Callable[[], _Answer | None] = _nothing
         self._endings: list[Callable[[], object]] = []
 
@@ -55,6 +56,16 @@ class Stop(Generic[_Answer]):
     def offer(self, answer: Callable[[], _Answer | None]) -> None:
         """answer: tells at any moment, on any thread, what there is, in place of what was offered before."""
         self._answer = answer
+
+    def conclude(self, answer: _Answer) -> None:
+        """answer: all there will be. What is left of the work nobody has to wait for that wished for its end."""
+        self.offer(lambda: answer)
+        self.is_concluded = True
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether something was offered."""
+        return self._answer is not _nothing
 
     def answer(self) -> _Answer | None:
         """None as long as there is none."""

@@ -29,6 +29,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANSWER_WITHIN_S = 0.8
 """Work that was asked to stop has so long to answer by itself."""
 
+_NOTHING_WITHIN_S = 0.3
+"""The same, as long as it has nothing to answer with."""
+
 END_WITHIN_S = 2.6
 """After a signal, whatever is left undone then."""
 
@@ -126,7 +129,7 @@ class Interrupts:
             running.stop.request()
         running.start()
         while not running.done.wait(_POLL_S):
-            if self.number is not None and time.monotonic() - self._came_at_s > ANSWER_WITHIN_S:
+            if self.number is not None and time.monotonic() - self._came_at_s > _patience_s(running.stop):
                 self._unended.append(running.stop)
                 return _required(running.stop.answer())
         if running.error is not None:
@@ -185,6 +188,12 @@ class _Running(Generic[_Answer]):
             self.error = error
         finally:
             self.done.set()
+
+
+def _patience_s(stop: Stop[Any]) -> float:
+    if stop.is_concluded:
+        return 0.0
+    return ANSWER_WITHIN_S if stop.has_answer else _NOTHING_WITHIN_S
 
 
 def _required(answer: _Answer | None) -> _Answer:

@@ -128,7 +128,7 @@ def solve(
                 found = piper_ray.solve(
                     instance, restrictions=restrictions, options=options, backend=backend, listener=log, stop=stop
                 )
-                stop.offer(lambda: found)  # a cluster may be slow to let go
+                stop.conclude(found)  # a cluster may be slow to let go
             return found
 
         with others_on_stderr(json):

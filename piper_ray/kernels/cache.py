@@ -141,7 +141,7 @@ def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
     """An entry's key and code; None if there is none that can be used."""
     try:
         entry = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         _tell(f"a compiled kernel in {path.parent} cannot be read ({error.strerror or error}): it is compiled anew")

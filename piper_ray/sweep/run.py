@@ -66,6 +66,8 @@ def run_sweep(
                 run = _Run(wanted, dataset, crew, demand, progress, listener, stop)
                 with stop.ending(run.write), suppress(StopSearch):
                     run.solve(left)
+                if stop.requested:
+                    stop.conclude(progress)
         if not stop.requested:
             dataset.compact()
         listener(progress)

@@ -1,8 +1,8 @@
 """Keeps a Ray of our own: a process that starts it, and ends it with whoever wanted it, however that one ends.
 
-It is in a session of its own, and so is all that Ray starts: a signal to the terminal or the process group of whoever
-wanted it ends that one alone, which may still need Ray to end well. stdin is a pipe that nobody writes to. When its
-other end is gone, every process of the session is killed and Ray's folder is removed.
+It is in a session of its own, and so is all that Ray starts. stdin is a pipe that nobody writes to: when its other end
+is gone, every process of the session is killed and Ray's folder is removed. Signals that ask processes to end, to a
+whole terminal or job, end none of them: whoever wanted Ray is asked too, and needs it to end well.
 
 Run by its path, and knows no other module of ours, so that it is there at once. Prints Ray's address, or an empty line
 and then why there is none.
@@ -39,8 +39,8 @@ _PATIENCE_S = 5.0
 
 def main() -> None:
     """cpus: all of the machine if not given."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # not ignored: what is started here would inherit that
+    # All that is started here inherits it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     _adopt()
     base = _base()
     remove_abandoned(base)

@@ -25,6 +25,8 @@ LOCAL = "local"
 _REACHABLE_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 15.0
 _LOOPBACK = "127.0.0.1"
+_NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+"""Read when Ray is imported."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +47,24 @@ def connect(address: str | None, cpus: int | None) -> Session:
 
     cpus: of a Ray started here; None: all of the machine. Raises ClusterError if the cluster cannot be reached.
     """
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, _as_it_was():
         if address == LOCAL and not _is_connected():
             opened.enter_context(_environment(_of_a_local_ray()))
         import ray
 
         if ray.is_initialized():
             return Session(ray.get_runtime_context().get_node_id(), None)
+        # Warnings of Ray's own go to its log files: the user hears from us.
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
         try:
             if address == LOCAL:
                 address = opened.enter_context(_local_ray(cpus))
-                options: dict[str, Any] = {"_node_ip_address": _LOOPBACK}
+                options["_node_ip_address"] = _LOOPBACK
             else:
-                address, options = address or "auto", {}
+                address = address or "auto"
                 _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
-            with _as_it_was():
-                # Warnings of Ray's own go to its log files: the user hears from us.
-                opened.callback(ray.shutdown)
-                ray.init(address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
+            opened.callback(ray.shutdown)
+            ray.init(address, **options)
             node = ray.get_runtime_context().get_node_id()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise ClusterError(
@@ -82,7 +84,7 @@ def _is_connected() -> bool:
 def _local_ray(cpus: int | None) -> Iterator[str]:
     """The address of a Ray of our own, which ends with the context, or with this process at the latest."""
     command = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), *([] if cpus is None else [str(cpus)])]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", _NO_HANDLER)}
     keeps = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -116,9 +118,9 @@ def _as_it_was() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     logger = logging.getLogger("ray")
     level = logger.level
-    logger.setLevel(level or logging.ERROR)
+    logger.setLevel(max(level, logging.ERROR))
     try:
-        with _environment({"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}):
+        with _environment({_NO_HANDLER: "1"}):
             yield
     finally:
         logger.setLevel(level)
