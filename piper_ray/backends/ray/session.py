@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
     """
     with contextlib.ExitStack() as opened, _as_it_was():
         if address == LOCAL and not _is_connected():
-            opened.enter_context(_environment(_of_a_local_ray()))
+            opened.enter_context(_for_a_local_ray())
         import ray
 
         if ray.is_initialized():
@@ -141,23 +140,32 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
 
 
-@cache
-def _of_a_local_ray() -> dict[str, str]:
-    """For a Ray of our own. It listens on loopback, and still asks for a token: other users share the machine.
-
-    Ray reads these when it is imported, and what it read then holds as long as the process: so all that are started by
-    it have the same. Where Ray was imported by others, without a token, there is none.
-    """
+@contextlib.contextmanager
+def _for_a_local_ray() -> Iterator[None]:
+    """A Ray of our own listens on loopback, and still asks for a token: other users share the machine."""
     if "ray" in sys.modules:
         from ray._private import ray_constants
 
         ray_constants.ENABLE_RAY_CLUSTER = False
-        return {}
     # Else Ray puts the machine's own address in the place of 127.0.0.1, and listens on all interfaces.
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return settings
+    try:
+        with _environment(settings):
+            _read_environment()
+            yield
+    finally:
+        _read_environment()
+
+
+def _read_environment() -> None:
+    """As Ray does when it is imported and a token is first asked for; before, there is nothing to do."""
+    raylet: Any = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        raylet.Config.initialize("")
+        if hasattr(raylet, "AuthenticationTokenLoader"):  # not in old versions, which ask for no token
+            raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_reachable(address: str) -> None:
