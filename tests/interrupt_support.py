@@ -20,6 +20,13 @@ HANG_S = 60.0
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# Signals are what they are for a command in a terminal, whatever the tests were started to ignore.
+AS_IN_A_TERMINAL = """
+import signal
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+"""
+
 # Runs the command line after some statements.
 _PROGRAM = """
 import sys
@@ -46,9 +53,10 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """setup: statements before the command. ignored: a signal that it is started to ignore, as under nohup."""
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
-    command = [sys.executable, "-c", _PROGRAM.format(setup=setup), *(str(argument) for argument in arguments)]
     if ignored is not None:
-        command = ["sh", "-c", f"trap '' {ignored.name.removeprefix('SIG')}; exec \"$@\"", "sh", *command]
+        setup = f"signal.signal({ignored.value}, signal.SIG_IGN)\n{setup}"
+    program = AS_IN_A_TERMINAL + _PROGRAM.format(setup=setup)
+    command = [sys.executable, "-c", program, *(str(argument) for argument in arguments)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -36,10 +36,13 @@ def assert_solution(output: str, out: Path, memory_bytes: float | None = None) -
     assert 0 < document["lower_bound_s"] < document["time_per_sample_s"]
 
 
+@pytest.mark.parametrize("supervised", [[], ["--supervise"]])
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_search_ends_with_its_plan_and_its_checkpoint(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_search_ends_with_its_plan_and_its_checkpoint(
+    long: Path, tmp_path: Path, number: signal.Signals, supervised: list[str]
+) -> None:
     out, kept = tmp_path / "plan.json", tmp_path / "kept"
-    with started("solve", long, "--json", "--out", out, "--resume", kept) as process:
+    with started("solve", long, "--json", "--out", out, "--resume", kept, *supervised) as process:
         wait_for(process, "   2  ")  # the second evaluation is on record
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG_S)

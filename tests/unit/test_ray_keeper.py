@@ -17,6 +17,7 @@ import pytest
 
 from piper_ray.backends.ray.keeper import PREFIX, remove_abandoned
 from tests.cli_cases import ROOT
+from tests.sweep_support import write_small
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the end of a process is known to its parent")
 
@@ -172,3 +173,18 @@ def test_what_is_in_use_is_left_alone(base: Path) -> None:
         before = sorted(living(keeper)), folders(base)
         remove_abandoned(base)
         assert (sorted(living(keeper)), folders(base)) == before
+
+
+def test_why_it_does_not_start_is_told(base: Path) -> None:
+    (base / "file").touch()
+    sweep = ("sweep", str(write_small(base)), "--storage", str(base / "dataset"), "--address", "local")
+    result = subprocess.run(
+        [sys.executable, "-m", "piper_ray", *sweep],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(base / "file")},
+    )
+    assert result.returncode == 7
+    assert f"no Ray cluster could be reached at local: [Errno 17] File exists: '{base / 'file'}'" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -42,16 +42,19 @@ def main() -> None:
     # All that is started here inherits it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     _adopt()
-    base = _base()
-    remove_abandoned(base)
-    with _folder(base) as folder:
-        try:
-            address = _start(folder, sys.argv[1:])
-            if address is not None:
-                print(address, flush=True)  # noqa: T201 - to whoever started it
-                sys.stdin.read()
-        finally:
-            end_session(os.getsid(0))
+    try:
+        base = _base()
+        remove_abandoned(base)
+        with _folder(base) as folder:
+            try:
+                address = _start(folder, sys.argv[1:])
+                if address is not None:
+                    print(address, flush=True)  # noqa: T201 - to whoever started it
+                    sys.stdin.read()
+            finally:
+                end_session(os.getsid(0))
+    except OSError as error:
+        print(f"\n{error}", flush=True)  # noqa: T201
 
 
 def _adopt() -> None:
@@ -69,6 +72,7 @@ def _base() -> Path:
 
 @contextlib.contextmanager
 def _folder(base: Path) -> Iterator[Path]:
+    base.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
     with (made / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
