@@ -48,13 +48,13 @@ _Answer = TypeVar("_Answer")
 class Interrupts:
     """Of this process, while the context lasts; in any other than the main thread there are none.
 
-    number: of the first signal that came, after which others change nothing.
+    number: of the first signal that came, after which others change nothing; but a closed pipe gives way to any.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._came_at_s = 0.0
-        self._unended: list[Stop[Any]] = []
+        self._ends: list[threading.Thread] = []
         self._raising = False
         self._stop: Stop[Any] | None = None
         self._handlers: dict[int, Any] = {}
@@ -64,7 +64,9 @@ class Interrupts:
         if self._listens:
             # What the process was started to ignore, as under nohup, stays ignored.
             self._handlers = {number: signal.getsignal(number) for number in STOPPING}
-            self._handlers = {number: was for number, was in self._handlers.items() if was != signal.SIG_IGN}
+            self._handlers = {
+                number: was for number, was in self._handlers.items() if was not in (signal.SIG_IGN, None)
+            }
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             self._watcher = threading.Thread(target=self._watch, name="piper-ray-signals", daemon=True)
@@ -110,7 +112,7 @@ class Interrupts:
 
     def stop(self, number: int) -> None:
         """As if the signal had come, but that nothing is raised."""
-        if self.number is None:
+        if self.number in (None, signal.SIGPIPE):
             self._came_at_s = time.monotonic()
             self.number = number
         if self._stop is not None:
@@ -130,17 +132,25 @@ class Interrupts:
         running.start()
         while not running.done.wait(_POLL_S):
             if self.number is not None and time.monotonic() - self._came_at_s > _patience_s(running.stop):
-                self._unended.append(running.stop)
+                self._give_up(running.stop)
                 return _required(running.stop.answer())
-        if running.error is not None:
+        if running.error is None:
+            return _required(running.answer)
+        so_far = None if self.number is None else running.stop.answer()
+        if so_far is None:
             raise running.error
-        return _required(running.answer)
+        self.tell(running.error)  # whatever else was told to end may have been needed
+        return so_far
+
+    def _give_up(self, stop: Stop[Any]) -> None:
+        """What work would have done at its end is done meanwhile."""
+        end = threading.Thread(target=stop.give_up, name="piper-ray-end", daemon=True)
+        self._ends.append(end)
+        end.start()
 
     def finish(self) -> None:
-        """Once the answer is written: what work that was given up had to do at its end."""
-        for stop in self._unended:
-            end = threading.Thread(target=stop.give_up, daemon=True)
-            end.start()
+        """Once the answer is written: waits for the end of what was given up, but not for long."""
+        for end in self._ends:
             end.join(ANSWER_WITHIN_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -163,7 +173,7 @@ class Interrupts:
             with contextlib.suppress(OSError):
                 if os.isatty(stream):
                     os.write(stream, _SHOW_CURSOR)
-        os._exit(128 + number)
+        os._exit(self.exit_code or 128 + number)
 
 
 class _Running(Generic[_Answer]):

@@ -134,15 +134,15 @@ def solve(
         with others_on_stderr(json):
             solution = current().run(search)
     evaluation = check_own_plan(instance, solution)
+    unwritten = Unwritten()
+    if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
+        with unwritten.noted():
+            _write_plan(out, instance, solution, evaluation)
     if not json and solution.plan is not None and evaluation is not None:
         screen.print()
         print_plan(screen, instance, solution.plan, evaluation)
     screen.print()
     print_outcome(screen, instance, solution, evaluation)
-    unwritten = Unwritten()
-    if out is not None:
-        with unwritten.noted():
-            _write_plan(out, instance, solution, evaluation)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)

@@ -17,6 +17,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.stop import Stop, StopSearch
 from tests.cli_cases import run, write_small
 from tests.interrupt_support import HANG_S, SIGNALS, long_solve, started, wait_for, write_long
+from tests.report_cases import small_instance
 from tests.sweep_support import SMALL_POINTS
 from tests.sweep_support import write_small as write_sweep
 
@@ -74,6 +75,30 @@ def test_a_search_that_hangs_is_given_up_and_keeps_its_plan(long: Path, tmp_path
         assert process.returncode == 128 + signal.SIGTERM
     assert_solution(output, out)
     assert not list(kept.glob("lease.*")), "the checkpoint is given up, too"
+
+
+_FAILS = """
+import time
+from piper_ray.errors import ClusterError
+from piper_ray.search import Search
+def fails(search, *_, **__):
+    print("waiting", file=sys.stderr, flush=True)
+    while not search.stop.requested:
+        time.sleep(0.01)
+    raise ClusterError("the cluster was told to end, too")
+Search._evaluate = fails
+"""
+
+
+def test_what_fails_because_of_the_signal_costs_no_plan(long: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    with started("solve", long, "--json", "--out", out, setup=_FAILS) as process:
+        wait_for(process, "waiting")
+        process.terminate()
+        output, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + signal.SIGTERM
+    assert_solution(output, out)
+    assert errors.startswith("piper-ray: terminated; the cluster was told to end, too\n")
 
 
 _FEW_BLOCKS = """
@@ -136,10 +161,13 @@ document.to_text = long_text
 
 
 def test_a_pipe_that_nobody_reads_does_not_keep_it(tmp_path: Path) -> None:
-    with started("solve", write_small(tmp_path), "--json", setup=_BLOCKED) as process:
-        wait_for(process, "writing")
+    out = tmp_path / "plan.json"
+    with started("solve", write_small(tmp_path), "--json", "--out", out, setup=_BLOCKED) as process:
+        wait_for(process, "writing")  # the plan
+        wait_for(process, "writing")  # the answer
         process.terminate()
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
+    assert piper_ray.load_plan(out, small_instance()).stages
 
 
 def test_what_it_was_started_to_ignore_stays_ignored(long: Path) -> None:
