@@ -75,7 +75,8 @@ def _folder(base: Path) -> Iterator[Path]:
     base.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
     with (made / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # where there are no locks, nobody removes what others left
+            fcntl.flock(lock, fcntl.LOCK_EX)
         folder = made.rename(base / made.name[1:])  # from now on others see it, and that it is in use
         try:
             yield folder
@@ -104,10 +105,6 @@ def _start(folder: Path, cpus: list[str]) -> str | None:
 
 def end_session(session: int) -> None:
     """Kills every process of a session but this one. 0 is none."""
-    if not Path("/proc/self/stat").exists():
-        with contextlib.suppress(OSError):
-            os.killpg(session, signal.SIGTERM)
-        return
     end = time.monotonic() + _PATIENCE_S
     while session and (others := _members(session) - {os.getpid()}) and time.monotonic() < end:
         _kill(others)
@@ -130,7 +127,14 @@ def remove_abandoned(base: Path) -> None:
 
 
 def _members(session: int) -> set[int]:
-    """Those that live, or whose end nobody has taken note of."""
+    """Those that live, or whose end nobody has taken note of.
+
+    Where there is no /proc, those of its first group: workers have groups of their own, and end with it.
+    """
+    if not Path("/proc/self/stat").exists():
+        listed = subprocess.run(["ps", "-axo", "pgid=,pid="], capture_output=True, text=True, check=False)
+        pairs = (map(int, line.split()) for line in listed.stdout.splitlines())
+        return {pid for group, pid in pairs if group == session}
     return {pid for pid in _processes() if _session(pid) == session}
 
 
