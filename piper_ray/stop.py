@@ -37,6 +37,7 @@ class Stop(Generic[_Answer]):
     def __init__(self) -> None:
         self._wish = _Wish()
         self.is_concluded = False
+        self.rest: Callable[[], object] = _nothing
         self._answer: Callable[[], _Answer | None] = _nothing
         self._endings: list[Callable[[], object]] = []
 
@@ -58,9 +59,12 @@ class Stop(Generic[_Answer]):
         self._answer = answer
 
     def conclude(self, answer: _Answer) -> None:
-        """answer: all there will be. What is left of the work nobody has to wait for that wished for its end."""
+        """answer: all there will be. Where the end is wished for, nobody has to wait for what is left of the work, and
+        ``rest`` is called before it."""
         self.offer(lambda: answer)
-        self.is_concluded = True
+        if self.requested:
+            self.is_concluded = True
+            self.rest()
 
     @property
     def has_answer(self) -> bool:

@@ -126,6 +126,8 @@ class Interrupts:
         """
         self._raising = False
         running = _Running(work)
+        # A cluster that is let go may take the process with it, and goes with the process anyhow.
+        running.stop.rest = threading.Event().wait
         self._stop = running.stop
         if self.number is not None:
             running.stop.request()

@@ -340,3 +340,18 @@ def test_a_solution_is_offered_while_the_search_goes_on() -> None:
     (so_far,) = seen
     assert so_far.plan == solution.plan
     assert so_far.stopped_by == "interrupt"
+
+
+def test_what_comes_after_the_conclusion_is_left_undone() -> None:
+    """A cluster that is let go may take the process with it, before the answer is written."""
+    interrupts = Interrupts()
+    done: list[str] = []
+
+    def work(stop: Stop[str]) -> str:
+        interrupts.stop(signal.SIGTERM)
+        stop.conclude("all there is")
+        done.append("cluster closed")
+        return "never"
+
+    assert interrupts.run(work) == "all there is"
+    assert done == []
