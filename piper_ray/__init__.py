@@ -33,6 +33,7 @@ from piper_ray.options import SolveOptions
 from piper_ray.plan import Plan, Stage
 from piper_ray.restrictions import Recompute, Restrictions
 from piper_ray.solution import Infeasibility, Solution, Status
+from piper_ray.stop import Stop, StopSearch
 
 if TYPE_CHECKING:
     from piper_ray.backends.ray import RayBackend
@@ -63,6 +64,7 @@ __all__ = [
     "Restrictions",
     "Recompute",
     "SolveOptions",
+    "Stop",
     "RayBackend",
     # the answer
     "Solution",
@@ -75,6 +77,7 @@ __all__ = [
     "Evaluation",
     "StageEvaluation",
     # errors
+    "StopSearch",
     "PiperRayError",
     "UsageError",
     "InputError",

@@ -8,7 +8,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Compiling:
-    """The kernels have to be compiled first, once for each version and machine: about half a minute."""
+    """A kernel that no run of this version needed here before is about to be compiled; all of them take half a minute.
+
+    As notes on compiled kernels, it may come on any thread.
+    """
 
 
 @dataclass(frozen=True)

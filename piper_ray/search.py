@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +21,17 @@ from piper_ray.planning import build_plan, chain_through
 from piper_ray.problem import Problem, Workload, build_problem
 from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, IncumbentFound, Listener, silent
 from piper_ray.solution import EvaluationStats
+from piper_ray.stop import INTERRUPT, Stop, StopSearch
 from piper_ray.threshold import Outcome, TracedStage, evaluate_threshold
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
 
 
-class StopSearch(Exception):
-    """Raised inside an evaluation to end the search; ``reason`` is what the user is told."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 @dataclass
 class Search:
-    """One search on one problem. ``run`` may end early; ``incumbent`` and ``bracket`` are valid at every moment."""
+    """One search on one problem. ``run`` may end early; ``incumbent`` and ``bracket`` are valid at every moment, for
+    other threads too."""
 
     instance: Instance
     contraction: Contraction
@@ -44,6 +39,7 @@ class Search:
     executor: Evaluations
     gap: float = 0.0
     deadline: float | None = None
+    stop: Stop[Any] = field(default_factory=Stop)
     listener: Listener = silent
     started: float = field(default_factory=time.perf_counter)
     incumbent: tuple[Plan, float] | None = None  # the best plan and its time per sample, in s
@@ -72,7 +68,7 @@ class Search:
         except StopSearch as stop:
             self.stopped_by = stop.reason
         except KeyboardInterrupt:
-            self.stopped_by = "interrupt"
+            self.stopped_by = INTERRUPT
         except LimitError:
             if self.incumbent is None:
                 raise
@@ -111,7 +107,7 @@ class Search:
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         while not (bracket.closed or bracket.exhausted) and bracket.gap() > max(self.gap, 1e-6):
             threshold_s = bracket.propose()
-            outcome = evaluate_threshold(chain, self.executor.backend, threshold_s, on_progress=self.check_deadline)
+            outcome = evaluate_threshold(chain, self.executor.backend, threshold_s, on_progress=self.check)
             if outcome.feasible:
                 bracket.record_feasible(threshold_s, self._take(chain, outcome.stages, "chain"))
             else:
@@ -134,7 +130,7 @@ class Search:
         began = time.perf_counter()
 
         def on_progress(done: int, total: int) -> None:
-            self.check_deadline(done, total)
+            self.check(done, total)
             level = int(np.searchsorted(level_start, done, side="right")) - 1
             activity = self.executor.backend.activity()
             self.listener(
@@ -184,8 +180,9 @@ class Search:
             )
         )
 
-    def check_deadline(self, done: int, total: int) -> None:  # noqa: ARG002 - a progress callback
-        """Raises StopSearch after the deadline."""
+    def check(self, done: int, total: int) -> None:  # noqa: ARG002 - a progress callback
+        """Raises StopSearch after the deadline, and when it is asked to stop."""
+        self.stop.check()
         if self.deadline is not None and time.perf_counter() > self.deadline:
             raise StopSearch("time limit")
 

@@ -17,7 +17,7 @@ from piper_ray.evaluations import Evaluations
 from piper_ray.forecast import forecast
 from piper_ray.formats.load import Source, instance_of
 from piper_ray.infeasibility import explain, layer_without_choice
-from piper_ray.kernels.jit import is_compiled
+from piper_ray.kernels.cache import observed
 from piper_ray.lattice.graph import LayerGraph
 from piper_ray.model import Instance
 from piper_ray.options import Contract, SolveOptions
@@ -25,8 +25,11 @@ from piper_ray.preparation import Outline, Preparation, prepare
 from piper_ray.problem import build_problem
 from piper_ray.progress import Compiling, Listener, Note, silent
 from piper_ray.restrictions import Restrictions
-from piper_ray.search import Search, StopSearch
+from piper_ray.search import Search
 from piper_ray.solution import BlockStats, Forecast, Infeasibility, Solution, SolveStats, Status
+from piper_ray.stop import INTERRUPT, Stop, StopSearch
+
+_UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 
 
 def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
@@ -77,40 +80,57 @@ def solve(
     backend: Backend | None = None,
     listener: Listener = silent,
     prepared: Preparation | None = None,
+    stop: Stop[Solution] | None = None,
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
     instance: may be what ``load`` takes, such as a path. Without ``backend`` threads of this process do the work.
-    prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats.
+    prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats. stop: ends
+    the search as an interrupt does, and is offered the solution so far.
 
-    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound, and
-    UsageError for arguments that make no sense.
+    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
+    UsageError for arguments that make no sense, and StopSearch if ``stop`` asks before the search began.
     """
+    _check_arguments(restrictions, options, backend, listener, prepared, stop)
+    with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
+        return _solve(instance, restrictions, options, backend, listener, prepared, stop or Stop())
+
+
+def _solve(
+    instance: Instance | Source,
+    restrictions: Restrictions,
+    options: SolveOptions,
+    backend: Backend | None,
+    listener: Listener,
+    prepared: Preparation | None,
+    stop: Stop[Solution],
+) -> Solution:
     started = time.perf_counter()
-    _check_arguments(restrictions, options, backend, listener, prepared)
     given, instance = instance, instance_of(instance)
     if given is not instance:
         for note in instance.notes:
             listener(Note(note))
-    if not is_compiled():
-        listener(Compiling())
     if options.contract is Contract.OPERATORS:
-        return _solve_by_blocks(instance, restrictions, options, backend, listener)
+        return _solve_by_blocks(instance, restrictions, options, backend, listener, stop)
     shared = prepared is not None
     if prepared is None:
         prepared = prepare(instance, restrictions, options.memory_limit_bytes, listener)
     elif not prepared.serves(instance, restrictions):
         raise UsageError("prepared for another graph, or under other restrictions: prepare anew, or leave it out")
-    outline = prepared.outline
-    if prepared.workload is None:
+    outline, workload = prepared.outline, prepared.workload
+    if workload is None:
         return _without_plan(Status.INFEASIBLE, prepared.impossible, _no_stats(instance, outline.graph))
+    lattice = workload.lattice
+    stop.check()
     began = time.perf_counter()
-    problem = build_problem(prepared.workload, instance, restrictions.data_parallelism)
+    problem = build_problem(workload, instance, restrictions.data_parallelism)
     scaling_s = time.perf_counter() - began
+    lattice_s = 0.0 if shared else prepared.lattice_s
+    stage_costs_s = scaling_s if shared else prepared.stage_costs_s + scaling_s
 
     began = time.perf_counter()
     with (
-        _checkpoint(instance, restrictions, options.resume, listener) as checkpoint,
+        _checkpoint(instance, restrictions, options.resume, listener, stop) as checkpoint,
         _executor(backend, options.threads) as executor,
         closing(Evaluations(executor, checkpoint)) as evaluations,
     ):
@@ -122,47 +142,59 @@ def solve(
             evaluations,
             gap=options.gap,
             deadline=None if options.time_limit_s is None else started + options.time_limit_s,
+            stop=stop,
             listener=listener,
             started=started,
         )
+
+        def solution(stopped_by: str | None, infeasibility: Infeasibility, pairs: int | None) -> Solution:
+            stats = SolveStats(
+                layers=len(instance.layers),
+                contracted_layers=outline.graph.size,
+                downsets=lattice.size,
+                levels=lattice.levels,
+                pairs=pairs,
+                threads=executor.threads,
+                lattice_s=lattice_s,
+                stage_costs_s=stage_costs_s,
+                search_s=time.perf_counter() - began,
+                evaluations=tuple(search.evaluations),
+                cluster=executor.stats(),
+            )
+            return _solution(search, stopped_by, infeasibility, stats)
+
+        stop.offer(lambda: solution(INTERRUPT, _UNEXPLAINED, None))
         search.run()
-        infeasibility = _explain(search) if search.bracket.exhausted else None
-        threads, cluster = executor.threads, executor.stats()
-    stats = SolveStats(
-        layers=len(instance.layers),
-        contracted_layers=outline.graph.size,
-        downsets=prepared.workload.lattice.size,
-        levels=prepared.workload.lattice.levels,
-        pairs=prepared.pairs,
-        threads=threads,
-        lattice_s=0.0 if shared else prepared.lattice_s,
-        stage_costs_s=scaling_s if shared else prepared.stage_costs_s + scaling_s,
-        search_s=time.perf_counter() - began,
-        evaluations=tuple(search.evaluations),
-        cluster=cluster,
-    )
-    if infeasibility is not None:
-        return _without_plan(Status.INFEASIBLE, infeasibility, stats)
-    if search.incumbent is None:
-        return Solution(Status.UNKNOWN, None, search.bracket.lower, None, stats, stopped_by=search.stopped_by)
-    plan, time_per_sample_s = search.incumbent
+        infeasibility = _explain(search) if search.bracket.exhausted else _UNEXPLAINED
+        return solution(search.stopped_by, infeasibility, prepared.pairs)
+
+
+def _solution(search: Search, stopped_by: str | None, infeasibility: Infeasibility, stats: SolveStats) -> Solution:
+    """What the search has found, at whatever moment. infeasibility: for the case that there is no plan."""
+    incumbent, lower_s = search.incumbent, search.bracket.lower
+    if incumbent is None:
+        if search.bracket.exhausted:
+            return _without_plan(Status.INFEASIBLE, infeasibility, stats)
+        return Solution(Status.UNKNOWN, None, lower_s, None, stats, stopped_by=stopped_by)
+    plan, time_per_sample_s = incumbent
     return Solution(
         status=Status.OPTIMAL if search.proved else Status.FEASIBLE,
         time_per_sample=time_per_sample_s,
-        lower_bound=min(search.bracket.lower, time_per_sample_s),
+        lower_bound=min(lower_s, time_per_sample_s),
         plan=plan,
         stats=stats,
-        stopped_by=search.stopped_by,
+        stopped_by=stopped_by,
     )
 
 
 def _check_arguments(
-    restrictions: object, options: object, backend: object, listener: object, prepared: object
+    restrictions: object, options: object, backend: object, listener: object, prepared: object, stop: object
 ) -> None:
     """Raises UsageError for each that is something else, and for two that contradict."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.of_kind("prepared", prepared, (Preparation, type(None)), "a Preparation")
+    arguments.of_kind("stop", stop, (Stop, type(None)), "a Stop")
     arguments.function("listener", listener)
     if backend is not None and not callable(getattr(backend, "evaluate_downsets", None)):
         raise UsageError(f"backend must be a backend, such as RayBackend('auto'), not {arguments.shown(backend)}")
@@ -171,18 +203,23 @@ def _check_arguments(
 
 
 def _solve_by_blocks(
-    instance: Instance, restrictions: Restrictions, options: SolveOptions, backend: Backend | None, listener: Listener
+    instance: Instance,
+    restrictions: Restrictions,
+    options: SolveOptions,
+    backend: Backend | None,
+    listener: Listener,
+    stop: Stop[Solution],
 ) -> Solution:
     outline = Outline.of(instance, restrictions)
     impossible = layer_without_choice(instance, outline.variants)
     if impossible is not None:
         return _without_plan(Status.INFEASIBLE, impossible, _no_stats(instance, outline.graph))
 
-    def solve_exactly(blocks: Instance) -> Solution:
+    def solve_exactly(blocks: Instance, stop: Stop[Solution]) -> Solution:
         exact = replace(options, contract=Contract.SAFE)
-        return solve(blocks, restrictions=restrictions, options=exact, backend=backend, listener=listener)
+        return _solve(blocks, restrictions, exact, backend, listener, None, stop)
 
-    return solve_by_blocks(instance, outline, restrictions, options, listener, solve_exactly)
+    return solve_by_blocks(instance, outline, restrictions, options, listener, solve_exactly, stop)
 
 
 @contextmanager
@@ -197,7 +234,7 @@ def _executor(backend: Backend | None, threads: int | None) -> Iterator[Backend]
 
 @contextmanager
 def _checkpoint(
-    instance: Instance, restrictions: Restrictions, location: str | None, listener: Listener
+    instance: Instance, restrictions: Restrictions, location: str | None, listener: Listener, stop: Stop[Solution]
 ) -> Iterator[Checkpoint | None]:
     """Open for the time of the solve, if one is wanted."""
     if location is None:
@@ -207,15 +244,16 @@ def _checkpoint(
     with Checkpoint.open(location, identity, on_warning=lambda text: listener(Note(text))) as checkpoint:
         if checkpoint.answers:
             listener(Note(f"resumed from {location}: {checkpoint.answers} evaluations are on record"))
-        yield checkpoint
+        with stop.ending(checkpoint.close):
+            yield checkpoint
 
 
 def _explain(search: Search) -> Infeasibility:
     """An interrupt, the time limit or a TMPC choice too hard costs the figure here, not the answer."""
     try:
-        return explain(search.instance, search.problem, search.executor, search.check_deadline)
+        return explain(search.instance, search.problem, search.executor, search.check)
     except (KeyboardInterrupt, StopSearch, LimitError):
-        return Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
+        return _UNEXPLAINED
 
 
 def _without_plan(status: Status, infeasibility: Infeasibility | None, stats: SolveStats) -> Solution:

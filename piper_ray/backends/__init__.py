@@ -55,7 +55,8 @@ class Backend(Protocol):
         ...
 
     def listen(self, listener: Listener) -> None:
-        """Notes for the user go there from now on, on the thread that calls the other methods."""
+        """A solve begins: notes for the user go there, on the thread that calls the other methods, and figures count
+        from now on."""
         ...
 
     def activity(self) -> Activity:
@@ -63,5 +64,5 @@ class Backend(Protocol):
         ...
 
     def stats(self) -> ClusterStats | None:
-        """What a cluster did so far; None for threads of this process."""
+        """What a cluster did for this solve; None for threads of this process."""
         ...

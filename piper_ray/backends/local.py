@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +19,10 @@ from piper_ray.progress import Listener
 from piper_ray.state_tables import StateTables, joined, no_states
 
 _TASK_S = 0.02
-"""Of one task: an interrupt is seen soon."""
+"""Of one task, by what the rates say."""
+
+_HEARTBEAT_S = 0.1
+"""Of a task that takes longer than that."""
 
 _SMALL_LEVEL_S = 1e-3
 """What a level takes below which threads cost more than they save."""
@@ -86,6 +89,8 @@ class LocalBackend:
         worked_s = 0.0
         try:
             for future in futures:
+                while not wait([future], timeout=_HEARTBEAT_S).done:
+                    heartbeat(edges[len(parts)] - first)
                 part, seconds = future.result()
                 parts.append(part)
                 worked_s += seconds
@@ -105,8 +110,8 @@ class LocalBackend:
         return cache
 
     def close(self) -> None:
-        """Ends the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Ends the threads, each once it is done with what it has in hand: a search that was stopped does not wait."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def end_of_small_levels(states: StateTables) -> int:

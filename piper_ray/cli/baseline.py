@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from piper_ray.cli.common import Unwritten
+from piper_ray.cli.interrupts import current
 from piper_ray.errors import EXIT_SOLVED, InfeasibleError, UsageError
 from piper_ray.model import Instance
 from piper_ray.restrictions import Restrictions
@@ -48,8 +50,9 @@ def solve_by_baseline(
     screen = console(stderr=json)
     for line in instance_lines(instance):
         screen.print(line, soft_wrap=True, highlight=False)
-    result = plan(instance, planner, restrictions=restrictions)
+    result = current().run(lambda _: plan(instance, planner, restrictions=restrictions))
     screen.print()
+    unwritten = Unwritten()
     if result.plan is None or result.evaluation is None:
         screen.print(f"{planner}: no plan: {result.note}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
@@ -67,7 +70,9 @@ def solve_by_baseline(
         screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
             document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result))
-            write_atomically(out, to_text(document))
+            with unwritten.noted():
+                write_atomically(out, to_text(document))
     if json:
         typer.echo(to_text(baseline_document(instance, restrictions, result)), nl=False)
+    unwritten.report()
     return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code

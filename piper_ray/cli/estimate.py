@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note, write_text
+from piper_ray.cli.common import command_text, note
 from piper_ray.errors import UsageError
+from piper_ray.files import write_atomically
 
 
 def estimate(
@@ -103,5 +104,5 @@ def estimate(
     if out.suffix.lower() == ".json":
         piper_ray.dump(result.instance, out)
     else:
-        write_text(out, file_text(result, command_text(context, hidden=("explain",))))
+        write_atomically(out, file_text(result, command_text(context, hidden=("explain",))))
     typer.echo("\n".join(summary_lines(result)))

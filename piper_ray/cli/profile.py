@@ -7,14 +7,20 @@ from contextlib import contextmanager
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
 from piper_ray import limits
-from piper_ray.cli.common import command_text, note, parse_rate, parse_size, write_text
+from piper_ray.cli.common import command_text, note, parse_rate, parse_size
+from piper_ray.cli.interrupts import current
 from piper_ray.errors import PiperRayError, UsageError
+from piper_ray.files import write_atomically
+from piper_ray.stop import Stop
+
+if TYPE_CHECKING:
+    from piper_ray.profile.session import Profile
 
 
 class Device(str, Enum):
@@ -146,7 +152,15 @@ def profile(
         store.start()
     try:
         with _bar() as show:
-            result = run(factory, request, table, store, show)
+
+            def measure(stop: Stop[Profile]) -> Profile:
+                def progress(done: int, total: int, layer: str) -> None:
+                    stop.check()
+                    show(done, total, layer)
+
+                return run(factory, request, table, store, progress)
+
+            result = current().run(measure)
     except (KeyboardInterrupt, PiperRayError):
         if len(store):
             words = "keeps what was measured; the same command with --resume goes on"
@@ -157,7 +171,7 @@ def profile(
     if out.suffix.lower() == ".json":
         piper_ray.dump(result.instance, out)
     else:
-        write_text(out, file_text(result, command_text(context, hidden=("resume",))))
+        write_atomically(out, file_text(result, command_text(context, hidden=("resume",))))
     store.remove()
     typer.echo("\n".join(summary_lines(result)))
 

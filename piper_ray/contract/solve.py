@@ -25,10 +25,11 @@ from piper_ray.restrictions import Restrictions
 from piper_ray.search import Search, lower_bound_s
 from piper_ray.solution import BlockStats, Solution, SolveStats, Status
 from piper_ray.stage_cost.options import build_options
+from piper_ray.stop import INTERRUPT, Stop
 from piper_ray.variants import Variant
 
 STOPPED_BY = "blocks of operators"
-_STOPPED_EARLY = ("time limit", "interrupt", "TMPC choice too hard")
+_STOPPED_EARLY = ("time limit", INTERRUPT, "TMPC choice too hard")
 
 _CHAIN_GAP = 1e-4
 """How exactly borders within blocks are placed: far finer than what the blocks may cost."""
@@ -65,7 +66,8 @@ def solve_by_blocks(
     restrictions: Restrictions,
     options: SolveOptions,
     listener: Listener,
-    solve_exactly: Callable[[Instance], Solution],
+    solve_exactly: Callable[[Instance, Stop[Solution]], Solution],
+    stop: Stop[Solution],
 ) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
 
@@ -76,36 +78,61 @@ def solve_by_blocks(
     started = time.perf_counter()
     found = merge_operators(instance, outline.variants, outline.contracted)
     if found is None:
-        return solve_exactly(instance)
+        return solve_exactly(instance, stop)
     merged, blocks = found
     merging_s = time.perf_counter() - started
     listener(StepFinished("blocks", merging_s, f"{blocks.layers:,} layers in {blocks.blocks:,} blocks"))
     listener(Note("the bounds of this log are those of plans of whole blocks"))
-    of_blocks = solve_exactly(merged.instance)
+    part = stop.part()
+
+    def before_the_chain() -> Solution | None:
+        """The solution so far while blocks are planned."""
+        of_blocks = part.answer()
+        if of_blocks is None:
+            return None
+        plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
+        incumbent = None if plan is None else (plan, evaluate(instance, plan).time_per_sample_s)
+        bound_s = lower_bound_s(_chain_problem(instance, outline, restrictions, None))
+        return _solution(incumbent, bound_s, options.gap, INTERRUPT, of_blocks.stats, blocks)
+
+    stop.offer(before_the_chain)
+    of_blocks = solve_exactly(merged.instance, part)
     began = time.perf_counter()
     plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
     problem = _chain_problem(instance, outline, restrictions, plan)
+    bound_s = lower_bound_s(problem)
+    blocks = replace(blocks, time_per_sample=of_blocks.time_per_sample, proved=of_blocks.status is Status.OPTIMAL)
     with closing(LocalBackend(options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
         search = Search(
-            instance, outline.contraction, problem, evaluations, gap=max(options.gap, _CHAIN_GAP), started=started
+            instance,
+            outline.contraction,
+            problem,
+            evaluations,
+            gap=max(options.gap, _CHAIN_GAP),
+            stop=stop,
+            started=started,
         )
         if options.time_limit_s is not None:
             search.deadline = started + options.time_limit_s
         if plan is not None:
             search.incumbent = plan, evaluate(instance, plan).time_per_sample_s
             search.bracket.record_plan(search.incumbent[1])
+
+        def solution(*reasons: str | None) -> Solution:
+            stats = replace(
+                of_blocks.stats,
+                layers=len(instance.layers),
+                lattice_s=of_blocks.stats.lattice_s + merging_s,
+                search_s=of_blocks.stats.search_s + time.perf_counter() - began,
+                evaluations=(*of_blocks.stats.evaluations, *search.evaluations),
+            )
+            early = next((reason for reason in reasons if reason in _STOPPED_EARLY), None)
+            return _solution(search.incumbent, bound_s, options.gap, early or STOPPED_BY, stats, blocks)
+
+        stop.offer(lambda: solution(INTERRUPT))
         if of_blocks.stopped_by not in _STOPPED_EARLY and problem.workload.lattice.graph.size <= _MOST_ON_CHAIN:
             search.run()
-    stats = replace(
-        of_blocks.stats,
-        layers=len(instance.layers),
-        lattice_s=of_blocks.stats.lattice_s + merging_s,
-        search_s=of_blocks.stats.search_s + time.perf_counter() - began,
-        evaluations=(*of_blocks.stats.evaluations, *search.evaluations),
-    )
-    blocks = replace(blocks, time_per_sample=of_blocks.time_per_sample, proved=of_blocks.status is Status.OPTIMAL)
-    early = next((reason for reason in (of_blocks.stopped_by, search.stopped_by) if reason in _STOPPED_EARLY), None)
-    return _solution(search.incumbent, lower_bound_s(problem), options.gap, early or STOPPED_BY, stats, blocks)
+        return solution(of_blocks.stopped_by, search.stopped_by)
 
 
 def _chain_problem(instance: Instance, outline: Outline, restrictions: Restrictions, plan: Plan | None) -> Problem:

@@ -12,6 +12,7 @@ import pygraphviz
 
 from piper_ray.draw.folding import Run, fold, kind_name
 from piper_ray.errors import LimitError, UsageError
+from piper_ray.files import written_whole
 from piper_ray.lattice.counting import count_cuts, count_downsets
 from piper_ray.lattice.graph import LayerGraph
 from piper_ray.model import Edge, Instance, Layer
@@ -53,13 +54,9 @@ def draw(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[i
         )
     kind = path.suffix.lower()
     picture = _picture(instance, graph, members, runs)
-    try:
-        if kind == ".dot":
-            path.write_text(picture.to_string(), encoding="utf-8")
-        else:
-            path.write_bytes(picture.draw(format=kind[1:], prog="dot"))
-    except OSError as error:
-        raise UsageError(f"--draw {path}: cannot be written: {error.strerror or error}") from error
+    drawn = picture.to_string().encode() if kind == ".dot" else picture.draw(format=kind[1:], prog="dot")
+    with written_whole(path) as file:
+        file.write_bytes(drawn)
 
 
 def _picture(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], runs: Sequence[Run]) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from piper_ray import arguments
 from piper_ray.errors import Fault, InputError, UsageError
+from piper_ray.files import write_atomically
 from piper_ray.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.formats.inflight import InFlight
@@ -103,9 +104,8 @@ def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form |
     target = arguments.location("path", path)
     text = _text(instance_of(instance), target, _form(target, form))
     try:
-        with Path(target).open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except (OSError, ValueError) as error:
+        write_atomically(Path(target), text)
+    except ValueError as error:  # a path that cannot be one
         raise UsageError(f"{target}: cannot be written: {error}") from error
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from piper_ray.model import Instance
 from piper_ray.options import SolveOptions
 from piper_ray.problem import Workload, build_problem
 from piper_ray.progress import Bounds, EvaluationAdvanced
-from piper_ray.search import StopSearch, ceiling_s
+from piper_ray.search import ceiling_s
+from piper_ray.stop import INTERRUPT, Stop, StopSearch
 from piper_ray.threshold import OnProgress
 
 _CHAIN_SHARE = 4
@@ -36,7 +38,7 @@ _PASSES = (0.1, 0.03, 0.01)
 
 @dataclass
 class CurveSearch:
-    """``run`` closes a curve. started: what the time limit counts from."""
+    """``run`` closes a curve. started: what the time limit counts from. stop: ends it as an interrupt does."""
 
     instance: Instance
     preparation: CurvePreparation
@@ -44,6 +46,7 @@ class CurveSearch:
     listener: FrontierListener
     started: float
     stats: FrontierStats
+    stop: Stop[Any]
 
     def __post_init__(self) -> None:
         self._problem = self.preparation.problem(self.instance)
@@ -52,8 +55,8 @@ class CurveSearch:
     def run(self, curve: Curve) -> str | None:
         """Closes the brackets, or returns what stopped it; the curve keeps what is proved until then."""
         began = time.perf_counter()
-        listed = ListedStages.of(self._problem)
         try:
+            listed = ListedStages.of(self._problem, self.check)
             with closing(LocalBackend(self.options.threads)) as backend:
                 self.stats.threads = backend.threads
                 if listed is not None:
@@ -63,7 +66,7 @@ class CurveSearch:
         except StopSearch as stop:
             return stop.reason
         except KeyboardInterrupt:
-            return "interrupt"
+            return INTERRUPT
         except LimitError:
             return "TMPC choice too hard"
         finally:
@@ -77,7 +80,7 @@ class CurveSearch:
         def advanced(closed: int) -> None:
             self.stats.evaluations = before + listed.evaluations
             self._tell(curve, closed)
-            self.check_deadline()
+            self.check()
 
         self._close(curve, listed, advanced)
 
@@ -135,14 +138,14 @@ class CurveSearch:
             return
         workload = Workload.build(chain_lattice(lattice.graph, order), self._problem.workload.options)
         chain = build_problem(workload, self.instance, self.preparation.restrictions.data_parallelism)
-        listed = ListedStages.of(chain)
+        listed = ListedStages.of(chain, self.check)
         if listed is None:
             return
         left = np.flatnonzero(~curve.closed())
         if left.size == 0:
             return
         bounds = curve.part(left, max(curve.gap, _CHAIN_GAP))
-        self._close(bounds, listed, lambda _: self.check_deadline())
+        self._close(bounds, listed, lambda _: self.check())
         curve.upper_s[left] = np.minimum(curve.upper_s[left], bounds.upper_s)
         curve.share_bounds()
 
@@ -155,7 +158,7 @@ class CurveSearch:
         level_start, began = self._problem.lattice.level_start, time.perf_counter()
 
         def on_progress(done: int, total: int) -> None:
-            self.check_deadline()
+            self.check()
             self.listener(
                 EvaluationAdvanced(
                     index=self.stats.evaluations + 1,
@@ -173,8 +176,9 @@ class CurveSearch:
 
         return on_progress
 
-    def check_deadline(self) -> None:
-        """Raises StopSearch after the time limit."""
+    def check(self) -> None:
+        """Raises StopSearch after the time limit, and when it is asked to stop."""
+        self.stop.check()
         limit_s = self.options.time_limit_s
         if limit_s is not None and self._elapsed_s() > limit_s:
             raise StopSearch("time limit")

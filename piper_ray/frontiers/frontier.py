@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -16,12 +17,12 @@ from piper_ray.evaluate import evaluate
 from piper_ray.formats.load import Source, instance_of
 from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.curve_search import CurveSearch
-from piper_ray.frontiers.listed import is_compiled
 from piper_ray.frontiers.points import FrontierPoint, FrontierStats, points_of
 from piper_ray.frontiers.preparation import CurvePreparation
 from piper_ray.frontiers.progress import FrontierListener, silent
 from piper_ray.frontiers.ranges import parse_numbers
 from piper_ray.infeasibility import layer_without_choice
+from piper_ray.kernels.cache import observed
 from piper_ray.model import Instance
 from piper_ray.options import Contract, SolveOptions
 from piper_ray.plan import Plan
@@ -30,6 +31,7 @@ from piper_ray.preparation import Outline
 from piper_ray.progress import Compiling, Note, StepFinished
 from piper_ray.restrictions import Restrictions
 from piper_ray.solution import Solution, SolveStats, Status
+from piper_ray.stop import INTERRUPT, Stop
 from piper_ray.threshold import evaluate_threshold
 
 Numbers = Iterable[int] | str
@@ -51,23 +53,27 @@ class Frontier:
         restrictions: Restrictions,
         options: SolveOptions,
         listener: FrontierListener,
+        stop: Stop[Frontier],
     ) -> None:
         """Searches along ``devices``, which rise to the instance's."""
         self.instance, self.restrictions, self.options = instance, restrictions, options
         self.stats = FrontierStats()
         self.stopped_by: str | None = None
         self.reason: str | None = None
-        self._listener, self._started = listener, time.perf_counter()
+        self._listener, self._started, self._stop = listener, time.perf_counter(), stop
         self._preparations: dict[tuple[int, ...], CurvePreparation] = {}
         self._budgets: dict[tuple[int, ...], Curve] = {}
         self._plans: dict[tuple[tuple[int, ...], int], Plan] = {}
-        if not is_compiled():
-            listener(Compiling())
         impossible = layer_without_choice(instance, Outline.of(instance, restrictions).variants)
         if impossible is not None:
             self.reason = impossible.reason
             self._devices = Curve.without_plans(False, devices, instance.data_parallel_limit)
             return
+        with self._observed():
+            self._search_devices(devices)
+
+    def _search_devices(self, devices: Sequence[int]) -> None:
+        instance = self.instance
         preparation = self._prepare(instance)
         lattice = preparation.workload.lattice
         self.stats.contracted_layers, self.stats.downsets, self.stats.levels = (
@@ -77,8 +83,9 @@ class Frontier:
         )
         self.stats.preparation_s = time.perf_counter() - self._started
         note = f"{lattice.size:,} downsets in {lattice.levels:,} levels, with their stage costs"
-        listener(StepFinished("lattice", self.stats.preparation_s, note))
-        self._devices = Curve.along_devices(preparation.problem(instance), devices, options.gap)
+        self._listener(StepFinished("lattice", self.stats.preparation_s, note))
+        self._devices = Curve.along_devices(preparation.problem(instance), devices, self.options.gap)
+        self._stop.offer(self._so_far)
         self._search(self._devices)
 
     def by_devices(self) -> dict[int, float | None]:
@@ -104,7 +111,8 @@ class Frontier:
         if wanted[-1] > limit:
             raise UsageError(f"no plan's data-parallel degrees may sum to more than min(N, K) = {limit}")
         if wanted not in self._budgets:
-            self._budgets[wanted] = self._budget_curve(wanted)
+            with self._observed():
+                self._budgets[wanted] = self._budget_curve(wanted)
         return points_of(self._budgets[wanted], [(self.instance.devices, s) for s in wanted])
 
     def plan(self, devices: int) -> Plan | None:
@@ -130,7 +138,8 @@ class Frontier:
             first = index
         key = degrees, first
         if key not in self._plans:
-            self._plans[key] = self._preferred_plan(int(curve.positions[first]), value_s)
+            with self._observed():
+                self._plans[key] = self._preferred_plan(int(curve.positions[first]), value_s)
         return self._plans[key]
 
     def solution(self, devices: int) -> Solution:
@@ -162,6 +171,18 @@ class Frontier:
             stopped_by=self.stopped_by if point.status in (Status.FEASIBLE, Status.UNKNOWN) else None,
         )
 
+    def _observed(self) -> AbstractContextManager[None]:
+        listener = self._listener
+        return observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text)))
+
+    def _so_far(self) -> Frontier:
+        """What is known of the points at this moment, for another thread than the one that searches."""
+        known = copy(self)
+        known._devices = self._devices.part(np.arange(self._devices.positions.size), self._devices.gap)
+        known._devices.share_bounds()
+        known.stopped_by = INTERRUPT
+        return known
+
     def _preferred_plan(self, devices: int, value_s: float) -> Plan:
         instance = self.instance.replace(devices=devices)
         preparation = self._prepare(instance)
@@ -180,7 +201,13 @@ class Frontier:
 
     def _search(self, curve: Curve) -> None:
         search = CurveSearch(
-            self.instance, self._prepare(self.instance), self.options, self._listener, self._started, self.stats
+            self.instance,
+            self._prepare(self.instance),
+            self.options,
+            self._listener,
+            self._started,
+            self.stats,
+            self._stop,
         )
         self.stopped_by = search.run(curve) or self.stopped_by
 
@@ -204,15 +231,17 @@ def frontier(
     restrictions: Restrictions = Restrictions(),
     options: SolveOptions = SolveOptions(),
     listener: FrontierListener = silent,
+    stop: Stop[Frontier] | None = None,
 ) -> Frontier:
     """The optimum for every number of devices: 1 .. ``instance.devices``, or the rising numbers ``devices``.
 
     instance: may be what ``load`` takes, such as a path. devices: may be a text as on the command line, "8..64" or
-    "8..64:8". A limit or an interrupt ends it with what is known until then.
+    "8..64:8". A limit or an interrupt ends it with what is known until then. stop: ends it as an interrupt does, and is
+    offered the frontier so far.
 
-    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound, and
+    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
     UsageError for arguments that make no sense, and for ``options.resume`` and ``contract=OPERATORS``, which a frontier
-    does not know.
+    does not know, and StopSearch if ``stop`` asks before the search began.
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
@@ -229,7 +258,7 @@ def frontier(
         for note in instance.notes:
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
-    return Frontier(instance.replace(devices=wanted[-1]), wanted, restrictions, options, listener)
+    return Frontier(instance.replace(devices=wanted[-1]), wanted, restrictions, options, listener, stop or Stop())
 
 
 def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:

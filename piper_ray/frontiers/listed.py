@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from piper_ray.bracket import PROOF, RESOLUTION
 from piper_ray.errors import LimitError
 from piper_ray.frontiers.curve import Curve
 from piper_ray.frontiers.oracles import Found
-from piper_ray.kernels.jit import cache_directory
 from piper_ray.kernels.selection import make_step_cache
 from piper_ray.kernels.stages import count_stages, list_stages, make_choice_cache
 from piper_ray.kernels.staircase import (
@@ -37,28 +35,31 @@ _CALL_S = 0.05
 _FIRST_ROOM = 64
 
 
-def is_compiled() -> bool:
-    """Whether an earlier run left the compiled walk in the cache."""
-    return any(Path(cache_directory()).glob("**/staircase.walk*.nbc"))
+def _nothing() -> None:
+    pass
 
 
 class ListedStages:
-    """An Oracle that also walks. For use by several threads, each with scratch of its own."""
+    """An Oracle that also walks. For use by several threads, each with scratch of its own.
 
-    def __init__(self, problem: Problem, stages: int) -> None:
+    before: called before each evaluation, by any of them; what it raises ends the search.
+    """
+
+    def __init__(self, problem: Problem, stages: int, before: Callable[[], None]) -> None:
         self._problem = problem
+        self._before = before
         self._stages = list_stages(problem.tables, stages)
         self._scratch = threading.local()
         self._counts: list[int] = []
 
     @classmethod
-    def of(cls, problem: Problem) -> ListedStages | None:
+    def of(cls, problem: Problem, before: Callable[[], None] = _nothing) -> ListedStages | None:
         """None where there are too many stages to list."""
         bits = problem.lattice.bits
         if bits.shape[0] > MOST_DOWNSETS:
             return None
         stages = int(count_stages(bits))
-        return cls(problem, stages) if stages * problem.options.degree.size <= MOST_COSTS else None
+        return cls(problem, stages, before) if stages * problem.options.degree.size <= MOST_COSTS else None
 
     @property
     def evaluations(self) -> int:
@@ -73,6 +74,7 @@ class ListedStages:
     def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
         keep_s = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
         while True:
+            self._before()
             known = self._known()
             status = evaluate_all(keep_s, devices, data_parallel_sum, known)
             if not self._again(status, 1):
@@ -91,6 +93,7 @@ class ListedStages:
         at, reach, most = begin, 1, 4
         while at < end:
             check(at)
+            self._before()
             began = time.perf_counter()
             at, status, done, reach = walk(
                 curve.positions,

@@ -13,6 +13,7 @@ import pyarrow.parquet
 
 import piper_ray
 from piper_ray.errors import UsageError
+from piper_ray.files import written_whole
 from piper_ray.frontiers.points import FrontierPoint
 from piper_ray.model import Instance
 from piper_ray.plan import Plan
@@ -86,13 +87,8 @@ def write_table(table: pa.Table, path: Path) -> None:
         ".parquet": pyarrow.parquet.write_table,
         ".csv": pyarrow.csv.write_csv,
     }
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        writers[path.suffix.lower()](table, partial)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with written_whole(path) as file:
+        writers[path.suffix.lower()](table, file)
 
 
 def refuse_other_formats(path: Path) -> None:

@@ -1,21 +1,25 @@
-"""The one way kernels are compiled: no Python, no GIL, and a cache that notices every change.
+"""The one way kernels are compiled: no Python, no GIL, and kept in a folder that is named after all their sources.
 
-Numba keys its cache by the file of the compiled function alone, so a change in a kernel that another file calls would
-go unnoticed. Ours lies in a folder named by a hash over all kernel sources.
+A kernel's code holds that of the kernels it calls, so an entry of the cache would be out of date when any of them
+changes: the folder's name carries a hash over all sources.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
+
+from piper_ray.kernels.cache import KernelCache
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,30 +34,45 @@ def sources_digest() -> str:
 
 
 @cache
-def cache_directory() -> str:
-    """Where compiled kernels lie; its last part changes with any of their sources."""
-    here = Path(__file__).parent
-    folder = f"kernels-{sources_digest()}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
+def cache_folders() -> tuple[Path, ...]:
+    """Where compiled kernels may lie: beside their sources, or in the user's cache where that cannot be written.
+
+    NUMBA_CACHE_DIR is in place of both. Nobody has made them yet, perhaps.
+    """
+    name = f"kernels-{sources_digest()}"
     named = os.environ.get("NUMBA_CACHE_DIR")
-    candidates = [Path(named)] if named else [here / "__pycache__", home]
-    for base in candidates:
-        try:
-            (base / folder).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(base / folder, os.W_OK):
-            if base.parent == here:  # ours alone: drop what other versions of this checkout left
-                for old in base.glob("kernels-*"):
-                    if old.name != folder:
-                        shutil.rmtree(old, ignore_errors=True)
-            return str(base / folder)
-    return tempfile.mkdtemp(prefix="piper_ray-")
+    if named:
+        return (Path(named) / name,)
+    ours = Path(__file__).parent / "__pycache__"
+    if not (ours / name).exists():  # the first run of this version: drop what others of this checkout left
+        for old in ours.glob("kernels-*"):
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
+    except RuntimeError:  # the user has none
+        return (ours / name,)
+    return ours / name, home / name
 
 
-def is_compiled() -> bool:
-    """Whether an earlier run left compiled kernels in the cache."""
-    return any(Path(cache_directory()).glob("**/evaluation.evaluate_levels*.nbc"))
+@contextlib.contextmanager
+def one_compiles() -> Iterator[None]:
+    """One process of a machine at a time, so that one compiles and the others find the code.
+
+    Where no such turns can be taken, each compiles for itself.
+    """
+    with contextlib.ExitStack() as held:
+        for folder in cache_folders():
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                guard = held.enter_context((folder / "compiling").open("w"))
+                fcntl.flock(guard, fcntl.LOCK_EX)
+                break
+        yield
+
+
+def is_kept(kernel_name: str) -> bool:
+    """Whether an earlier run left ``module.function`` compiled, for some types of its arguments."""
+    return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in cache_folders())
 
 
 def kernel(function: _Function) -> _Function:
@@ -75,11 +94,8 @@ def inlined_kernel(function: _Function) -> _Function:
 
 def _compiled(function: _Function, **flags: bool | str) -> _Function:
     # Numba's stubs know neither its settings nor these flags.
-    config: Any = numba.config
     compiler: Any = numba.njit
-    before = config.CACHE_DIR
-    config.CACHE_DIR = cache_directory()
-    try:
-        return cast(_Function, compiler(cache=True, nogil=True, error_model="numpy", **flags)(function))
-    finally:
-        config.CACHE_DIR = before
+    compiled = compiler(nogil=True, error_model="numpy", **flags)(function)
+    if compiled is not function:  # the compiler is not switched off
+        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders())
+    return cast(_Function, compiled)

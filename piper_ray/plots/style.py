@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from piper_ray.errors import UsageError
+from piper_ray.files import written_whole
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 """After Okabe and Ito; the first is the exact solver's."""
@@ -112,11 +113,5 @@ def save(figure: Figure, path: Path) -> None:
     """By the path's ending; whole or not at all, and the same bytes for the same figure. Raises UsageError."""
     refuse_other_formats(path)
     ending = path.suffix.lower()
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with mpl.rc_context(_STYLE):
-            figure.savefig(partial, format=ending[1:], dpi=150, metadata=_METADATA[ending])
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with written_whole(path) as file, mpl.rc_context(_STYLE):
+        figure.savefig(file, format=ending[1:], dpi=150, metadata=_METADATA[ending])

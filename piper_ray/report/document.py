@@ -7,12 +7,11 @@ import json
 import math
 from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
 
 import piper_ray
 from piper_ray.baselines.planner import BaselineResult
-from piper_ray.errors import UsageError
 from piper_ray.evaluate import Evaluation
+from piper_ray.files import write_atomically as write_atomically
 from piper_ray.frontiers.frontier import Frontier
 from piper_ray.frontiers.points import FrontierPoint
 from piper_ray.model import Instance
@@ -143,17 +142,6 @@ def info_document(instance: Instance, figures: Document) -> Document:
 def to_text(document: Document) -> str:
     """The document as strict JSON: no NaN and no infinity."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or, when writing fails, what was there before. Raises UsageError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _header(kind: str, instance: Instance) -> Document:

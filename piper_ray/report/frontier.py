@@ -37,6 +37,8 @@ class FrontierLog(SolverLog):
         self._point: PointClosed | None = None
 
     def __call__(self, event: Event | CurveAdvanced | PointClosed) -> None:
+        if self._ended:
+            return
         if isinstance(event, PointClosed):
             self._point = event
         elif isinstance(event, CurveAdvanced):

@@ -48,8 +48,10 @@ class SolverLog(LiveLog):
             self._line(line)
 
     def __call__(self, event: Event) -> None:
+        if self._ended:
+            return
         if isinstance(event, Compiling):
-            self._line("compiling      first run of this version here: takes about half a minute, once")
+            self._line("compiling      kernels that no run of this version here has needed before: up to half a minute")
         elif isinstance(event, Note):
             self._line(f"note           {event.text}")
         elif isinstance(event, StepFinished):

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import piper_ray
 from piper_ray import baselines
@@ -27,6 +27,7 @@ from piper_ray.plan import Plan
 from piper_ray.progress import Listener, silent
 from piper_ray.solution import Solution, Status
 from piper_ray.solver import solve
+from piper_ray.stop import INTERRUPT, Stop, StopSearch
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.sweep.schema import PIPER
@@ -46,18 +47,21 @@ def answer(
     lattices: Lattices,
     backend: Backend | None = None,
     listener: Listener = silent,
+    stop: Stop[Any] | None = None,
 ) -> Row:
     """The point's row, but for what the sweep alone knows (``identity``). An error of the planner is an answer too.
 
-    Raises KeyboardInterrupt when interrupted.
+    Raises KeyboardInterrupt when interrupted, StopSearch when ``stop`` asks.
     """
     began = time.perf_counter()
     instance = point.on(graph)
     try:
         if point.planner == PIPER:
-            row = _by_piper(point, instance, options, lattices, backend, listener)
+            row = _by_piper(point, instance, options, lattices, backend, listener, stop or Stop())
         else:
             row = _by_baseline(point, instance)
+    except StopSearch:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the other points go on
         row = error_row(type(error).__name__, str(error))
     return {**row, **_of_run(), "seconds": time.perf_counter() - began, "spread": backend is not None}
@@ -98,6 +102,7 @@ def _by_piper(
     lattices: Lattices,
     backend: Backend | None,
     listener: Listener,
+    stop: Stop[Any],
 ) -> Row:
     prepared, lattice_s, stage_costs_s = lattices.of(point, instance)
     with _interrupts() as interrupts:
@@ -108,8 +113,10 @@ def _by_piper(
             backend=backend,
             prepared=prepared,
             listener=listener,
+            stop=stop.part(),
         )
-    if interrupts or solution.stopped_by == "interrupt":
+    stop.check()
+    if interrupts or solution.stopped_by == INTERRUPT:
         raise KeyboardInterrupt
     stats = solution.stats
     return {

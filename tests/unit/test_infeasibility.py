@@ -8,9 +8,9 @@ from hypothesis import given
 from piper_ray.errors import LimitError
 from piper_ray.model import Instance
 from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.search import StopSearch
 from piper_ray.solution import Infeasibility, Status
 from piper_ray.solver import solve
+from piper_ray.stop import StopSearch
 from tests.brute_force import brute_force
 from tests.instances import build, instances, named_instances, random_instance, tmpc
 from tests.solver_support import ONE_THREAD

@@ -152,6 +152,27 @@ def test_nothing_is_fetched_on_the_drivers_own_machine(monkeypatch: pytest.Monke
     assert downset_bytes < node.held_bytes <= stats.put_bytes
 
 
+def test_figures_are_those_of_the_solve_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several by one backend; also where the last one needed no worker."""
+    with backend_of(workers=2, without_workers=WAIT) as backend:
+        found = []
+        with monkeypatch.context() as patched:
+            send_every_level_to_workers(patched)
+            for _ in range(3):
+                stats = solve(TOWERS, backend=backend).stats.cluster
+                assert stats is not None
+                found.append(stats)
+        last = solve(INSTANCES["one layer"], backend=backend).stats.cluster
+    for figures in zip(*((stats.batches, stats.blocks, stats.put_bytes) for stats in found), strict=True):
+        assert max(figures) < 2 * min(figures), "they were added up"
+    for stats in found:
+        assert sum(node.blocks for node in stats.nodes) == stats.blocks > 0
+        assert all(node.held_bytes > 0 for node in stats.nodes)
+    assert last is not None
+    assert (last.batches, last.blocks, last.put_bytes, last.worked_s, last.waited_s) == (0, 0, 0, 0.0, 0.0)
+    assert sum(node.blocks for node in last.nodes) == 0
+
+
 @pytest.mark.parametrize(("workers", "deaths", "downset"), [(2, 2, 30), (1, 1, 10)])
 def test_same_answer_when_workers_are_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, deaths: int, downset: int

@@ -88,6 +88,11 @@ class RayBackend:
 
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
+        self._worked_s = self._waited_s = self._here_s = 0.0
+        self._asked_at_s = (0.0, 0.0)
+        self._batches = self._blocks = 0
+        if self._dispatcher is not None:
+            self._dispatcher.count_anew()
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Workers take what is worth a round trip; the driver what is not."""
@@ -138,7 +143,7 @@ class RayBackend:
         return found
 
     def stats(self) -> ClusterStats:
-        """What was computed where, and what moved."""
+        """What was computed where, and what moved, for the solve under way or the last one."""
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, ())

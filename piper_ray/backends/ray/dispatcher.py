@@ -75,7 +75,12 @@ class _ComputedHere:
     states: Future[tuple[LevelStates, float]]  # and the seconds that they took
 
 
-_Event = _Added | _Cancelled | _ComputedHere | Started | Answered
+@dataclass(frozen=True)
+class _CountAnew:
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+_Event = _Added | _Cancelled | _CountAnew | _ComputedHere | Started | Answered
 
 
 class Dispatcher:
@@ -126,6 +131,12 @@ class Dispatcher:
 
     def cancel(self, batch: Batch) -> None:
         self._events.put(_Cancelled(batch))
+
+    def count_anew(self) -> None:
+        """Of what is submitted from now on, blocks and traffic."""
+        anew = _CountAnew()
+        self._events.put(anew)
+        anew.done.wait(_TICK_S)
 
     def close(self) -> None:
         """Ends the thread and the actors; nothing is waited for."""
@@ -192,6 +203,11 @@ class Dispatcher:
             return self._add(event.batch, now)
         if isinstance(event, _Cancelled):
             self._forget(event.batch)
+            return []
+        if isinstance(event, _CountAnew):
+            self.blocks_by_node = Counter()
+            self.publisher.count_anew()
+            event.done.set()
             return []
         if isinstance(event, Started):
             return self._start(event, now)

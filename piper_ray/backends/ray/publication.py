@@ -121,6 +121,12 @@ class Publisher:
                 self.traffic.fetched_bytes[node] += stored.size_bytes
                 self._hold(node, stored)
 
+    def count_anew(self) -> None:
+        """From what each node holds now on."""
+        self.traffic = Traffic()
+        for node, objects in self._on_node.items():
+            self.traffic.held_bytes[node] = sum(item.size_bytes for item in objects)
+
     def _hold(self, node: str, stored: Stored) -> None:
         self._on_node[node].add(stored)
         held_bytes = sum(item.size_bytes for item in self._on_node[node])

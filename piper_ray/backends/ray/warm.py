@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from piper_ray.kernels.jit import cache_directory
+from piper_ray.kernels.jit import one_compiles
 from piper_ray.kernels.level import evaluate_downsets
 from piper_ray.kernels.selection import make_step_cache
 from piper_ray.kernels.types import (
@@ -25,8 +23,7 @@ from piper_ray.state_tables import StateTables, no_states
 
 def compile_kernels() -> None:
     """One process of a machine compiles; the others wait and find the code."""
-    with Path(cache_directory(), "compiling").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+    with one_compiles():
         states = StateTables(_tables_of_nothing(), frozen(Target(1.0, 1, 0, _integers(1), _integers(1))))
         cache = make_step_cache(states.tables.options)
         evaluate_downsets(1, 1, states.tables, states.target, states.fronts, states.blocks, 0, no_states(0), cache)
