@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 import piper_ray
-from piper_ray.model import Instance
-from piper_ray.progress import (
+from piper_ray.model.events import (
     Bounds,
     Compiling,
     EvaluationAdvanced,
@@ -19,6 +18,7 @@ from piper_ray.progress import (
     Note,
     StepFinished,
 )
+from piper_ray.model.instance import Instance
 from piper_ray.report.figures import percent_text, time_text
 from piper_ray.report.live import LiveLog
 from piper_ray.report.summary import instance_lines

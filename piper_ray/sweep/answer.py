@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 import piper_ray
 from piper_ray import baselines
-from piper_ray.errors import InfeasibleError
-from piper_ray.kernels.jit import sources_digest
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.plan import Plan
-from piper_ray.progress import Listener, silent
-from piper_ray.solution import Solution, Status
-from piper_ray.solver import solve
-from piper_ray.stop import INTERRUPT, Stop, StopSearch
+from piper_ray.engine.kernels.jit import sources_digest
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.events import Listener, silent
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.sweep.schema import PIPER
 
 if TYPE_CHECKING:
-    from piper_ray.backends import Backend
+    from piper_ray.engine.backends import Backend
 
 Row = dict[str, object]
 

@@ -29,13 +29,12 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
 import piper_ray
-from piper_ray import arguments
-from piper_ray.checkpoint.claim import acquire
-from piper_ray.checkpoint.lease import Lease
-from piper_ray.checkpoint.names import StateFile
-from piper_ray.checkpoint.records import Vanished
-from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
-from piper_ray.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
+from piper_ray.model import arguments
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
+from piper_ray.storage.claim import acquire
+from piper_ray.storage.folder import Folder, Vanished, open_folder, reason, shown
+from piper_ray.storage.lease import Lease
+from piper_ray.storage.names import StateFile
 from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
 from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
 from piper_ray.sweep.manifest import BEFORE_MANIFESTS, FORMAT, Manifest, read_manifest, write_manifest
