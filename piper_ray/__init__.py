@@ -33,6 +33,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.version import __version__
 
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.run import run_sweep
     from piper_ray.workloads.formats import dump, load, load_plan
-
-__version__ = "0.1.0"
 
 __all__ = [
     # functions

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from piper_ray.engine.checkpoint import Checkpoint, EvaluationKey, Identity
-from piper_ray.engine.evaluation.threshold import Outcome, TracedStage
+from piper_ray.engine.checkpoint import Checkpoint, Identity
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.storage.folder import Folder, open_folder

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from piper_ray.cost.variants import stage_variants
-from piper_ray.engine.backends import Activity, Heartbeat, NextBatch
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.lattice.contraction import Contraction, contract

@@ -14,7 +14,7 @@ import typer
 from piper_ray.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from piper_ray.engine.backends import Backend
+    from piper_ray.engine.evaluation.backend import Backend
 
 
 class Alone(str, Enum):

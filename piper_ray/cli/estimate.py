@@ -73,10 +73,10 @@ def estimate(
     ] = None,
 ) -> None:
     """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
+    from piper_ray.report.estimate_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.build import Request
     from piper_ray.workloads.estimate.build import estimate as run
     from piper_ray.workloads.estimate.config import read_model
-    from piper_ray.workloads.estimate.describe import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
 
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
@@ -93,7 +93,7 @@ def estimate(
     )
     result = run(read_model(model), load_hardware(hardware, note), gpu, request)
     if explain is not None:
-        from piper_ray.workloads.estimate.explain import explanation_lines
+        from piper_ray.report.estimate_explanation import explanation_lines
 
         typer.echo("\n".join(explanation_lines(result, explain)))
         if out is None:

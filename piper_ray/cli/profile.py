@@ -122,8 +122,8 @@ def profile(
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
     degrees = _degrees(tensor_parallel)
+    from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
-    from piper_ray.workloads.measure.describe import file_text, summary_lines
     from piper_ray.workloads.measure.factory import find_factory, parse_argument
     from piper_ray.workloads.measure.inputs import parse_input
     from piper_ray.workloads.measure.passes import Repeats

@@ -7,11 +7,12 @@ roles, or of least degrees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Infeasibility
 
 ANY_DEGREE = 2**62
 """Above every data-parallel degree."""
@@ -43,6 +44,19 @@ def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Vari
                 if variant not in variants:
                     variants.append(replace(variant, recompute=recompute))
     return tuple(variants)
+
+
+def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:
+    """A layer that no allowed stage can hold, whatever the memory."""
+    for layer in instance.layers:
+        if not any(variant.tmpcs[layer.id] for variant in variants):
+            degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
+            return Infeasibility(
+                f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, '
+                "which the number of devices and the restrictions do not allow",
+                None,
+            )
+    return None
 
 
 def replica_ranges(instance: Instance, data_parallelism: bool) -> tuple[tuple[int, int], ...]:

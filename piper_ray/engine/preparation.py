@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from piper_ray.cost.variants import Variant, replica_ranges, stage_variants
+from piper_ray.cost.variants import Variant, layer_without_choice, replica_ranges, stage_variants
 from piper_ray.engine.forecast import downset_limit, over_limit
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
 from piper_ray.engine.lattice.downsets import build_lattice, listed_pairs
 from piper_ray.engine.lattice.graph import LayerGraph
-from piper_ray.engine.search.infeasibility import layer_without_choice
 from piper_ray.engine.tables.options import build_options
 from piper_ray.engine.tables.problem import Workload
 from piper_ray.model.errors import LimitError

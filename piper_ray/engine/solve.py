@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
-from piper_ray.engine.backends import Backend
+from piper_ray.compiled.cache import observed
+from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.blocks.solve import merge_operators, solve_by_blocks
 from piper_ray.engine.checkpoint import Checkpoint, Identity
+from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.forecast import forecast
-from piper_ray.engine.kernels.cache import observed
 from piper_ray.engine.lattice.graph import LayerGraph
 from piper_ray.engine.preparation import Outline, Preparation, prepare
-from piper_ray.engine.search.infeasibility import explain, layer_without_choice
+from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments

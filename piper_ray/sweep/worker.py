@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import ray
 
+from piper_ray.compiled.jit import is_kept, one_compiles
 from piper_ray.engine.backends.ray.software import Software, software
-from piper_ray.engine.kernels.jit import is_kept, one_compiles
 from piper_ray.engine.solve import solve
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.options import SolveOptions

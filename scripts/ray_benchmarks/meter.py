@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from piper_ray.engine.backends import Activity, Backend, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, Backend, Heartbeat, NextBatch
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.events import Listener

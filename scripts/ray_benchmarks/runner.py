@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
-from piper_ray.engine.backends import Backend
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray import RayBackend
 from piper_ray.engine.backends.ray.session import LOCAL as HERE
 from piper_ray.engine.backends.ray.session import connect
+from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.solve import solve
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions

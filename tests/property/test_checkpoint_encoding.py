@@ -11,9 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from piper_ray.engine.checkpoint import EvaluationKey
 from piper_ray.engine.checkpoint.encoding import decode_levels, decode_outcomes, encode_levels, encode_outcomes
-from piper_ray.engine.evaluation.threshold import Outcome, TracedStage
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
 from piper_ray.engine.kernels.types import LevelStates
 from tests.checkpoint_support import IDENTITY, Clock, opened, same_levels, same_outcome
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.checkpoint import CheckpointLost, CheckpointRefused
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused
 from piper_ray.storage.claim import acquire
 from piper_ray.storage.lease import BEAT_S, Lease
 from piper_ray.storage.names import CLAIM, LEASE, DriverFile

@@ -12,7 +12,8 @@ from functools import cache
 
 import pytest
 
-from piper_ray.engine.evaluation.threshold import Outcome, evaluate_threshold
+from piper_ray.engine.evaluation.outcome import Outcome
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.model.instance import Instance, divisors

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.backends import NextBatch
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.backend import NextBatch
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.lattice import contracted

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.engine.checkpoint import Checkpoint, CheckpointLost, CheckpointRefused, Identity
+from piper_ray.engine.checkpoint import Checkpoint, Identity
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.storage.folder import LocalFolder
 from piper_ray.storage.names import LEASE, LEVELS, OUTCOMES, DriverFile, StateFile, state_files

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import piper_ray
-from piper_ray.engine.checkpoint import CheckpointRefused, Identity
-from piper_ray.model.errors import UsageError
+from piper_ray.engine.checkpoint import Identity
+from piper_ray.model.errors import CheckpointRefused, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.restrictions import Recompute, Restrictions
 

@@ -15,8 +15,9 @@ from threading import current_thread, main_thread
 
 import pytest
 
-from piper_ray.engine.checkpoint import Checkpoint, CheckpointRefused
+from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
+from piper_ray.model.errors import CheckpointRefused
 from piper_ray.storage.names import state_files
 from tests.checkpoint_support import (
     Clock,

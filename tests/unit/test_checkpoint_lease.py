@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.engine.checkpoint import CheckpointLost, CheckpointRefused
-from piper_ray.model.errors import ClusterError
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused, ClusterError
 from piper_ray.storage.claim import acquire
 from piper_ray.storage.folder import Folder, LocalFolder
 from piper_ray.storage.lease import LEASE_S, Lease

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from piper_ray.engine.checkpoint import CheckpointRefused
+from piper_ray.model.errors import CheckpointRefused
 from piper_ray.storage.folder import Folder, LocalFolder, RemoteFolder, open_folder, shown
 from tests.checkpoint_support import ObjectStore, key, opened, outcome
 

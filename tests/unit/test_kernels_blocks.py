@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from piper_ray.engine.backends import Heartbeat
+from piper_ray.engine.evaluation.backend import Heartbeat
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE

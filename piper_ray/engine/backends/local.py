@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.engine.backends import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
 from piper_ray.engine.kernels.level import evaluate_downsets

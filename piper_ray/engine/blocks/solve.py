@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.blocks.blocks import find_blocks
@@ -15,7 +16,6 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.search.bracket import PROOF
 from piper_ray.engine.search.search import Search, lower_bound_s
 from piper_ray.engine.tables.options import build_options
 from piper_ray.engine.tables.problem import Problem, Workload, build_problem

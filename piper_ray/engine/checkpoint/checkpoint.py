@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from piper_ray.engine.checkpoint.encoding import EvaluationKey, encode_levels, encode_outcomes
+from piper_ray.engine.checkpoint.encoding import encode_levels, encode_outcomes
 from piper_ray.engine.checkpoint.identity import Identity
 from piper_ray.engine.checkpoint.records import Records, Saved, prune, write
-from piper_ray.engine.evaluation.threshold import Outcome
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
 from piper_ray.storage.claim import Clock, acquire

@@ -5,30 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from piper_ray.engine.checkpoint.identity import Facts
-from piper_ray.engine.evaluation.threshold import Outcome, TracedStage
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
 from piper_ray.engine.kernels.types import IndexArray, LevelStates
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _IDENTITY, _KEY = b"identity", b"key"
-
-
-class EvaluationKey(NamedTuple):
-    """Which evaluation of the whole lattice. Floats as ``float.hex`` writes them: equal only bit for bit."""
-
-    memory_bytes: str
-    threshold_s: str
-    fewest_stages: bool
-
-    @classmethod
-    def of(cls, memory_bytes: float, threshold_s: float, fewest_stages: bool = False) -> EvaluationKey:
-        return cls(float(memory_bytes).hex(), float(threshold_s).hex(), fewest_stages)
 
 
 def encode_outcomes(identity: Facts, outcomes: Mapping[EvaluationKey, Outcome]) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import piper_ray
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.version import __version__
 
 FORMAT = 1
 """Of a checkpoint's files; one higher whenever an older program could misread them."""
@@ -43,7 +43,7 @@ class Identity:
                     "data parallelism": _allowed(restrictions.data_parallelism),
                     "recompute": restrictions.recompute.value,
                 },
-                "version": {"piper_ray": piper_ray.__version__, "format": str(FORMAT)},
+                "version": {"piper_ray": __version__, "format": str(FORMAT)},
             }
         )
 

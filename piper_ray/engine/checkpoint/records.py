@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from piper_ray.engine.checkpoint.encoding import (
-    EvaluationKey,
     decode_levels,
     decode_outcomes,
     identity_of_levels,
     identity_of_outcomes,
 )
 from piper_ray.engine.checkpoint.identity import Identity
-from piper_ray.engine.evaluation.threshold import Outcome
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.storage.folder import Folder, Vanished
 from piper_ray.storage.names import LEVELS, OUTCOMES, StateFile, checksum, state_files

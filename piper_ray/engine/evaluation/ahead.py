@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from piper_ray.engine.evaluation.threshold import OnProgress, Outcome
+from piper_ray.engine.evaluation.outcome import Outcome
+from piper_ray.engine.evaluation.threshold import OnProgress
 
 _POLL_S = 0.1
 

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from piper_ray.engine.backends import Backend
-from piper_ray.engine.checkpoint import Checkpoint, EvaluationKey
+from collections.abc import Callable
+from typing import Protocol
+
 from piper_ray.engine.evaluation.ahead import Ahead
+from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.evaluation.threshold import OnProgress, Outcome, evaluate_threshold
+from piper_ray.engine.evaluation.threshold import OnProgress, evaluate_threshold
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.tables.problem import Problem
 
 
-class Evaluations:
-    """``evaluate`` by a backend, and through a checkpoint if there is one: what is on record there is not done again.
-
-    Only for the lattice and stage costs that the checkpoint's identity stands for; a chain is evaluated apart. Close it
-    after use.
+class Memo(Protocol):
+    """What keeps answers, so that none is worked out twice: a checkpoint. Each method raises CheckpointLost if another
+    solve has taken it over.
     """
 
-    def __init__(self, backend: Backend, checkpoint: Checkpoint | None = None) -> None:
+    def outcome(self, key: EvaluationKey) -> Outcome | None:
+        """The answer, if it is on record."""
+        ...
+
+    def record_outcome(self, key: EvaluationKey, outcome: Outcome) -> bool:
+        """Whether the answer is durable by now."""
+        ...
+
+    def levels(self, key: EvaluationKey) -> LevelStates | None:
+        """The levels from 1 on that an earlier run had finished, by downset."""
+        ...
+
+    def record_levels(self, key: EvaluationKey, states: Callable[[], LevelStates]) -> bool:
+        """After each batch of levels. states: all finished ones from 1 on; asked for only if they are written."""
+        ...
+
+
+class Evaluations:
+    """``evaluate`` by a backend, and through a memo if there is one: what is on record there is not done again.
+
+    Only for the lattice and stage costs that the memo stands for; a chain is evaluated apart. Close it after use.
+    """
+
+    def __init__(self, backend: Backend, memo: Memo | None = None) -> None:
         self.backend = backend
-        self._checkpoint = checkpoint
+        self._memo = memo
         self._ahead: Ahead | None = None
 
     def evaluate(
@@ -38,7 +62,7 @@ class Evaluations:
         evaluated at the same time: the answers are the same, some are there sooner.
         """
         key = EvaluationKey.of(problem.cluster.memory_bytes, threshold_s, fewest_stages)
-        known = self._checkpoint.outcome(key) if self._checkpoint is not None else None
+        known = self._memo.outcome(key) if self._memo is not None else None
         if known is not None:
             return known
         outcome = self._from_ahead(threshold_s, fewest_stages, on_progress)
@@ -46,8 +70,8 @@ class Evaluations:
             if next_s is not None and self.backend.has_room():
                 self._start_ahead(problem, next_s)
             outcome = self._compute(problem, key, threshold_s, fewest_stages, on_progress)
-        if self._checkpoint is not None:
-            self._checkpoint.record_outcome(key, outcome)
+        if self._memo is not None:
+            self._memo.record_outcome(key, outcome)
         return outcome
 
     def close(self) -> None:
@@ -74,8 +98,8 @@ class Evaluations:
     def _compute(
         self, problem: Problem, key: EvaluationKey, threshold_s: float, fewest_stages: bool, on_progress: OnProgress
     ) -> Outcome:
-        checkpoint = self._checkpoint
-        if checkpoint is None:
+        memo = self._memo
+        if memo is None:
             return evaluate_threshold(
                 problem, self.backend, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress
             )
@@ -84,7 +108,7 @@ class Evaluations:
             def finished() -> LevelStates:
                 return states.finished(1, states.level)._replace(tested=states.tested)
 
-            checkpoint.record_levels(key, finished)
+            memo.record_levels(key, finished)
 
         return evaluate_threshold(
             problem,
@@ -92,6 +116,6 @@ class Evaluations:
             threshold_s,
             fewest_stages=fewest_stages,
             on_progress=on_progress,
-            finished=checkpoint.levels(key),
+            finished=memo.levels(key),
             on_finished=record,
         )

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from piper_ray.engine.evaluation.rate import Rates
 from piper_ray.engine.kernels.blocks import add_level, empty_blocks
 from piper_ray.engine.kernels.evaluation import evaluate_levels, store_states
 from piper_ray.engine.kernels.level import COUNTERS
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import BlockArrays, FrontArrays, IndexArray, LevelStates, Tables, Target
+from piper_ray.engine.tables.rate import Rates
 
 
 def no_states(downsets: int) -> LevelStates:

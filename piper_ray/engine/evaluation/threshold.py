@@ -12,20 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.backends import Backend
+from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
+from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import find_first_stage
 from piper_ray.engine.kernels.level import CHOICES_ABANDONED
 from piper_ray.engine.kernels.types import FrontArrays, IndexArray, LevelStates, Target, frozen
-from piper_ray.engine.search.bracket import RESOLUTION
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import LimitError
 
 OnProgress = Callable[[int, int], None]
 OnFinished = Callable[[StateTables], None]
-
-THRESHOLD_TOLERANCE = 1e-10
-"""Relative. A plan of time lambda is found at lambda although its stages' sums round otherwise than ``evaluate``'s."""
 
 _TOO_HARD = (
     "the exact TMPC choice of a stage has more than a million partial choices to compare: its layers all differ and "
@@ -34,33 +32,6 @@ _TOO_HARD = (
 )
 
 _GUARD = 1e-9
-
-
-@dataclass(frozen=True)
-class TracedStage:
-    """A stage as the tables know it: downset ``outer`` without ``inner``, in a variant, with d and y.
-
-    budget_s: what it was found to keep, as time on one device.
-    """
-
-    outer: int
-    inner: int
-    variant: int
-    data_parallel_degree: int
-    later_sum: int
-    budget_s: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """feasible: some plan keeps the threshold. devices: the fewest, if so. stages: one such plan, front to back."""
-
-    feasible: bool
-    devices: int
-    stages: tuple[TracedStage, ...]
-    live_downsets: int
-    cells: int
-    tested: IndexArray
 
 
 @dataclass(frozen=True)

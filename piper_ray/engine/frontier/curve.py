@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.cost.tolerances import PROOF, RESOLUTION
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.search.bracket import PROOF, RESOLUTION
 from piper_ray.engine.search.search import lower_bound_s
 from piper_ray.engine.tables.problem import Problem
 

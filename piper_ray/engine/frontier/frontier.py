@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from piper_ray.compiled.cache import observed
+from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.frontier.curve import Curve
@@ -18,9 +20,7 @@ from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats, point
 from piper_ray.engine.frontier.preparation import CurvePreparation
 from piper_ray.engine.frontier.progress import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import parse_numbers
-from piper_ray.engine.kernels.cache import observed
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.search.infeasibility import layer_without_choice
 from piper_ray.engine.search.planning import build_plan
 from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from piper_ray.engine.evaluation.threshold import THRESHOLD_TOLERANCE
+from piper_ray.cost.tolerances import PROOF, RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.frontier.curve import Curve
 from piper_ray.engine.frontier.oracles import Found
 from piper_ray.engine.kernels.selection import make_step_cache
@@ -22,7 +22,6 @@ from piper_ray.engine.kernels.staircase import (
     make_fronts,
     walk,
 )
-from piper_ray.engine.search.bracket import PROOF, RESOLUTION
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import LimitError
 

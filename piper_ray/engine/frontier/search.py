@@ -11,10 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.frontier.curve import Curve
 from piper_ray.engine.frontier.listed import ListedStages
 from piper_ray.engine.frontier.oracles import Oracle
-from piper_ray.engine.search.bracket import PROOF, Bracket
+from piper_ray.engine.search.bracket import Bracket
 
 _STRETCHES = 8
 """Into how many a walk is divided for threads, whatever their number: the same work, so the same bytes."""

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-import piper_ray
 from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.storage.files import written_whole
+from piper_ray.version import __version__
 
 SCHEMA_NAME = "piper-ray/frontier"
 SCHEMA_VERSION = 1
@@ -70,7 +70,7 @@ def frontier_table(
     metadata = {
         "schema": SCHEMA_NAME,
         "schema_version": str(SCHEMA_VERSION),
-        "tool_version": piper_ray.__version__,
+        "tool_version": __version__,
         "instance_name": instance.name,
         "instance_digest": instance.digest,
         "microbatches": str(instance.microbatches),

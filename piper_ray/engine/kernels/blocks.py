@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.engine.kernels.jit import kernel, leaf_kernel
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.types import BlockArrays, CostArrays, FrontArrays, LatticeArrays
 
 BLOCK_SIZE = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.engine.kernels.jit import inlined_kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 from piper_ray.engine.kernels.types import BitArray, ClusterArrays, IndexArray
 
 _GUARD = 1e-9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.compiled.jit import leaf_kernel
 from piper_ray.engine.kernels.bounds import bit_position
-from piper_ray.engine.kernels.jit import leaf_kernel
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 

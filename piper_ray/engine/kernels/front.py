@@ -5,7 +5,7 @@ A front of ``size`` states lies in two arrays: sums strictly rising, costs stric
 
 from __future__ import annotations
 
-from piper_ray.engine.kernels.jit import leaf_kernel
+from piper_ray.compiled.jit import leaf_kernel
 from piper_ray.engine.kernels.types import IndexArray
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.engine.kernels.jit import kernel
+from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 INFEASIBLE = np.inf

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.compiled.jit import inlined_kernel, kernel
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
 from piper_ray.engine.kernels.front import insert, is_dominated
-from piper_ray.engine.kernels.jit import inlined_kernel, kernel
 from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_blocks, refine
 from piper_ray.engine.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
 from piper_ray.engine.kernels.types import (

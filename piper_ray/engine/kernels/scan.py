@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import bit_position, first_divisor_by_memory, first_divisor_by_time
-from piper_ray.engine.kernels.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.types import (
     BitArray,
     BlockArrays,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.engine.kernels.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
     BitArray,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import is_subset
-from piper_ray.engine.kernels.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.scan import jumping_s
 from piper_ray.engine.kernels.selection import StepCache, stage_items, steps_slot

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
-from piper_ray.engine.kernels.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.stages import ChoiceCache, StageArrays, choice_slot, settle_choice
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Tables

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-PROOF = 1e-9
-"""Relative. A plan is optimal when nothing faster than (1 - PROOF) of its value exists."""
-
-RESOLUTION = 1e-100
-"""What is smaller counts as nothing, and keeps divisions by a threshold finite."""
+from piper_ray.cost.tolerances import PROOF, RESOLUTION
 
 _FIRST_STEP = 0.0025
 _LAST_STEP = 5.0

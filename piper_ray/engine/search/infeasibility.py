@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from piper_ray.cost.variants import Variant
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.evaluation.threshold import OnProgress, TracedStage
+from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.evaluation.threshold import OnProgress
 from piper_ray.engine.kernels.bounds import in_flight
 from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.search import ceiling_s
-from piper_ray.engine.tables.problem import MEMORY_TOLERANCE, Problem
+from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Infeasibility
 
 _BELOW = 1.0 - 1e-9
-
-
-def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:
-    """A layer that no allowed stage can hold, whatever the memory."""
-    for layer in instance.layers:
-        if not any(variant.tmpcs[layer.id] for variant in variants):
-            degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
-            return Infeasibility(
-                f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, '
-                "which the number of devices and the restrictions do not allow",
-                None,
-            )
-    return None
 
 
 def explain(instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress) -> Infeasibility:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from piper_ray.cost.tolerances import RESOLUTION
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.evaluation.threshold import Outcome, TracedStage, evaluate_threshold
+from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.level import BLOCKS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.lattice.contraction import Contraction
 from piper_ray.engine.lattice.downsets import chain_lattice
-from piper_ray.engine.search.bracket import RESOLUTION, Bracket
+from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.planning import build_plan, chain_through
 from piper_ray.engine.tables.problem import Problem, Workload, build_problem
 from piper_ray.evaluate import evaluate

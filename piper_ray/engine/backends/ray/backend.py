@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from piper_ray.engine.backends import Activity, Heartbeat, NextBatch
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
 from piper_ray.engine.backends.ray.pacing import Pacing
 from piper_ray.engine.backends.ray.session import connect
+from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
 from piper_ray.engine.kernels.types import LevelStates

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from piper_ray.engine.evaluation.rate import Rate
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
 from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.tables.rate import Rate
 
 LEAST_BATCH_S = 0.02
 """What takes less stays in the driver, unless several workers gain more than a round trip costs."""

@@ -19,7 +19,10 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-from piper_ray.engine.kernels.cache import KernelCache
+from piper_ray.compiled.cache import KernelCache
+
+_FOLDERS = ("compiled", "cost", "engine/kernels")
+"""Where kernels are written."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -28,8 +31,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def sources_digest() -> str:
     """Changes with any kernel: who has the same computes the same."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    package = Path(__file__).parents[1]
+    for folder in _FOLDERS:
+        for source in sorted((package / folder).glob("*.py")):
+            digest.update(f"{folder}/{source.name}".encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
