@@ -80,6 +80,11 @@ def is_kept(kernel_name: str) -> bool:
     return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in cache_folders())
 
 
+def is_loaded(function: Callable[..., Any]) -> bool:
+    """Whether this process has called the kernel before: a first call takes its loading, or its compiling, besides."""
+    return bool(getattr(function, "signatures", True))
+
+
 def kernel(function: _Function) -> _Function:
     """Compiles ``function`` on first call, or loads it from the cache."""
     return _compiled(function, _nrt=True)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight, is_subset
+from piper_ray.cost.stage import in_flight
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
 from piper_ray.engine.kernels.types import ClusterArrays
 from piper_ray.engine.lattice.bits import bit_rows
 from piper_ray.model.instance import divisors

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
@@ -67,6 +68,7 @@ class LocalBackend:
         # Every downset looks at the same blocks, so equal counts are about equal cost.
         bounds = (last - first) * states.blocks_used
         tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
+        loaded = is_loaded(evaluate_downsets)
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> tuple[LevelStates, float]:
@@ -99,7 +101,8 @@ class LocalBackend:
             for future in futures:
                 future.cancel()
             raise
-        states.rates.far.record(bounds, worked_s)
+        if loaded:
+            states.rates.far.record(bounds, worked_s)
         return joined(parts)
 
     def _scratch_of(self, options: OptionArrays) -> StepCache:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.kernels.blocks import add_level, empty_blocks
 from piper_ray.engine.kernels.evaluation import evaluate_levels, store_states
 from piper_ray.engine.kernels.level import COUNTERS
@@ -65,7 +66,7 @@ class StateTables:
 
         before: their fronts over the blocks before ``begin_block``, and what those took.
         """
-        began, blocks = time.perf_counter(), self.blocks_used - begin_block
+        began, blocks, loaded = time.perf_counter(), self.blocks_used - begin_block, is_loaded(evaluate_levels)
         first, last = self.downsets(end_level)
         downsets = last - first
         self._reserve_blocks(last - first)
@@ -92,7 +93,8 @@ class StateTables:
                 rest = without_first(rest, self.downsets(end_level)[0] - first)
         mean_blocks = (blocks + self.blocks_used - begin_block) / 2
         rate = self.rates.far if before is None else self.rates.near
-        rate.record(int(downsets * mean_blocks), time.perf_counter() - began)
+        if loaded:
+            rate.record(int(downsets * mean_blocks), time.perf_counter() - began)
 
     def take(self, states: LevelStates) -> None:
         """Takes in finished levels; their downsets are the first unfinished ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.cost.stage import held_bytes, in_flight
 from piper_ray.engine.kernels.types import BitArray, ClusterArrays, IndexArray
 
 _GUARD = 1e-9
@@ -64,7 +65,8 @@ def _first_divisor_by_shares(
     while low < high:
         middle = (low + high) >> 1
         d = divisors[middle]
-        if a_bytes * in_flight(later_sum, d) + b_bytes + shared_bytes / d <= memory_bytes * (1.0 + _GUARD):
+        needed_bytes = held_bytes(a_bytes, b_bytes, shared_bytes, in_flight(later_sum, d), d)
+        if needed_bytes <= memory_bytes * (1.0 + _GUARD):
             high = middle
         else:
             low = middle + 1
@@ -90,12 +92,6 @@ def _first_divisor_by_activations(
             return divisors
         return int(divisor_at_least[np.int64(least)])
     return 0
-
-
-@leaf_kernel
-def in_flight(later_sum: int, d: int) -> int:
-    """y = ceil(s / d) with s = later_sum + d: microbatches that a stage of degree d keeps (Piper, section 3)."""
-    return 1 + (later_sum + d - 1) // d
 
 
 @leaf_kernel

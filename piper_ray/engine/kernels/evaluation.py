@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel
+from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.blocks import add_level
-from piper_ray.engine.kernels.bounds import in_flight, is_subset
+from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.level import evaluate_downsets, stage_fits
 from piper_ray.engine.kernels.scan import jumping_s
 from piper_ray.engine.kernels.selection import YES, StepCache, make_step_cache

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel
-from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
+from piper_ray.cost.stage import in_flight, one_device_s
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.front import insert, is_dominated
 from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_blocks, refine
 from piper_ray.engine.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
@@ -46,7 +47,7 @@ def stage_fits(
     """
     lattice, costs, options, cluster = tables
     budget_s = threshold_s * d
-    used_s = work_s + (d - 1) * resync_s
+    used_s = one_device_s(work_s, resync_s, d)
     sharing = costs.least_shared.shape[0] > 0
     least_bytes = (costs.least_a[i, r] - costs.least_a[j, r]) * y + costs.least_b[i, r] - costs.least_b[j, r]
     if sharing:

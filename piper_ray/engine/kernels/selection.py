@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.cost.stage import held_bytes, one_device_s
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -176,7 +177,7 @@ def stage_items(
             continue
         vertices[k] = v
         for o in range(options.option_start[r, v], options.option_start[r, v + 1]):
-            total = options.option_p_s[o] + (d - 1) * options.option_resync_s[o]
+            total = one_device_s(options.option_p_s[o], options.option_resync_s[o], d)
             charge = options.charge_start[o]
             for e in range(options.in_start[v], options.in_start[v + 1]):
                 if not _contains(outer, lattice.edge_tail[options.in_edge[e]]):
@@ -187,7 +188,7 @@ def stage_items(
                     total += options.charge_s[charge]
                 charge += 1
             cost[at] = total
-            memory[at] = options.option_a[o] * y + options.option_b[o] + options.option_shared[o] / d
+            memory[at] = held_bytes(options.option_a[o], options.option_b[o], options.option_shared[o], y, d)
             at += 1
         k += 1
         start[k] = at

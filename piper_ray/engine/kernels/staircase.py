@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
-from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight
+from piper_ray.cost.stage import in_flight, one_device_s
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.stages import ChoiceCache, StageArrays, choice_slot, settle_choice
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Tables
@@ -158,7 +159,7 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                 if by_time >= end or fronts.devices[behind - 1] + t * divisors[by_time] > own_devices:
                     continue
                 d_by_time = divisors[by_time]
-                least_s = (work_s + (d_by_time - 1) * resync_s) / d_by_time
+                least_s = one_device_s(work_s, resync_s, d_by_time) / d_by_time
                 a_bytes = costs.least_a[i, r] - costs.least_a[j, r]
                 b_bytes = costs.least_b[i, r] - costs.least_b[j, r]
                 fast_a_bytes = costs.fast_a[i, r] - costs.fast_a[j, r]
@@ -181,7 +182,7 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
                     for index in range(max(by_time, first), end):
                         d = divisors[index]
                         devices, total = later_devices + t * d, later_sum + d
-                        used_s = work_s + (d - 1) * resync_s
+                        used_s = one_device_s(work_s, resync_s, d)
                         budget_s = threshold_s * d
                         if (
                             devices > own_devices

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.cost.stage import in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import OnProgress
-from piper_ray.engine.kernels.bounds import in_flight
 from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.search import ceiling_s

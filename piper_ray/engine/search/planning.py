@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
-from piper_ray.engine.kernels.bounds import in_flight
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.lattice.bits import members

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
@@ -72,16 +73,15 @@ class Problem:
 def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
     """Scales the workload's sums to the instance's N and B, and takes its K and M."""
     limit = instance.data_parallel_limit
-    resync_s_per_byte = 4.0 / (instance.microbatches * instance.bandwidth_bytes_per_s)
-    transfer_s_per_byte = 2.0 / instance.bandwidth_bytes_per_s
+    resync, transfer = resync_s_per_byte(instance), transfer_s_per_byte(instance)
     degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
     allowed = np.array(degrees, np.int64)
     least = [variant.least_data_parallel_degree for variant in workload.options.variants]
     most = [variant.most_data_parallel_degree for variant in workload.options.variants]
     tables = Tables(
         lattice=workload.lattice.arrays,
-        costs=frozen(cost_arrays(workload.sums, workload.options, resync_s_per_byte, transfer_s_per_byte)),
-        options=frozen(workload.options.in_seconds(resync_s_per_byte, transfer_s_per_byte)),
+        costs=frozen(cost_arrays(workload.sums, workload.options, resync, transfer)),
+        options=frozen(workload.options.in_seconds(resync, transfer)),
         cluster=frozen(
             ClusterArrays(
                 devices=instance.devices,
@@ -94,4 +94,4 @@ def build_problem(workload: Workload, instance: Instance, data_parallelism: bool
             )
         ),
     )
-    return Problem(workload, tables, resync_s_per_byte)
+    return Problem(workload, tables, resync)
