@@ -17,6 +17,7 @@ from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
 from piper_ray.model.errors import (
     CheckpointLost,
     CheckpointRefused,
+    ChoiceTooHard,
     ClusterError,
     DatasetDamaged,
     Fault,
@@ -32,7 +33,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.model.solution import Infeasibility, Solution, Status
-from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ __all__ = [
     # the answer
     "Solution",
     "Status",
+    "StoppedBy",
     "Infeasibility",
     "Frontier",
     "FrontierPoint",
@@ -85,6 +87,7 @@ __all__ = [
     "Fault",
     "InfeasibleError",
     "LimitError",
+    "ChoiceTooHard",
     "InvalidPlan",
     "ClusterError",
     "CheckpointRefused",

@@ -10,6 +10,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import EvaluationStats, Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.stop import StoppedBy
 
 GIB = 2.0**30
 
@@ -49,7 +50,7 @@ def solution(
     *,
     plan: Plan | None = None,
     lower_bound: float = 0.0,
-    stopped_by: str | None = None,
+    stopped_by: StoppedBy | None = None,
     infeasibility: Infeasibility | None = None,
 ) -> Solution:
     """A solution with stats that add up to 1.5 s; its time is that of its plan."""

@@ -25,7 +25,7 @@ from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleErro
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.model.solution import Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
     from piper_ray.engine.frontier.frontier import Frontier
@@ -142,7 +142,7 @@ def _without_budgets(found: Frontier | None) -> _Curves | None:
 def exit_code(found: Frontier) -> int:
     """Some plan is a success; infeasible only where no number of devices has one."""
     points = found.points()
-    if found.stopped_by == INTERRUPT:
+    if found.stopped_by is StoppedBy.INTERRUPT:
         return EXIT_INTERRUPTED
     if all(point.status is Status.INFEASIBLE for point in points):
         return InfeasibleError.exit_code

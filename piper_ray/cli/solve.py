@@ -49,7 +49,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
@@ -174,7 +174,7 @@ def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
 
 def exit_code(solution: Solution) -> int:
     """What a solve's outcome means to a script: a plan within the limits asked for is a success."""
-    if solution.stopped_by == INTERRUPT:
+    if solution.stopped_by is StoppedBy.INTERRUPT:
         return EXIT_INTERRUPTED
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code

@@ -21,13 +21,13 @@ from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
-from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.errors import ChoiceTooHard, UsageError
 from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import BlockStats, Forecast, Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.workloads.formats.load import Source, instance_of
 
 _UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
@@ -148,7 +148,7 @@ def _solve(
             started=started,
         )
 
-        def solution(stopped_by: str | None, infeasibility: Infeasibility, pairs: int | None) -> Solution:
+        def solution(stopped_by: StoppedBy | None, infeasibility: Infeasibility, pairs: int | None) -> Solution:
             stats = SolveStats(
                 layers=len(instance.layers),
                 contracted_layers=outline.graph.size,
@@ -164,13 +164,15 @@ def _solve(
             )
             return _solution(search, stopped_by, infeasibility, stats)
 
-        stop.offer(lambda: solution(INTERRUPT, _UNEXPLAINED, None))
+        stop.offer(lambda: solution(StoppedBy.INTERRUPT, _UNEXPLAINED, None))
         search.run()
         infeasibility = _explain(search) if search.bracket.exhausted else _UNEXPLAINED
         return solution(search.stopped_by, infeasibility, prepared.pairs)
 
 
-def _solution(search: Search, stopped_by: str | None, infeasibility: Infeasibility, stats: SolveStats) -> Solution:
+def _solution(
+    search: Search, stopped_by: StoppedBy | None, infeasibility: Infeasibility, stats: SolveStats
+) -> Solution:
     """What the search has found, at whatever moment. infeasibility: for the case that there is no plan."""
     incumbent, lower_s = search.incumbent, search.bracket.lower
     if incumbent is None:
@@ -253,7 +255,7 @@ def _explain(search: Search) -> Infeasibility:
     """An interrupt, the time limit or a TMPC choice too hard costs the figure here, not the answer."""
     try:
         return explain(search.instance, search.problem, search.executor, search.check)
-    except (KeyboardInterrupt, StopSearch, LimitError):
+    except (KeyboardInterrupt, StopSearch, ChoiceTooHard):
         return _UNEXPLAINED
 
 

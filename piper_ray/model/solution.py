@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray.model.gap import relative_gap
 from piper_ray.model.plan import Plan
+from piper_ray.model.stop import StoppedBy
 
 
 class Status(str, Enum):
@@ -133,8 +135,7 @@ class Solution:
     """time_per_sample: of ``plan``, in s, as ``evaluate`` computes it; None without a plan.
 
     lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
-    stopped_by: what ended the search before a proof ("time limit", "gap", "interrupt",
-    "TMPC choice too hard", "blocks of operators"); None when it ended by itself.
+    stopped_by: what ended the search before a proof; None when it ended by itself.
     blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
     and ``lower_bound`` holds for all plans of these, whole blocks or not.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
@@ -146,13 +147,11 @@ class Solution:
     plan: Plan | None
     stats: SolveStats
     infeasibility: Infeasibility | None = None
-    stopped_by: str | None = None
+    stopped_by: StoppedBy | None = None
     blocks: BlockStats | None = None
 
     @property
     def gap(self) -> float | None:
         if self.time_per_sample is None:
             return None
-        if self.time_per_sample == 0.0:
-            return 0.0
-        return max(0.0, (self.time_per_sample - self.lower_bound) / self.time_per_sample)
+        return relative_gap(self.time_per_sample, self.lower_bound)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
-INTERRUPT = "interrupt"
-"""Why a search ended that was asked to, as its solution says it."""
+
+class StoppedBy(str, Enum):
+    """What ended a search before its proof. OPERATOR_BLOCKS: plans of whole blocks are not all plans there are."""
+
+    GAP = "gap"
+    TIME_LIMIT = "time limit"
+    INTERRUPT = "interrupt"
+    CHOICE_TOO_HARD = "TMPC choice too hard"
+    OPERATOR_BLOCKS = "blocks of operators"
+
+    def __str__(self) -> str:
+        return self.value
+
 
 _Answer = TypeVar("_Answer")
 
@@ -15,8 +27,8 @@ _Answer = TypeVar("_Answer")
 class StopSearch(Exception):
     """Raised inside a search to end it; ``reason`` is what the user is told."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: StoppedBy) -> None:
+        super().__init__(reason.value)
         self.reason = reason
 
 
@@ -52,7 +64,7 @@ class Stop(Generic[_Answer]):
     def check(self) -> None:
         """Raises StopSearch once the end is wished for."""
         if self.requested:
-            raise StopSearch(INTERRUPT)
+            raise StopSearch(StoppedBy.INTERRUPT)
 
     def offer(self, answer: Callable[[], _Answer | None]) -> None:
         """answer: tells at any moment, on any thread, what there is, in place of what was offered before."""

@@ -15,6 +15,7 @@ from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.engine.frontier.progress import CurveAdvanced, PointClosed
 from piper_ray.model.events import Event
 from piper_ray.model.solution import Status
+from piper_ray.model.stop import StoppedBy
 from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.log import SolverLog
@@ -128,7 +129,7 @@ def _spread(positions: Sequence[int]) -> list[int]:
     return sorted({int(np.argmin(np.abs(logs - at))) for at in wanted})
 
 
-def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: str | None) -> Text:
+def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: StoppedBy | None) -> Text:
     counts = Counter(point.status for point in points)
     steps = sum(point.is_step for point in points)
     line = Text()

@@ -26,7 +26,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.sweep.schema import PIPER
@@ -116,7 +116,7 @@ def _by_piper(
             stop=stop.part(),
         )
     stop.check()
-    if interrupts or solution.stopped_by == INTERRUPT:
+    if interrupts or solution.stopped_by is StoppedBy.INTERRUPT:
         raise KeyboardInterrupt
     stats = solution.stats
     return {
@@ -161,7 +161,7 @@ def _of_solution(solution: Solution) -> Row:
         "lower_bound_s": solution.lower_bound if proved and math.isfinite(solution.lower_bound) else None,
         "gap": solution.gap,
         **_of_plan(solution.plan),
-        "stopped_by": solution.stopped_by,
+        "stopped_by": None if solution.stopped_by is None else solution.stopped_by.value,
         "note": infeasibility.reason if infeasibility is not None else None,
         "least_memory_bytes": infeasibility.least_memory_bytes if infeasibility is not None else None,
     }

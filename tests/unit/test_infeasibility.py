@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.model.solution import Infeasibility, Status
-from piper_ray.model.stop import StopSearch
+from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
 from tests.instances import build, instances, named_instances, random_instance, tmpc
 from tests.solver_support import ONE_THREAD
@@ -126,7 +126,7 @@ def test_least_memory_of_arbitrary_figures(seed: int) -> None:
     assert solve(instance.replace(memory_bytes=least * (1 - 1e-6)), options=ONE_THREAD).status is Status.INFEASIBLE
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopSearch("time limit"), LimitError("too hard")])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopSearch(StoppedBy.TIME_LIMIT), ChoiceTooHard()])
 def test_what_stops_the_search_for_the_memory_leaves_the_proof(
     stop: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,10 +26,9 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import BlockStats, Solution, SolveStats, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
-STOPPED_BY = "blocks of operators"
-_STOPPED_EARLY = ("time limit", INTERRUPT, "TMPC choice too hard")
+_STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD)
 
 _CHAIN_GAP = 1e-4
 """How exactly borders within blocks are placed: far finer than what the blocks may cost."""
@@ -93,7 +92,7 @@ def solve_by_blocks(
         plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
         incumbent = None if plan is None else (plan, evaluate(instance, plan).time_per_sample_s)
         bound_s = lower_bound_s(_chain_problem(instance, outline, restrictions, None))
-        return _solution(incumbent, bound_s, options.gap, INTERRUPT, of_blocks.stats, blocks)
+        return _solution(incumbent, bound_s, options.gap, StoppedBy.INTERRUPT, of_blocks.stats, blocks)
 
     stop.offer(before_the_chain)
     of_blocks = solve_exactly(merged.instance, part)
@@ -118,7 +117,7 @@ def solve_by_blocks(
             search.incumbent = plan, evaluate(instance, plan).time_per_sample_s
             search.bracket.record_plan(search.incumbent[1])
 
-        def solution(*reasons: str | None) -> Solution:
+        def solution(*reasons: StoppedBy | None) -> Solution:
             stats = replace(
                 of_blocks.stats,
                 layers=len(instance.layers),
@@ -127,9 +126,9 @@ def solve_by_blocks(
                 evaluations=(*of_blocks.stats.evaluations, *search.evaluations),
             )
             early = next((reason for reason in reasons if reason in _STOPPED_EARLY), None)
-            return _solution(search.incumbent, bound_s, options.gap, early or STOPPED_BY, stats, blocks)
+            return _solution(search.incumbent, bound_s, options.gap, early or StoppedBy.OPERATOR_BLOCKS, stats, blocks)
 
-        stop.offer(lambda: solution(INTERRUPT))
+        stop.offer(lambda: solution(StoppedBy.INTERRUPT))
         if of_blocks.stopped_by not in _STOPPED_EARLY and problem.workload.lattice.graph.size <= _MOST_ON_CHAIN:
             search.run()
         return solution(of_blocks.stopped_by, search.stopped_by)
@@ -148,7 +147,7 @@ def _solution(
     incumbent: tuple[Plan, float] | None,
     bound_s: float,
     gap: float,
-    stopped_by: str,
+    stopped_by: StoppedBy,
     stats: SolveStats,
     blocks: BlockStats,
 ) -> Solution:
@@ -163,6 +162,6 @@ def _solution(
         lower_bound=min(bound_s, time_per_sample_s),
         plan=plan,
         stats=stats,
-        stopped_by=None if optimal else "gap" if within_gap else stopped_by,
+        stopped_by=None if optimal else StoppedBy.GAP if within_gap else stopped_by,
         blocks=blocks,
     )

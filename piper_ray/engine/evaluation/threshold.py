@@ -20,16 +20,10 @@ from piper_ray.engine.kernels.evaluation import find_first_stage
 from piper_ray.engine.kernels.level import CHOICES_ABANDONED
 from piper_ray.engine.kernels.types import FrontArrays, IndexArray, LevelStates, Target, frozen
 from piper_ray.engine.tables.problem import Problem
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 
 OnProgress = Callable[[int, int], None]
 OnFinished = Callable[[StateTables], None]
-
-_TOO_HARD = (
-    "the exact TMPC choice of a stage has more than a million partial choices to compare: its layers all differ and "
-    "all save memory at about the same rate. Give the layers fewer TMPCs, or let each stage recompute as a whole "
-    "(--recompute all-or-none)"
-)
 
 _GUARD = 1e-9
 
@@ -66,7 +60,7 @@ def evaluate_threshold(
 ) -> Outcome:
     """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
 
-    Raises LimitError if a TMPC choice is too hard to make exactly.
+    Raises ChoiceTooHard if a TMPC choice is too hard to make exactly.
 
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
     finished: states of levels 1 .. that an earlier run of the same evaluation had. on_finished: gets the states after
@@ -91,7 +85,7 @@ def evaluate_threshold(
             else:
                 states.evaluate(batch.end_level, problem.scratch, begin_block=states.blocks_used, before=found)
         if states.tested[CHOICES_ABANDONED] > 0:
-            raise LimitError(_TOO_HARD)
+            raise ChoiceTooHard
         on_progress(int(level_start[states.level]), last_downset + 1)
         on_finished(states)
 

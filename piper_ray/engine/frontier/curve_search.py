@@ -23,11 +23,11 @@ from piper_ray.engine.frontier.search import close_point, is_dense, walk_curve
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.search.search import ceiling_s
 from piper_ray.engine.tables.problem import Workload, build_problem
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.events import Bounds, EvaluationAdvanced
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -52,7 +52,7 @@ class CurveSearch:
         self._problem = self.preparation.problem(self.instance)
         self._ceiling_s = ceiling_s(self.instance)
 
-    def run(self, curve: Curve) -> str | None:
+    def run(self, curve: Curve) -> StoppedBy | None:
         """Closes the brackets, or returns what stopped it; the curve keeps what is proved until then."""
         began = time.perf_counter()
         try:
@@ -66,9 +66,9 @@ class CurveSearch:
         except StopSearch as stop:
             return stop.reason
         except KeyboardInterrupt:
-            return INTERRUPT
-        except LimitError:
-            return "TMPC choice too hard"
+            return StoppedBy.INTERRUPT
+        except ChoiceTooHard:
+            return StoppedBy.CHOICE_TOO_HARD
         finally:
             curve.share_bounds()
             self.stats.search_s += time.perf_counter() - began
@@ -181,7 +181,7 @@ class CurveSearch:
         self.stop.check()
         limit_s = self.options.time_limit_s
         if limit_s is not None and self._elapsed_s() > limit_s:
-            raise StopSearch("time limit")
+            raise StopSearch(StoppedBy.TIME_LIMIT)
 
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self.started

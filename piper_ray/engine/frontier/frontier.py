@@ -31,7 +31,7 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, SolveStats, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import Source, instance_of
 
 Numbers = Iterable[int] | str
@@ -41,8 +41,8 @@ Numbers = Iterable[int] | str
 class Frontier:
     """Optima along the number of devices, and along the bound on the sum of data-parallel degrees at all of them.
 
-    instance: at the most devices asked for. stopped_by: "time limit", "interrupt" or "TMPC choice too hard", if
-    something ended a search early: then what is not proved has a gap. reason: why there is no plan at all, where that
+    instance: at the most devices asked for. stopped_by: what ended a search
+    early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that
     is known beforehand.
     """
 
@@ -58,7 +58,7 @@ class Frontier:
         """Searches along ``devices``, which rise to the instance's."""
         self.instance, self.restrictions, self.options = instance, restrictions, options
         self.stats = FrontierStats()
-        self.stopped_by: str | None = None
+        self.stopped_by: StoppedBy | None = None
         self.reason: str | None = None
         self._listener, self._started, self._stop = listener, time.perf_counter(), stop
         self._preparations: dict[tuple[int, ...], CurvePreparation] = {}
@@ -180,7 +180,7 @@ class Frontier:
         known = copy(self)
         known._devices = self._devices.part(np.arange(self._devices.positions.size), self._devices.gap)
         known._devices.share_bounds()
-        known.stopped_by = INTERRUPT
+        known.stopped_by = StoppedBy.INTERRUPT
         return known
 
     def _preferred_plan(self, devices: int, value_s: float) -> Plan:

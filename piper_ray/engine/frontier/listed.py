@@ -23,7 +23,7 @@ from piper_ray.engine.kernels.staircase import (
     walk,
 )
 from piper_ray.engine.tables.problem import Problem
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 
 MOST_DOWNSETS = 5_000
 MOST_COSTS = 1_000_000
@@ -115,10 +115,10 @@ class ListedStages:
         check(end)
 
     def _again(self, status: int, evaluations: int) -> bool:
-        """Counts evaluations; whether the last is to be made again, with more room. Raises LimitError."""
+        """Counts evaluations; whether the last is to be made again, with more room. Raises ChoiceTooHard."""
         self._counts.append(evaluations)
         if status == TOO_HARD:
-            raise LimitError("TMPC choice too hard")
+            raise ChoiceTooHard
         if status == NO_ROOM:
             self._scratch.known = self._make(2 * self._scratch.known.fronts.devices.size)
         return bool(status == NO_ROOM)

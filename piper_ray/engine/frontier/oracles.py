@@ -29,7 +29,7 @@ class Oracle(Protocol):
     """Answers for one problem, at any limits up to the problem's own."""
 
     def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
-        """A plan with every stage at most ``threshold_s``, or None if there is none. Raises LimitError."""
+        """A plan with every stage at most ``threshold_s``, or None if there is none. Raises ChoiceTooHard."""
         ...
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper_ray.engine.frontier.curve import Curve
+from piper_ray.model.gap import relative_gap
 from piper_ray.model.solution import Status
 
 
@@ -30,9 +31,7 @@ class FrontierPoint:
         """(time_per_sample - lower_bound) / time_per_sample."""
         if self.time_per_sample is None:
             return None
-        if self.time_per_sample == 0.0:
-            return 0.0
-        return max(0.0, (self.time_per_sample - self.lower_bound) / self.time_per_sample)
+        return relative_gap(self.time_per_sample, self.lower_bound)
 
 
 @dataclass

@@ -19,12 +19,12 @@ from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.planning import build_plan, chain_through
 from piper_ray.engine.tables.problem import Problem, Workload, build_problem
 from piper_ray.evaluate import evaluate
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.events import Bounds, EvaluationAdvanced, EvaluationFinished, IncumbentFound, Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.solution import EvaluationStats
-from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -46,7 +46,7 @@ class Search:
     started: float = field(default_factory=time.perf_counter)
     incumbent: tuple[Plan, float] | None = None  # the best plan and its time per sample, in s
     proved: bool = False  # the plan is optimal
-    stopped_by: str | None = None
+    stopped_by: StoppedBy | None = None
     evaluations: list[EvaluationStats] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,13 +55,13 @@ class Search:
     def run(self) -> None:
         """Closes the bracket, or stops at the gap, the deadline or an interrupt; then picks the preferred plan.
 
-        A TMPC choice that is too hard to make exactly ends the search too. Raises LimitError if no plan is known then.
+        A TMPC choice that is too hard to make exactly ends the search too. Raises ChoiceTooHard where no plan is known.
         """
         try:
             self._improve_on_chain(list(range(self.problem.workload.lattice.graph.size)))
             while not (self.bracket.closed or self.bracket.exhausted):
                 if self.bracket.gap() <= self.gap:
-                    self.stopped_by = "gap"
+                    self.stopped_by = StoppedBy.GAP
                     return
                 self._try(self.bracket.propose())
             if self.bracket.closed:
@@ -70,11 +70,11 @@ class Search:
         except StopSearch as stop:
             self.stopped_by = stop.reason
         except KeyboardInterrupt:
-            self.stopped_by = INTERRUPT
-        except LimitError:
+            self.stopped_by = StoppedBy.INTERRUPT
+        except ChoiceTooHard:
             if self.incumbent is None:
                 raise
-            self.stopped_by = "TMPC choice too hard"
+            self.stopped_by = StoppedBy.CHOICE_TOO_HARD
 
     def _try(self, threshold_s: float) -> None:
         outcome, stats = self._evaluate(threshold_s)
@@ -186,7 +186,7 @@ class Search:
         """Raises StopSearch after the deadline, and when it is asked to stop."""
         self.stop.check()
         if self.deadline is not None and time.perf_counter() > self.deadline:
-            raise StopSearch("time limit")
+            raise StopSearch(StoppedBy.TIME_LIMIT)
 
     def _bounds(self) -> Bounds:
         return Bounds(self.bracket.lower, self.bracket.upper, time.perf_counter() - self.started)
