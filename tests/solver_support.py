@@ -11,7 +11,7 @@ import pytest
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.lattice.contraction import Contraction, contract
@@ -112,8 +112,8 @@ class RecordingBackend:
     def stats(self) -> None:
         return None
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
-        found = self._local.evaluate_downsets(states, first, last, heartbeat)
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
+        found = self._local.evaluate_downsets(states, first, last, on_progress)
         self.levels += 1
         pairs = list(zip(found.costs.tolist(), found.sums.tolist(), strict=True))
         for downset, count in enumerate(found.counts.tolist(), start=first):

@@ -50,7 +50,7 @@ def info(
         check_path(picture)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
-    from piper_ray.engine.solve import lattice_input
+    from piper_ray.engine.preview import lattice_input
     from piper_ray.report.document import info_document, to_text
     from piper_ray.report.layout import Column, console, table_lines
     from piper_ray.report.stages import print_table

@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.engine.frontier.events import CurveAdvanced, PointClosed
 from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
-from piper_ray.engine.frontier.progress import CurveAdvanced, PointClosed
 from piper_ray.model.events import Event
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy

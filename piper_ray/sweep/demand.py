@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.engine.solve import forecast_solve
+from piper_ray.engine.preview import forecast_solve
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.pipedream.states import PAIR_LIMIT
 from piper_ray.planners.published.paper_table import DEFAULT_TABLE_LIMIT_BYTES

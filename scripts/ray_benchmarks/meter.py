@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from piper_ray.engine.evaluation.backend import Activity, Backend, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, Backend, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.events import Listener
@@ -63,9 +63,9 @@ class Meter:
     def stats(self) -> ClusterStats | None:
         return self.backend.stats()
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         began_s = time.perf_counter()
-        found = self.backend.evaluate_downsets(states, first, last, heartbeat)
+        found = self.backend.evaluate_downsets(states, first, last, on_progress)
         seconds = time.perf_counter() - began_s
         with self._lock:
             before, after = self._charged, self.backend.stats()
@@ -86,3 +86,6 @@ class Meter:
             self._charged = after
             self._evaluations.add(states)
         return found
+
+    def close(self) -> None:
+        self.backend.close()

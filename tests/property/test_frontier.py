@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.frontier.frontier import Frontier, frontier
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
@@ -102,16 +103,16 @@ def time_with_budget(instance: Instance, budget: int) -> float | None:
     made = tables(instance)
     problem = made.problem.with_cluster(made.problem.cluster._replace(data_parallel_limit=budget))
     with closing(LocalBackend(1)) as backend:
-        search = Search(instance, made.contraction, problem, Evaluations(backend))
+        search = Search(Planning(instance, made.contraction), problem, Evaluations(backend))
         search.run()
-    return None if search.incumbent is None else search.incumbent[1]
+    return None if search.incumbent is None else search.incumbent.time_per_sample_s
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(25))
 def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "piper_ray.engine.search.search._CHAIN_SHARE", 10**9
+        "piper_ray.engine.search.chain._CHAIN_SHARE", 10**9
     )  # solve's chains know no bound but the instance's
     instance = random_instance(seed).replace(devices=9)
     if any(not any(t <= 9 for t in layer.tmpcs) for layer in instance.layers):
@@ -125,7 +126,7 @@ def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_threads_change_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.engine.frontier.search._LEAST_STRETCH", 4)
+    monkeypatch.setattr("piper_ray.engine.frontier.closing._LEAST_STRETCH", 4)
     instance = random_instance(seed, most_layers=7).replace(devices=40, microbatches=12)
     alone, together = (frontier(instance, options=SolveOptions(threads=threads)) for threads in (1, 3))
     assert alone.points() == together.points()

@@ -17,6 +17,7 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.lattice import contracted
 from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.solve import solve
 from piper_ray.model.instance import Instance, Tmpc
@@ -102,7 +103,7 @@ def with_free_layers(instance: Instance, rng: Random) -> Instance:
 def solve_without_contraction(instance: Instance) -> Search:
     whole = tables(instance, contraction=without_contraction())
     backend = LocalBackend(1)
-    search = Search(instance, whole.contraction, whole.problem, Evaluations(backend))
+    search = Search(Planning(instance, whole.contraction), whole.problem, Evaluations(backend))
     search.run()
     backend.close()
     return search
@@ -161,8 +162,8 @@ def assert_contraction_changes_nothing(prepared: Callable[[Instance, Random], In
         assert_plan_is_worth_its_value(instance, solution)
         assert search.incumbent is not None
         assert solution.time_per_sample == pytest.approx(search.bracket.upper, rel=1e-9, abs=0.0), seed
-        assert solution.plan.devices == search.incumbent[0].devices, seed
-        assert len(solution.plan.stages) == len(search.incumbent[0].stages), seed
+        assert solution.plan.devices == search.incumbent.plan.devices, seed
+        assert len(solution.plan.stages) == len(search.incumbent.plan.stages), seed
     return merged
 
 

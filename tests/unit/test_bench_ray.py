@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.solve import forecast_solve, solve
+from piper_ray.engine.preview import forecast_solve
+from piper_ray.engine.solve import solve
 from piper_ray.model.solution import EvaluationStats, Solution, SolveStats, Status
 from scripts.ray_benchmarks.cases import RAY_CASES, TOWERS, RayCase, towers
 from scripts.ray_benchmarks.meter import BatchRecord, Meter

@@ -15,7 +15,7 @@ from piper_ray.cli.app import app
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_cuts
 from piper_ray.engine.lattice.graph import build_graph
-from piper_ray.engine.solve import lattice_input
+from piper_ray.engine.preview import lattice_input
 from piper_ray.model.instance import Instance
 from piper_ray.report.graph.folding import fold
 from piper_ray.report.graph.picture import check_path, count_text, draw

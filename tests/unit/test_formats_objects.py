@@ -15,7 +15,7 @@ import pytest
 
 import piper_ray
 from piper_ray import InputError, Instance, InvalidPlan, Tmpc, UsageError
-from piper_ray.engine.solve import forecast_solve, lattice_input
+from piper_ray.engine.preview import forecast_solve, lattice_input
 from piper_ray.model.instance import divisors
 from piper_ray.model.options import Contract
 from piper_ray.planners.published import paper_table

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from piper_ray.engine.evaluation.backend import Heartbeat
+from piper_ray.cost.bounds import ceiling_s
+from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
 from piper_ray.engine.kernels.types import BlockArrays, FrontArrays, LevelStates
-from piper_ray.engine.search.search import ceiling_s
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from tests.instances import parallel_branches, random_instance, two_towers
@@ -26,9 +26,9 @@ class Witness(RecordingBackend):
 
     seen: tuple[FrontArrays, BlockArrays, int] | None = None
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         self.seen = copy.deepcopy(states.fronts), copy.deepcopy(states.blocks), first
-        return super().evaluate_downsets(states, first, last, heartbeat)
+        return super().evaluate_downsets(states, first, last, on_progress)
 
 
 INSTANCES = {

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given
 
+from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.search.search import ceiling_s, lower_bound_s
 from piper_ray.engine.solve import solve
 from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
@@ -35,8 +35,8 @@ def test_every_plan_lies_between_the_bound_and_the_ceiling(instance: Instance) -
     best = brute_force(instance)
     if best is not None:
         whole = tables(instance, contraction=without_contraction())
-        assert lower_bound_s(whole.problem) <= best.time_per_sample
-        assert lower_bound_s(tables(instance).problem) <= best.time_per_sample
+        assert whole.problem.lower_bound_s() <= best.time_per_sample
+        assert tables(instance).problem.lower_bound_s() <= best.time_per_sample
         assert best.time_per_sample <= ceiling_s(instance)
 
 
@@ -53,14 +53,14 @@ def test_bounds_by_hand() -> None:
     instance = build({0: {1: [tmpc(2)]}, 1: row}, {(0, 1): 0})
 
     def bound(devices: int, microbatches: int) -> float:
-        return lower_bound_s(tables(instance.replace(devices=devices, microbatches=microbatches)).problem)
+        return tables(instance.replace(devices=devices, microbatches=microbatches)).problem.lower_bound_s()
 
     assert bound(2, 2) == pytest.approx((2 + 4) / 2)  # work over devices
     assert bound(8, 1) == pytest.approx((2 + 2) / 1)  # replicas over data-parallel sum
     assert bound(3, 9) == pytest.approx((2 + 4) / 3)
     heavy = build({0: {1: [tmpc(2, weights=6)]}}, {}, devices=8, microbatches=4, bandwidth_bytes_per_s=1.0)
     # d = 1: 2 s; d = 2: (2 + 6) / 2 s; d = 4: (2 + 18) / 4 s.
-    assert lower_bound_s(tables(heavy).problem) == pytest.approx(2.0)
+    assert tables(heavy).problem.lower_bound_s() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("seed", range(30))

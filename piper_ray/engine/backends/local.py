@@ -1,4 +1,4 @@
-"""The default executor: threads of this process. The kernels hold no GIL."""
+"""The default backend: threads of this process. The kernels hold no GIL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
-from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
 from piper_ray.engine.kernels.level import evaluate_downsets
@@ -64,7 +64,7 @@ class LocalBackend:
     def stats(self) -> None:
         return None
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         # Every downset looks at the same blocks, so equal counts are about equal cost.
         bounds = (last - first) * states.blocks_used
         tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
@@ -92,11 +92,11 @@ class LocalBackend:
         try:
             for future in futures:
                 while not wait([future], timeout=_HEARTBEAT_S).done:
-                    heartbeat(edges[len(parts)] - first)
+                    on_progress(edges[len(parts)] - first)
                 part, seconds = future.result()
                 parts.append(part)
                 worked_s += seconds
-                heartbeat(edges[len(parts)] - first)
+                on_progress(edges[len(parts)] - first)
         except BaseException:
             for future in futures:
                 future.cancel()

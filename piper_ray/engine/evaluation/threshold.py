@@ -8,12 +8,12 @@ front is a single state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
-from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import find_first_stage
@@ -22,25 +22,12 @@ from piper_ray.engine.kernels.types import FrontArrays, IndexArray, LevelStates,
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
 
-OnProgress = Callable[[int, int], None]
 OnFinished = Callable[[StateTables], None]
 
 _GUARD = 1e-9
 
 
-@dataclass(frozen=True)
-class _Offset:
-    """A level's heartbeat as progress of the whole evaluation."""
-
-    on_progress: OnProgress
-    first: int
-    total: int
-
-    def __call__(self, done: int) -> None:
-        self.on_progress(self.first + done, self.total)
-
-
-def _ignore(done: int, total: int) -> None:
+def _ignore(done: int) -> None:
     pass
 
 
@@ -50,7 +37,7 @@ def _keep_nothing(states: StateTables) -> None:
 
 def evaluate_threshold(
     problem: Problem,
-    backend: Backend,
+    backend: Evaluator,
     threshold_s: float,
     *,
     fewest_stages: bool = False,
@@ -58,7 +45,7 @@ def evaluate_threshold(
     finished: LevelStates | None = None,
     on_finished: OnFinished = _keep_nothing,
 ) -> Outcome:
-    """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
+    """Evaluates one threshold. ``on_progress`` gets the downsets done; what it raises ends it.
 
     Raises ChoiceTooHard if a TMPC choice is too hard to make exactly.
 
@@ -79,14 +66,14 @@ def evaluate_threshold(
             states.evaluate(batch.end_level, problem.scratch)
         else:
             first, last = states.downsets(batch.end_level)
-            found = backend.evaluate_downsets(states, first, last, _Offset(on_progress, first, last_downset + 1))
+            found = backend.evaluate_downsets(states, first, last, partial(_advance, on_progress, first))
             if batch.end_level == states.level + 1:
                 states.take(found)
             else:
                 states.evaluate(batch.end_level, problem.scratch, begin_block=states.blocks_used, before=found)
         if states.tested[CHOICES_ABANDONED] > 0:
             raise ChoiceTooHard
-        on_progress(int(level_start[states.level]), last_downset + 1)
+        on_progress(int(level_start[states.level]))
         on_finished(states)
 
     fronts = states.fronts
@@ -97,6 +84,11 @@ def evaluate_threshold(
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
     stages = _trace(problem, target, fronts, last_downset, best)
     return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, states.used, states.tested)
+
+
+def _advance(on_progress: OnProgress, first: int, done: int) -> None:
+    """What is done of a batch, as progress of the whole evaluation."""
+    on_progress(first + done)
 
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:

@@ -34,7 +34,7 @@ class FrontierPoint:
         return relative_gap(self.time_per_sample, self.lower_bound)
 
 
-@dataclass
+@dataclass(frozen=True)
 class FrontierStats:
     """Figures of the lattice, threads, evaluations of all curves so far, and seconds."""
 

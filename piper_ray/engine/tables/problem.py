@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from piper_ray.cost.bounds import DegreesAllowed, LayersAlone, lower_bound_s
 from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
@@ -64,6 +65,20 @@ class Problem:
             self._scratch.cache = make_step_cache(self.options)
         cache: StepCache = self._scratch.cache
         return cache
+
+    def lower_bound_s(self) -> float:
+        """No plan is faster, in s per sample."""
+        sums, least, cluster = self.workload.sums, self.workload.options.least, self.cluster
+        layers = LayersAlone(least.work_s, least.weights_bytes * self.resync_s_per_byte, least.missing)
+        degrees = DegreesAllowed(
+            devices=cluster.devices,
+            data_parallel_limit=cluster.data_parallel_limit,
+            tensor_parallel=self.options.degree,
+            data_parallel=cluster.divisors,
+            first=cluster.first_divisor,
+            end=cluster.end_divisor,
+        )
+        return lower_bound_s(float(sums.device_work_s[-1]), float(sums.replica_work_s[-1]), layers, degrees)
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""

@@ -1,4 +1,4 @@
-"""The solver's second executor: blocks of downsets on the actors of a Ray cluster."""
+"""The solver's second backend: blocks of downsets on the actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
 from piper_ray.engine.backends.ray.pacing import Pacing
 from piper_ray.engine.backends.ray.session import connect
-from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.blocks import BLOCK_SIZE
 from piper_ray.engine.kernels.types import LevelStates
@@ -115,7 +115,7 @@ class RayBackend:
         self._here_s += rates.far.seconds(total)
         return NextBatch(end, here=True)
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         from piper_ray.engine.backends.ray.dispatcher import Batch
 
         dispatcher = self._started(states)
@@ -127,7 +127,7 @@ class RayBackend:
         began = time.perf_counter()
         dispatcher.submit(batch)
         try:
-            found = self._wait(batch, heartbeat)
+            found = self._wait(batch, on_progress)
         except BaseException:
             dispatcher.cancel(batch)
             raise
@@ -168,10 +168,10 @@ class RayBackend:
             self._dispatcher.close()
         self._session.close()
 
-    def _wait(self, batch: Batch, heartbeat: Heartbeat) -> LevelStates:
+    def _wait(self, batch: Batch, on_progress: OnProgress) -> LevelStates:
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
-            heartbeat(batch.done)
+            on_progress(batch.done)
         return batch.answer.result()
 
     def _pass_notes_on(self) -> None:
