@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.baseline import PIPER, PlannerName, refuse_search_options, solve_by_baseline
+from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_baseline
 from piper_ray.cli.cluster import (
     Address,
     Alone,
@@ -46,7 +46,7 @@ from piper_ray.cli.search_options import (
 from piper_ray.evaluate import Evaluation, evaluate
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.options import EXACT, Contract, SolveOptions
 from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
@@ -74,7 +74,7 @@ def solve(
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
     threads: Threads = None,
-    planner: PlannerName = PIPER,
+    planner: PlannerName = EXACT,
     memory_limit: MemoryLimit = None,
     address: Address = None,
     workers: Workers = None,
@@ -106,7 +106,7 @@ def solve(
     )
     if out is not None:
         _refuse_unwritable(out)
-    if planner != PIPER:
+    if planner != EXACT:
         blocks = contract is not Contract.SAFE
         refuse_search_options(
             planner,

@@ -9,6 +9,9 @@ from enum import Enum
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 
+EXACT = "piper"
+"""The name of the exact planner among planners: ``solve``."""
+
 
 class Contract(str, Enum):
     """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks

@@ -74,8 +74,8 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
     counts = Counter(Kind.of(point) for point in sweep.points)
     rows = []
     for kind, points in counts.items():
-        forecast = demand.forecasts[kind]
         sample = next(point for point in sweep.points if Kind.of(point) == kind)
+        forecast = demand.lattice(sample)
         need = demand.memory_bytes(sample)
         rows.append(
             [

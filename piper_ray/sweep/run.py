@@ -69,7 +69,7 @@ def run_sweep(
         if left:
             demand = Demand.of(wanted)
             with closing(_crew(wanted, left, demand, address, on_warning, stop)) as crew:
-                progress.start_s = time.monotonic() - began
+                progress.begin(time.monotonic() - began)
                 run = _Run(wanted, dataset, crew, demand, progress, listener, stop)
                 with stop.ending(run.write), suppress(StopSearch):
                     run.solve(left)
@@ -197,6 +197,5 @@ class _Run:
                 self._written_at = time.monotonic()
 
     def _tell(self) -> None:
-        self._progress.run_s = time.monotonic() - self._began
-        self._progress.workers = self._crew.workers
+        self._progress.advance(time.monotonic() - self._began, self._crew.workers)
         self._listener(self._progress)

@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray import Restrictions, SolveOptions
 from piper_ray.cli.baseline import PlannerName
 from piper_ray.model.errors import UsageError
-from piper_ray.planners import PLANNERS, DataParallel, Level, Megatron, PipeDream, PipeDream2BW, States, planner_of
+from piper_ray.planners import (
+    PLANNERS,
+    DataParallel,
+    Level,
+    Megatron,
+    PipeDream,
+    PipeDream2BW,
+    States,
+    Terms,
+    plan,
+    planner_of,
+)
 from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance
 
@@ -117,3 +129,21 @@ def test_an_unknown_planner_is_named_before_anything_is_read() -> None:
     finished = run("solve", "nowhere.toml", "--planner", "best")
     assert finished.returncode == 2
     assert "planner 'best' is unknown" in finished.stderr
+
+
+def test_the_exact_solver_is_a_planner_like_the_others() -> None:
+    instance = small_instance()
+    found, solved = plan(instance, "piper"), piper_ray.solve(instance)
+    assert found.solution is not None
+    assert (found.solution.status, found.plan) == (solved.status, solved.plan)
+    assert found.time_per_sample == solved.time_per_sample
+    assert found.note == "proved"
+    limited = planner_of("piper", Terms(SolveOptions(gap=0.5))).propose(instance, Restrictions())
+    assert limited.solution is not None
+    assert limited.solution.gap is not None
+    assert limited.solution.gap <= 0.5
+
+
+def test_the_exact_planner_has_no_settings() -> None:
+    with pytest.raises(UsageError, match="planner piper has no setting 'gap'; it has none"):
+        planner_of("piper:gap=0.1")

@@ -22,10 +22,14 @@ from piper_ray.model.errors import InfeasibleError, InvalidPlan, UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Forecast
 from piper_ray.planners.choices import UniformChoice, uniform_choices
 from piper_ray.planners.pipedream.parameters import Level, Partition, States
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Needs, Proposal
 from piper_ray.workloads.formats.load import Source, instance_of
+
+_PAIR_BYTES = 32
+"""Of a pair of states, with what each level keeps of it."""
 
 _NO_CHOICE = (
     "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows, that any number of replicas "
@@ -73,6 +77,12 @@ class PipeDream:
         found, _ = self._partition(instance, choices[0], levels, degrees, None, math.inf)
         assert found is not None, "without a memory limit one stage on one machine always does"
         return found
+
+    def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
+        """Of states along an order of the layers it takes less."""
+        from piper_ray.planners.pipedream.states import PAIR_LIMIT
+
+        return Needs.of_tables(_PAIR_BYTES * min(lattice.pairs or PAIR_LIMIT, PAIR_LIMIT))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         """The best partition with replications that divide N and, with one level, stages that fit in memory.

@@ -48,6 +48,11 @@ class PaperTableResult:
     seconds: float
 
 
+def bytes_per_downset(devices: int, data_parallel_limit: int) -> int:
+    """Of the table: dp[I], a number for each k and s."""
+    return 8 * (devices + 1) * (data_parallel_limit + 1)
+
+
 def paper_table(
     instance: Instance | Source,
     *,
@@ -68,7 +73,7 @@ def paper_table(
     choice = arguments.choice("choice", choice, TmpcChoice)
     table_limit_bytes = checked_limit_bytes(table_limit_bytes)
     instance = instance_of(instance)
-    row_bytes = 8 * (instance.devices + 1) * (instance.data_parallel_limit + 1)
+    row_bytes = bytes_per_downset(instance.devices, instance.data_parallel_limit)
     most = table_limit_bytes // row_bytes
     downsets = enumerate_downsets(instance, most)
     if len(downsets) > most:
