@@ -109,15 +109,20 @@ def test_a_stage_that_does_not_fit_is_a_fault_of_ours(monkeypatch: pytest.Monkey
         build_plan(instance, whole.problem, whole.contraction, stages)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_chain_passes_between_all_stages(seed: int) -> None:
-    instance = random_instance(seed, most_layers=7, density=0.3).replace(devices=8, memory_bytes=1e6)
-    whole = tables(instance)
-    stages = traced(whole.problem, 1e3)
-    order = chain_through(whole.problem, stages)
-    assert sorted(order) == list(range(whole.graph.size))
-    place = {v: at for at, v in enumerate(order)}
-    assert all(place[head] < place[tail] for tail, head, _ in whole.graph.edges), "successors first"
-    passed = {tuple(row) for row in chain_lattice(whole.graph, order).arrays.bits.tolist()}
-    for stage in stages:
-        assert tuple(whole.lattice.arrays.bits[stage.outer].tolist()) in passed
+def test_a_chain_passes_between_all_stages() -> None:
+    several = 0
+    for seed in range(20):
+        instance = random_instance(seed, most_layers=5, most_tmpcs=1, density=0.3).replace(devices=8, memory_bytes=1e6)
+        best = brute_force(instance)
+        if best is None or best.time_per_sample == 0:
+            continue
+        whole = tables(instance)
+        stages = traced(whole.problem, float(best.time_per_sample))
+        several += len(stages) > 2
+        order = chain_through(whole.problem, stages)
+        assert sorted(order) == list(range(whole.graph.size))
+        place = {v: at for at, v in enumerate(order)}
+        assert all(place[head] < place[tail] for tail, head, _ in whole.graph.edges), "successors first"
+        passed = {tuple(row) for row in chain_lattice(whole.graph, order).arrays.bits.tolist()}
+        assert passed >= {tuple(whole.lattice.arrays.bits[stage.outer].tolist()) for stage in stages}
+    assert several > 0
