@@ -12,7 +12,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from piper_ray.errors import (
+# Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
+from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
+from piper_ray.model.errors import (
     CheckpointLost,
     CheckpointRefused,
     ClusterError,
@@ -25,26 +27,23 @@ from piper_ray.errors import (
     PiperRayError,
     UsageError,
 )
-
-# Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
-from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.options import SolveOptions
-from piper_ray.plan import Plan, Stage
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Infeasibility, Solution, Status
-from piper_ray.stop import Stop, StopSearch
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Infeasibility, Solution, Status
+from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.version import __version__
 
 if TYPE_CHECKING:
-    from piper_ray.backends.ray import RayBackend
-    from piper_ray.formats import dump, load, load_plan
-    from piper_ray.frontiers.frontier import Frontier, frontier
-    from piper_ray.frontiers.points import FrontierPoint
-    from piper_ray.solver import solve
+    from piper_ray import planners as baselines
+    from piper_ray.engine.backends.ray import RayBackend
+    from piper_ray.engine.frontier.frontier import Frontier, frontier
+    from piper_ray.engine.frontier.points import FrontierPoint
+    from piper_ray.engine.solve import solve
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.run import run_sweep
-
-__version__ = "0.1.0"
+    from piper_ray.workloads.formats import dump, load, load_plan
 
 __all__ = [
     # functions
@@ -61,11 +60,13 @@ __all__ = [
     "Layer",
     "Edge",
     "Tmpc",
+    "Tensor",
     "Restrictions",
     "Recompute",
     "SolveOptions",
     "Stop",
     "RayBackend",
+    "baselines",
     # the answer
     "Solution",
     "Status",
@@ -94,22 +95,22 @@ __all__ = [
 
 # Where the functions live that bring numba, numpy or pydantic with them (PEP 562).
 _LAZY = {
-    "load": "piper_ray.formats",
-    "dump": "piper_ray.formats",
-    "load_plan": "piper_ray.formats",
-    "solve": "piper_ray.solver",
+    "load": "piper_ray.workloads.formats",
+    "dump": "piper_ray.workloads.formats",
+    "load_plan": "piper_ray.workloads.formats",
+    "solve": "piper_ray.engine.solve",
     "run_sweep": "piper_ray.sweep.run",
     "read_dataset": "piper_ray.sweep.dataset",
-    "frontier": "piper_ray.frontiers.frontier",
-    "Frontier": "piper_ray.frontiers.frontier",
-    "FrontierPoint": "piper_ray.frontiers.points",
-    "RayBackend": "piper_ray.backends.ray",
+    "frontier": "piper_ray.engine.frontier.frontier",
+    "Frontier": "piper_ray.engine.frontier.frontier",
+    "FrontierPoint": "piper_ray.engine.frontier.points",
+    "RayBackend": "piper_ray.engine.backends.ray",
 }
 
 
 def __getattr__(name: str) -> object:
     if name == "baselines":
-        return import_module("piper_ray.baselines")
+        return import_module("piper_ray.planners")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_LAZY[name]), name)

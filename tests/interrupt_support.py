@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from piper_ray import dump
-from piper_ray.model import Instance
+from piper_ray.model.instance import Instance
 from tests.cli_cases import ROOT
 from tests.instances import two_towers
 

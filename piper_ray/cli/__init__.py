@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from piper_ray.cli.interrupts import Interrupts, listening
 from piper_ray.cli.streams import lasting
-from piper_ray.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from piper_ray.cli.profile import profile
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
 from piper_ray.cli.verify import verify
-from piper_ray.errors import EXIT_INTERRUPTED, PiperRayError
+from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError
 
 # Typer's complaints about arguments; it words them itself and gives them exit code 2.
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]

@@ -9,9 +9,9 @@ import typer
 
 from piper_ray.cli.common import Unwritten
 from piper_ray.cli.interrupts import current
-from piper_ray.errors import EXIT_SOLVED, InfeasibleError, UsageError
-from piper_ray.model import Instance
-from piper_ray.restrictions import Restrictions
+from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
 
 PIPER = "piper"
 
@@ -28,7 +28,7 @@ PlannerName = Annotated[
 
 def refuse_search_options(planner: str, **options: object) -> None:
     """Raises UsageError for an unknown planner, and for what only the exact one knows."""
-    from piper_ray.baselines import planner_of
+    from piper_ray.planners import planner_of
 
     planner_of(planner)
     for name, value in options.items():
@@ -41,7 +41,7 @@ def solve_by_baseline(
     instance: Instance, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
 ) -> int:
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
-    from piper_ray.baselines import plan
+    from piper_ray.planners import plan
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_plan

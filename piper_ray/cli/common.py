@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.errors import UsageError
-from piper_ray.formats import InFlight, parse_bytes, parse_bytes_per_s
-from piper_ray.model import Instance
-from piper_ray.options import Contract
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract
+from piper_ray.workloads.formats import InFlight, parse_bytes, parse_bytes_per_s
 
 
 def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:

@@ -20,17 +20,17 @@ from piper_ray.cli.search_options import (
     TimeLimit,
 )
 from piper_ray.cli.solve import check_own_plan
-from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
-from piper_ray.frontiers.ranges import parse_numbers
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Status
-from piper_ray.stop import INTERRUPT, Stop
+from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Status
+from piper_ray.model.stop import INTERRUPT, Stop
 
 if TYPE_CHECKING:
-    from piper_ray.frontiers.frontier import Frontier
-    from piper_ray.frontiers.points import FrontierPoint
-    from piper_ray.frontiers.table import PlanEntry
+    from piper_ray.engine.frontier.frontier import Frontier
+    from piper_ray.engine.frontier.points import FrontierPoint
+    from piper_ray.engine.frontier.table import PlanEntry
 
     _Curves: TypeAlias = tuple[Frontier, tuple[FrontierPoint, ...]]
 
@@ -151,8 +151,8 @@ def exit_code(found: Frontier) -> int:
 
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:
     """Said before the search, not after hours of it."""
-    from piper_ray.frontiers.table import FORMATS
-    from piper_ray.plots.style import refuse_other_formats
+    from piper_ray.engine.frontier.table import FORMATS
+    from piper_ray.report.plots.style import refuse_other_formats
 
     if out is not None and out.suffix.lower() not in FORMATS:
         raise UsageError(f"{out}: tables are written as {' or '.join(FORMATS)}")
@@ -192,7 +192,7 @@ def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
 
 
 def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntry:
-    from piper_ray.frontiers.table import PlanEntry
+    from piper_ray.engine.frontier.table import PlanEntry
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
 
     solution = found.solution(point.devices)
@@ -208,16 +208,16 @@ def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntr
 def _write_table(
     out: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...], entries: dict[int, PlanEntry]
 ) -> None:
-    from piper_ray.frontiers.table import BUDGETS, DEVICES, frontier_table, write_table
+    from piper_ray.engine.frontier.table import BUDGETS, DEVICES, frontier_table, write_table
 
     curves = {DEVICES: found.points(), BUDGETS: of_budgets}
     write_table(frontier_table(found.instance, curves, entries), out)
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
-    from piper_ray.plots.curves import figure_of
-    from piper_ray.plots.frontier import frontier_panels
-    from piper_ray.plots.style import save
+    from piper_ray.report.plots.curves import figure_of
+    from piper_ray.report.plots.frontier import frontier_panels
+    from piper_ray.report.plots.style import save
 
     panels = frontier_panels(found.instance, found.points(), of_budgets)
     if not panels:

@@ -43,13 +43,13 @@ from piper_ray.cli.search_options import (
     Threads,
     TimeLimit,
 )
-from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.model import Instance
-from piper_ray.options import Contract, SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Solution, Status
-from piper_ray.stop import INTERRUPT, Stop
+from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import INTERRUPT, Stop
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""

@@ -26,7 +26,7 @@ from typing import final
 import typer
 
 from piper_ray.cli.interrupts import STOPPING
-from piper_ray.errors import ClusterError, PiperRayError
+from piper_ray.model.errors import ClusterError, PiperRayError
 
 OPTION = "--supervise"
 
@@ -168,8 +168,8 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 def _saved(checkpoint: str) -> set[str]:
     """The content of the checkpoint, as checksums: a lease, or an old answer written anew, is no progress."""
-    from piper_ray.checkpoint.names import state_files
-    from piper_ray.checkpoint.storage import open_folder
+    from piper_ray.storage.folder import open_folder
+    from piper_ray.storage.names import state_files
 
     try:
         return {file.checksum for file in state_files(open_folder(checkpoint).names())}
@@ -194,6 +194,6 @@ def _death(code: int) -> str:
 
 
 def _shown(checkpoint: str) -> str:
-    from piper_ray.checkpoint.storage import shown
+    from piper_ray.storage.folder import shown
 
     return shown(checkpoint)

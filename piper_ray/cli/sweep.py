@@ -12,9 +12,9 @@ import typer
 from piper_ray.cli.cluster import others_on_stderr
 from piper_ray.cli.common import note
 from piper_ray.cli.interrupts import current
-from piper_ray.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
-from piper_ray.files import write_atomically
-from piper_ray.stop import Stop
+from piper_ray.model.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
+from piper_ray.model.stop import Stop
+from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from piper_ray.report.sweep_tables import Table
@@ -145,9 +145,9 @@ def sweep_report(
 
 
 def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
-    from piper_ray.plots.style import save
-    from piper_ray.plots.sweep import figures
     from piper_ray.report.figures import plural
+    from piper_ray.report.plots.style import save
+    from piper_ray.report.plots.sweep import figures
     from piper_ray.report.sweep_tables import points_csv
 
     try:
@@ -165,7 +165,7 @@ def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
 
 def _end_with(storage: str, damage: list[str]) -> None:
     """What is shown is of the parts that are whole: an error unless these are all."""
-    from piper_ray.checkpoint.storage import shown
+    from piper_ray.storage.folder import shown
 
     if damage:
         raise DatasetDamaged(shown(storage), damage)

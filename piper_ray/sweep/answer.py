@@ -17,23 +17,23 @@ from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import piper_ray
-from piper_ray import baselines
-from piper_ray.errors import InfeasibleError
-from piper_ray.kernels.jit import sources_digest
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.plan import Plan
-from piper_ray.progress import Listener, silent
-from piper_ray.solution import Solution, Status
-from piper_ray.solver import solve
-from piper_ray.stop import INTERRUPT, Stop, StopSearch
+from piper_ray import planners
+from piper_ray.compiled.jit import sources_digest
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.events import Listener, silent
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.sweep.schema import PIPER
+from piper_ray.version import __version__
 
 if TYPE_CHECKING:
-    from piper_ray.backends import Backend
+    from piper_ray.engine.evaluation.backend import Backend
 
 Row = dict[str, object]
 
@@ -169,7 +169,7 @@ def _of_solution(solution: Solution) -> Row:
 
 def _by_baseline(point: Point, instance: Instance) -> Row:
     try:
-        result = baselines.plan(instance, point.planner, restrictions=point.restrictions)
+        result = planners.plan(instance, point.planner, restrictions=point.restrictions)
     except InfeasibleError as error:
         return {"status": Status.INFEASIBLE.value, "note": str(error)}
     return {
@@ -190,7 +190,7 @@ def _of_plan(plan: Plan | None) -> Row:
 
 def _of_run() -> Row:
     return {
-        "version": piper_ray.__version__,
+        "version": __version__,
         "kernels": sources_digest(),
         "host": socket.gethostname(),
         "runtime": _runtime(),

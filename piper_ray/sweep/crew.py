@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, final
 
-from piper_ray.options import SolveOptions
-from piper_ray.stop import Stop
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.stop import Stop
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep

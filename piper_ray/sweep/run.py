@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
-from piper_ray import arguments
-from piper_ray.kernels.cache import observed
-from piper_ray.stop import Stop, StopSearch
+from piper_ray.compiled.cache import observed
+from piper_ray.model import arguments
+from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.sweep.answer import Row, identity, lost_row
 from piper_ray.sweep.crew import Crew, Here, Reply
 from piper_ray.sweep.dataset import Dataset

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import ray
 
-from piper_ray.backends.ray.software import Software, software
-from piper_ray.kernels.jit import is_kept, one_compiles
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.options import SolveOptions
-from piper_ray.solver import solve
+from piper_ray.compiled.jit import is_kept, one_compiles
+from piper_ray.engine.backends.ray.software import Software, software
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.options import SolveOptions
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.checkpoint.names import OUTCOMES, StateFile, checksum
 from piper_ray.cli.supervise import DEATHS, PAUSES_S, supervise, without_supervise
-from piper_ray.errors import ClusterError
+from piper_ray.model.errors import ClusterError
+from piper_ray.storage.names import OUTCOMES, StateFile, checksum
 from tests.cli_cases import ROOT
 from tests.interrupt_support import AS_IN_A_TERMINAL
 

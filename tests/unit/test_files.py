@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.errors import UsageError
-from piper_ray.files import write_atomically, written_whole
+from piper_ray.model.errors import UsageError
+from piper_ray.storage.files import write_atomically, written_whole
 
 
 def test_a_file_takes_the_place_of_another(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import numba
 import pytest
 
-from piper_ray.kernels import jit
-from piper_ray.kernels.cache import KernelCache, observed
+from piper_ray.compiled import jit
+from piper_ray.compiled.cache import KernelCache, observed
 from tests.cli_cases import ROOT, run, write_small
 
 

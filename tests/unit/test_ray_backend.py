@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.backends.ray import RayBackend, WithoutWorkers
-from piper_ray.errors import ClusterError, UsageError
-from piper_ray.model import Instance
-from piper_ray.progress import EvaluationAdvanced, Event, Note
-from piper_ray.solution import EvaluationStats, Solution, Status
-from piper_ray.solver import solve
+from piper_ray.engine.backends.ray import RayBackend, WithoutWorkers
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import ClusterError, UsageError
+from piper_ray.model.events import EvaluationAdvanced, Event, Note
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import EvaluationStats, Solution, Status
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.ray_support import backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
 from tests.solver_support import ONE_THREAD
@@ -236,7 +236,7 @@ def test_fault_of_the_dispatcher_reaches_the_caller(monkeypatch: pytest.MonkeyPa
         raise OSError("the object store is full")
 
     send_every_level_to_workers(monkeypatch)
-    monkeypatch.setattr("piper_ray.backends.ray.publication.Publisher.put", full)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.publication.Publisher.put", full)
     with backend_of(workers=1, without_workers=WAIT) as backend:
         for _ in range(2):
             with pytest.raises(OSError, match="the object store is full"):
@@ -292,7 +292,7 @@ def test_ray_of_the_process_is_used_and_left_alone() -> None:
 
 def test_ray_of_our_own_listens_on_loopback_asks_for_a_token_and_ends() -> None:
     script = """
-from piper_ray.backends.ray import RayBackend
+from piper_ray.engine.backends.ray import RayBackend
 import os, sys
 assert "ray" not in sys.modules
 backend = RayBackend("local", workers=1)
@@ -307,7 +307,7 @@ print(ray.is_initialized())
 def test_ray_of_our_own_listens_on_loopback_where_it_was_imported_before() -> None:
     script = """
 import ray
-from piper_ray.backends.ray import RayBackend
+from piper_ray.engine.backends.ray import RayBackend
 backend = RayBackend("local", workers=1)
 print(ray.nodes()[0]["NodeManagerAddress"])
 backend.close()

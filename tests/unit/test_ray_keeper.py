@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.backends.ray.keeper import PREFIX, remove_abandoned
+from piper_ray.engine.backends.ray.keeper import PREFIX, remove_abandoned
 from tests.cli_cases import ROOT
 from tests.sweep_support import write_small
 
@@ -26,7 +26,7 @@ _HANG_S = 60.0
 # Says the keeper's pid, and when it is connected; closes at the end of stdin.
 _DRIVER = """
 import os, subprocess, sys, types
-from piper_ray.backends.ray import session
+from piper_ray.engine.backends.ray import session
 
 class Told(subprocess.Popen):
     def __init__(self, *arguments, **options):
