@@ -17,7 +17,10 @@ from piper_ray.engine.kernels.scan import jumping_s
 from piper_ray.engine.kernels.selection import StepCache, stage_items, steps_slot
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, Tables
 
-_UNKNOWN = -1.0
+_FACTOR = 0x9E3779B97F4A7C15 & (2**40 - 1)
+"""Of multiplicative hashing (Knuth, The Art of Computer Programming 3, section 6.4): 2^64 over the golden ratio."""
+
+_LOW_BITS = 2**20 - 1
 
 
 class StageArrays(NamedTuple):
@@ -71,7 +74,7 @@ def list_stages(tables: Tables, count: int) -> StageArrays:
 
 @kernel
 def make_choice_cache(slots: int) -> ChoiceCache:
-    """Empty; ``slots`` is a power of two."""
+    """Empty; ``slots`` is a power of two, at most 2^20."""
     return ChoiceCache(np.full(slots, -1, np.int64), np.zeros(slots), np.zeros(slots))
 
 
@@ -87,8 +90,11 @@ def choice_slot(
     # Its extra time is the same at each d where weights and charges do not depend on the choice and nothing is shared.
     sharing = tables.costs.fast_shared.shape[0] > 0
     of_degree = index if options.uniform[r] == 0 or sharing else 0
-    key = ((np.int64(stage) * options.degree.size + r) * divisors + of_degree) * (2**20) + y
-    slot = ((key * np.int64(-7046029254386353131)) >> 20) & (cache.key.size - 1)
+    question = (np.int64(stage) * options.degree.size + r) * divisors + of_degree
+    key = question * (2**20) + y
+    # The low 40 bits of key * _FACTOR, by parts: plain Python warns of products past 64 bits.
+    product = (((question & _LOW_BITS) * (_FACTOR & _LOW_BITS)) << 20) + y * _FACTOR
+    slot = (product >> 20) & (cache.key.size - 1)
     if cache.key[slot] != key:
         cache.key[slot] = key
         cache.low_s[slot], cache.high_s[slot] = _relaxed(i, j, r, index, y, tables, steps)
