@@ -19,9 +19,9 @@ Choice = tuple[tuple[int, Tmpc], ...]
 
 @dataclass(frozen=True)
 class BruteForce:
-    """The best plan: of the least time_per_sample, then the fewest devices, then the fewest stages."""
+    """The best plan: of the least time_per_sample_s, then the fewest devices, then the fewest stages."""
 
-    time_per_sample: Fraction
+    time_per_sample_s: Fraction
     plan: Plan
 
 

@@ -146,7 +146,7 @@ def exit_code(found: Frontier) -> int:
         return EXIT_INTERRUPTED
     if all(point.status is Status.INFEASIBLE for point in points):
         return InfeasibleError.exit_code
-    return EXIT_SOLVED if any(point.time_per_sample is not None for point in points) else LimitError.exit_code
+    return EXIT_SOLVED if any(point.time_per_sample_s is not None for point in points) else LimitError.exit_code
 
 
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:

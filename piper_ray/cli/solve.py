@@ -165,7 +165,7 @@ def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
     if solution.plan is None:
         return None
     evaluation = evaluate(instance, solution.plan)
-    claimed = solution.time_per_sample
+    claimed = solution.time_per_sample_s
     found = evaluation.time_per_sample_s
     if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
         raise InvalidPlan([f"the solver says {claimed} s per sample, its plan takes {found} s: a fault of piper-ray"])

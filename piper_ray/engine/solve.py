@@ -180,8 +180,8 @@ def _solution(search: Search, stopped_by: str | None, infeasibility: Infeasibili
     plan, time_per_sample_s = incumbent
     return Solution(
         status=Status.OPTIMAL if search.proved else Status.FEASIBLE,
-        time_per_sample=time_per_sample_s,
-        lower_bound=min(lower_s, time_per_sample_s),
+        time_per_sample_s=time_per_sample_s,
+        lower_bound_s=min(lower_s, time_per_sample_s),
         plan=plan,
         stats=stats,
         stopped_by=stopped_by,

@@ -1,7 +1,7 @@
 """Planners to compare with: simpler ways to plan, all valued by the same ``evaluate``.
 
 result = piper_ray.planners.plan(instance, "pipedream-2bw", restrictions=restrictions)
-result.plan, result.time_per_sample, result.note
+result.plan, result.time_per_sample_s, result.note
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Protocol
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.renamed import renamed
 from piper_ray.model.restrictions import Restrictions
 
 
@@ -47,6 +48,8 @@ class BaselineResult:
     note: str
 
     @property
-    def time_per_sample(self) -> float | None:
+    def time_per_sample_s(self) -> float | None:
         """In s; None without a plan."""
         return None if self.evaluation is None else self.evaluation.time_per_sample_s
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")

@@ -42,8 +42,8 @@ def solution_document(
         "options": _plain(options),
         "status": solution.status.value,
         "stopped_by": solution.stopped_by,
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": _plain(solution.lower_bound),
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(evaluation),
@@ -68,7 +68,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin
 
 def proof_document(solution: Solution) -> Document:
     """What a solve proved about its plan."""
-    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound), "gap": solution.gap}
+    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound_s), "gap": solution.gap}
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -83,7 +83,7 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
         **_header("baseline", instance),
         "restrictions": _plain(restrictions),
         **baseline_facts(result),
-        "time_per_sample_s": result.time_per_sample,
+        "time_per_sample_s": result.time_per_sample_s,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(evaluation),
     }
@@ -114,8 +114,8 @@ def _point_document(point: FrontierPoint) -> Document:
         "devices": point.devices,
         "data_parallel_budget": point.data_parallel_budget,
         "status": point.status.value,
-        "time_per_sample_s": point.time_per_sample,
-        "lower_bound_s": _plain(point.lower_bound),
+        "time_per_sample_s": point.time_per_sample_s,
+        "lower_bound_s": _plain(point.lower_bound_s),
         "gap": point.gap,
     }
 

@@ -76,7 +76,7 @@ class FrontierLog(SolverLog):
 def print_frontier(console: Console, found: Frontier, budgets: Sequence[FrontierPoint]) -> None:
     """The steps of both curves, what is proved, and what it took."""
     for points, by_budget in ((found.points(), False), (budgets, True)):
-        if any(point.time_per_sample is not None for point in points):
+        if any(point.time_per_sample_s is not None for point in points):
             console.print()
             print_table(console, table_lines(*_steps_table(points, by_budget)))
             steps = sum(point.is_step for point in points)
@@ -109,7 +109,7 @@ def _steps_table(points: Sequence[FrontierPoint], by_budget: bool) -> tuple[list
     rows = []
     for index in shown:
         point, last = steps[index]
-        time_s = point.time_per_sample
+        time_s = point.time_per_sample_s
         assert time_s is not None
         rate = 1.0 / time_s if time_s > 0 else math.inf
         first = point.data_parallel_budget if by_budget else point.devices

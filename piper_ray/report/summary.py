@@ -54,13 +54,13 @@ def print_outcome(console: Console, instance: Instance, solution: Solution, eval
         line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
         console.print(line, soft_wrap=True)
         if solution.gap > PROOF_TOLERANCE:
-            console.print(f"no plan is faster than {time_text(solution.lower_bound)}/sample", soft_wrap=True)
+            console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/sample", soft_wrap=True)
     elif solution.infeasibility is not None:
         print_infeasibility(console, solution.infeasibility)
     else:
         console.print(
             f"{status.value}{stopped}: no plan found so far; none is faster than "
-            f"{time_text(solution.lower_bound)}/sample",
+            f"{time_text(solution.lower_bound_s)}/sample",
             soft_wrap=True,
         )
     if solution.blocks is not None:
@@ -82,12 +82,12 @@ def blocks_text(blocks: BlockStats) -> str:
 
 
 def _best_of_blocks_text(blocks: BlockStats) -> str:
-    if blocks.time_per_sample is None:
+    if blocks.time_per_sample_s is None:
         best = "no plan of whole blocks was found; one that cuts through them may still exist"
     elif blocks.proved:
-        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample)}/sample"
+        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample_s)}/sample"
     else:
-        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample)}/sample"
+        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s)}/sample"
     return f"{blocks_text(blocks)}; {best}"
 
 

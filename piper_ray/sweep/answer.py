@@ -157,8 +157,8 @@ def _of_solution(solution: Solution) -> Row:
     infeasibility = solution.infeasibility
     return {
         "status": solution.status.value,
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": solution.lower_bound if proved and math.isfinite(solution.lower_bound) else None,
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": solution.lower_bound_s if proved and math.isfinite(solution.lower_bound_s) else None,
         "gap": solution.gap,
         **_of_plan(solution.plan),
         "stopped_by": solution.stopped_by,
@@ -174,7 +174,7 @@ def _by_baseline(point: Point, instance: Instance) -> Row:
         return {"status": Status.INFEASIBLE.value, "note": str(error)}
     return {
         "status": (Status.INFEASIBLE if result.plan is None else Status.FEASIBLE).value,
-        "time_per_sample_s": result.time_per_sample,
+        "time_per_sample_s": result.time_per_sample_s,
         **_of_plan(result.plan),
         "note": result.note,
         "tried": result.tried,

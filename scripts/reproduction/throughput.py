@@ -23,12 +23,12 @@ PIPER = "Piper"
 
 def _exact(**kept: object) -> Callable[[Instance], float | None]:
     restrictions = Restrictions(**kept)  # type: ignore[arg-type]
-    return lambda instance: piper_ray.solve(instance, restrictions=restrictions).time_per_sample
+    return lambda instance: piper_ray.solve(instance, restrictions=restrictions).time_per_sample_s
 
 
 def _equi(*, tensor_parallelism: bool) -> Callable[[Instance], float | None]:
     restrictions = Restrictions(tensor_parallelism=tensor_parallelism)
-    return lambda instance: plan(instance, "pipedream-2bw", restrictions=restrictions).time_per_sample
+    return lambda instance: plan(instance, "pipedream-2bw", restrictions=restrictions).time_per_sample_s
 
 
 PLANNERS: dict[str, Callable[[Instance], float | None]] = {

@@ -21,8 +21,8 @@ NO_RESTRICTION = Restrictions()
 def infeasibility_of(instance: Instance, restrictions: Restrictions = NO_RESTRICTION) -> Infeasibility:
     solution = solve(instance, restrictions=restrictions, options=ONE_THREAD)
     assert solution.status is Status.INFEASIBLE
-    assert (solution.plan, solution.time_per_sample, solution.gap) == (None, None, None)
-    assert solution.lower_bound == float("inf")
+    assert (solution.plan, solution.time_per_sample_s, solution.gap) == (None, None, None)
+    assert solution.lower_bound_s == float("inf")
     assert solution.stopped_by is None
     assert solution.infeasibility is not None
     return solution.infeasibility

@@ -54,8 +54,8 @@ def answers() -> list[object]:
         found.append(
             {
                 "status": solution.status.value,
-                "time_per_sample": solution.time_per_sample,
-                "lower_bound": solution.lower_bound,
+                "time_per_sample_s": solution.time_per_sample_s,
+                "lower_bound_s": solution.lower_bound_s,
                 "plan": solution.plan and solution.plan.to_dict(),
                 "infeasibility": solution.infeasibility and asdict(solution.infeasibility),
                 "evaluations": [{**asdict(e), "seconds": 0.0} for e in solution.stats.evaluations],

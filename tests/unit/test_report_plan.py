@@ -137,14 +137,14 @@ WORK = "1.50 s: lattice 0.25 s, stage costs 0.25 s, search 1.00 s in 2 evaluatio
     [
         (solution(plan=small_plan()), "optimal: 10.0400 ms/sample, 99.6016 samples/s, 3 of 4 devices, gap 0 %\n"),
         (
-            solution(Status.FEASIBLE, plan=small_plan(), lower_bound=0.01, stopped_by="time limit"),
+            solution(Status.FEASIBLE, plan=small_plan(), lower_bound_s=0.01, stopped_by="time limit"),
             (
                 "feasible (time limit): 10.0400 ms/sample, 99.6016 samples/s, 3 of 4 devices, gap 0.3984 %\n"
                 "no plan is faster than 10.0000 ms/sample\n"
             ),
         ),
         (
-            solution(Status.UNKNOWN, lower_bound=0.001, stopped_by="interrupt"),
+            solution(Status.UNKNOWN, lower_bound_s=0.001, stopped_by="interrupt"),
             "unknown (interrupt): no plan found so far; none is faster than 1.00000 ms/sample\n",
         ),
         (

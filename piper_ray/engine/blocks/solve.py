@@ -101,7 +101,7 @@ def solve_by_blocks(
     plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
     problem = _chain_problem(instance, outline, restrictions, plan)
     bound_s = lower_bound_s(problem)
-    blocks = replace(blocks, time_per_sample=of_blocks.time_per_sample, proved=of_blocks.status is Status.OPTIMAL)
+    blocks = replace(blocks, time_per_sample_s=of_blocks.time_per_sample_s, proved=of_blocks.status is Status.OPTIMAL)
     with closing(LocalBackend(options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
         search = Search(
             instance,
@@ -159,8 +159,8 @@ def _solution(
     within_gap = bound_s >= time_per_sample_s * (1.0 - gap)
     return Solution(
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-        time_per_sample=time_per_sample_s,
-        lower_bound=min(bound_s, time_per_sample_s),
+        time_per_sample_s=time_per_sample_s,
+        lower_bound_s=min(bound_s, time_per_sample_s),
         plan=plan,
         stats=stats,
         stopped_by=None if optimal else "gap" if within_gap else stopped_by,

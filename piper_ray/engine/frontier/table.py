@@ -98,14 +98,14 @@ def refuse_other_formats(path: Path) -> None:
 
 
 def _row(curve: str, point: FrontierPoint, entry: PlanEntry | None) -> dict[str, object]:
-    time_s = point.time_per_sample
+    time_s = point.time_per_sample_s
     return {
         "curve": curve,
         "devices": point.devices,
         "data_parallel_budget": point.data_parallel_budget,
         "status": point.status.value,
         "time_per_sample_s": time_s,
-        "lower_bound_s": point.lower_bound if math.isfinite(point.lower_bound) else None,
+        "lower_bound_s": point.lower_bound_s if math.isfinite(point.lower_bound_s) else None,
         "gap": point.gap,
         "throughput_samples_per_s": 1.0 / time_s if time_s else None,
         "is_step": point.is_step,

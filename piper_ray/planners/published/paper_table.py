@@ -34,13 +34,13 @@ class TmpcChoice(str, Enum):
 
 @dataclass(frozen=True)
 class PaperTableResult:
-    """time_per_sample: in s, what the table says; None when there is no plan.
+    """time_per_sample_s: in s, what the table says; None when there is no plan.
 
     downsets, pairs: rows of the table, and nested pairs of downsets. table_bytes: what the table took.
     seconds: wall time of all of it (compilation too, when it is the first).
     """
 
-    time_per_sample: float | None
+    time_per_sample_s: float | None
     plan: Plan | None
     downsets: int
     pairs: int
@@ -93,7 +93,7 @@ def paper_table(
         fill(arrays, table, cluster, choosing)
     plan = _plan(instance, arrays, table, cluster, choosing) if table[-1, -1, -1] < np.inf else None
     return PaperTableResult(
-        time_per_sample=None if plan is None else float(table[-1, -1, -1]),
+        time_per_sample_s=None if plan is None else float(table[-1, -1, -1]),
         plan=plan,
         downsets=len(downsets),
         pairs=pairs,

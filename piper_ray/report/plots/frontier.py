@@ -15,7 +15,7 @@ def frontier_panels(
     """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s."""
     panels = []
     batch = f"N = {instance.microbatches:,}"
-    known = [(point.devices, point.time_per_sample) for point in points if point.time_per_sample]
+    known = [(point.devices, point.time_per_sample_s) for point in points if point.time_per_sample_s]
     if known:
         devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]
         perfect_s = [times_s[0] * devices[0] / k for k in devices]
@@ -27,7 +27,7 @@ def frontier_panels(
         rates = [1.0 / (time_s * k) for k, time_s in known]
         shares = (Series("optimum", devices, rates, Style.STEPS),)
         panels.append(Panel(batch, "devices K", "samples per second and device", shares, log_x=True))
-    known = [(point.data_parallel_budget, point.time_per_sample) for point in budgets if point.time_per_sample]
+    known = [(point.data_parallel_budget, point.time_per_sample_s) for point in budgets if point.time_per_sample_s]
     if known:
         curve = Series("optimum", [s for s, _ in known], [time_s for _, time_s in known], Style.STEPS)
         title = f"{batch}, K = {instance.devices:,}"
