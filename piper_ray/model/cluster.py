@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from piper_ray.model.plain import as_tuple, convert_fields, count, figure
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+Bytes = TypeVar("Bytes", float, "npt.NDArray[np.float64]")
+"""One figure, or an array of them; so are the seconds that they take."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,17 @@ class Link:
     def __post_init__(self) -> None:
         convert_fields(self, figure, "bandwidth_bytes_per_s")
         convert_fields(self, count, "devices")
+
+    def transfer_s(self, size_bytes: Bytes) -> Bytes:
+        """Bytes that a device sends or receives."""
+        return size_bytes / self.bandwidth_bytes_per_s
+
+    def resync_s(self, weights_bytes: Bytes, microbatches: int) -> Bytes:
+        """4 w / (N B): what synchronising weights over many replicas takes once a batch, for each of its microbatches.
+
+        d replicas take the (d - 1) / d th part. PipeDream's parameter server: each sends and receives twice.
+        """
+        return 4.0 * weights_bytes / (microbatches * self.bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -49,16 +69,14 @@ class Cluster:
         """B, at which transfers between stages and replicas are charged."""
         return self.links[-1].bandwidth_bytes_per_s
 
-    def transfer_s(self, size_bytes: float) -> float:
+    def transfer_s(self, size_bytes: Bytes) -> Bytes:
         """Bytes that a device sends to or receives from another stage."""
-        return size_bytes / self.bandwidth_bytes_per_s
+        return self.links[-1].transfer_s(size_bytes)
 
-    def resync_s(self, weights_bytes: float, microbatches: int) -> float:
-        """4 w / (N B): what synchronising weights over many replicas takes once a batch, for each of its microbatches.
-
-        d replicas take the (d - 1) / d th part. PipeDream's parameter server: each sends and receives twice.
-        """
-        return 4.0 * weights_bytes / (microbatches * self.bandwidth_bytes_per_s)
+    def resync_s(self, weights_bytes: Bytes, microbatches: int) -> Bytes:
+        """Synchronising weights over many replicas once a batch, for each of its microbatches; d replicas take the
+        (d - 1) / d th part."""
+        return self.links[-1].resync_s(weights_bytes, microbatches)
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """With those of devices, memory_bytes and bandwidth_bytes_per_s that are given; one link takes the place of all

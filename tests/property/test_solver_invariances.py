@@ -71,7 +71,9 @@ def test_renumbering_and_shuffling_larger_instances(seed: int) -> None:
 def assert_same_value_and_size(one: Instance, other: Instance) -> None:
     first, second = solve(one, options=ONE_THREAD), solve(other, options=ONE_THREAD)
     assert first.status is second.status
-    assert first.time_per_sample_s is None or first.time_per_sample_s == pytest.approx(second.time_per_sample_s, rel=1e-9)
+    assert first.time_per_sample_s is None or first.time_per_sample_s == pytest.approx(
+        second.time_per_sample_s, rel=1e-9
+    )
     if first.plan is not None and second.plan is not None:
         assert first.plan.devices == second.plan.devices
         assert len(first.plan.stages) == len(second.plan.stages)

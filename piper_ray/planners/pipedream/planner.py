@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
+from piper_ray.model.cluster import Link
 from piper_ray.model.errors import InfeasibleError, InvalidPlan, UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
@@ -140,8 +141,10 @@ class PipeDream:
             LevelTask(
                 machines=level.machines,
                 degrees=allowed,
-                sync_s_per_byte=4.0 / level.bandwidth_bytes_per_s,
-                transfer_s_per_byte=0.0 if ratio is None else 2.0 / (level.bandwidth_bytes_per_s * ratio),
+                sync_s_per_byte=Link(level.bandwidth_bytes_per_s).resync_s(1.0, 1),
+                transfer_s_per_byte=(
+                    0.0 if ratio is None else Link(level.bandwidth_bytes_per_s * ratio).transfer_s(2.0)
+                ),
             )
             for level, allowed in zip(levels, degrees, strict=True)
         ]
