@@ -50,7 +50,9 @@ def tables(
     graph = build_graph(instance, contraction)
     lattice = build_lattice(graph, MANY)
     workload = Workload.build(lattice, build_options(instance, graph, variants))
-    return Tables(contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallelism))
+    return Tables(
+        contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
+    )
 
 
 def assert_optimal(instance: Instance, solution: Solution) -> None:

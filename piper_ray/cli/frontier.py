@@ -21,9 +21,10 @@ from piper_ray.cli.search_options import (
 )
 from piper_ray.cli.solve import check_own_plan
 from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import INTERRUPT, Stop
 
@@ -78,7 +79,7 @@ def frontier(
     threads: Threads = None,
     memory_limit: MemoryLimit = None,
 ) -> None:
-    """Find the least time per sample for INPUT on every number of devices, and prove each.
+    """Find the least time per microbatch for INPUT on every number of devices, and prove each.
 
     Ctrl-C stops the search and prints what is known so far, with its gaps.
     """

@@ -44,10 +44,11 @@ from piper_ray.cli.search_options import (
     TimeLimit,
 )
 from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import INTERRUPT, Stop
 
@@ -168,7 +169,9 @@ def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
     claimed = solution.time_per_sample_s
     found = evaluation.time_per_sample_s
     if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
-        raise InvalidPlan([f"the solver says {claimed} s per sample, its plan takes {found} s: a fault of piper-ray"])
+        raise InvalidPlan(
+            [f"the solver says {claimed} s per microbatch, its plan takes {found} s: a fault of piper-ray"]
+        )
     return evaluation
 
 

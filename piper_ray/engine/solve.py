@@ -124,7 +124,7 @@ def _solve(
     lattice = workload.lattice
     stop.check()
     began = time.perf_counter()
-    problem = build_problem(workload, instance, restrictions.data_parallelism)
+    problem = build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
     scaling_s = time.perf_counter() - began
     lattice_s = 0.0 if shared else prepared.lattice_s
     stage_costs_s = scaling_s if shared else prepared.stage_costs_s + scaling_s
@@ -193,6 +193,8 @@ def _check_arguments(
 ) -> None:
     """Raises UsageError for each that is something else, and for two that contradict."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    if isinstance(restrictions, Restrictions):
+        restrictions.require_stages_alone("solve")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.of_kind("prepared", prepared, (Preparation, type(None)), "a Preparation")
     arguments.of_kind("stop", stop, (Stop, type(None)), "a Stop")

@@ -80,9 +80,9 @@ class Cluster:
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """With those of devices, memory_bytes and bandwidth_bytes_per_s that are given; one link takes the place of all
-        where a bandwidth is."""
+        where another bandwidth is."""
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
         changed = replace(self, **own) if own else self  # type: ignore[arg-type]
-        if "bandwidth_bytes_per_s" in figures:
+        if figures.get("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s) != self.bandwidth_bytes_per_s:
             changed = replace(changed, links=(Link(figures["bandwidth_bytes_per_s"]),))  # type: ignore[arg-type]
         return changed

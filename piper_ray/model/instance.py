@@ -197,7 +197,8 @@ class Instance:
         memory_bytes: float | None = None,
         bandwidth_bytes_per_s: float | None = None,
     ) -> Instance:
-        """The same workload on another cluster; what is None stays as it is. A bandwidth takes the place of all links.
+        """The same workload on another cluster; what is None stays as it is. Another bandwidth takes the place of all
+        links.
 
         Raises UsageError for figures that make no sense.
         """

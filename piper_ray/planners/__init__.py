@@ -65,5 +65,10 @@ def plan(
     else:
         name = repr(planner)
     proposal = planner.propose(instance, restrictions)
+    if proposal.plan is not None:
+        # Who looks at one stage at a time knows nothing of constraints on the whole plan.
+        broken = next(restrictions.violations(instance, proposal.plan), None)
+        if broken is not None:
+            proposal = Proposal(None, proposal.tried, f"its plan is not allowed: {broken} ({proposal.note})")
     evaluation = None if proposal.plan is None else evaluate(instance, proposal.plan)
     return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note)

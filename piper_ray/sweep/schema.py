@@ -39,7 +39,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from piper_ray.model import limits
-from piper_ray.model.restrictions import Recompute
+from piper_ray.model.constraints import Recompute
 from piper_ray.planners import PLANNERS
 from piper_ray.workloads.formats.faults import MANY, ONE, shown
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit

@@ -12,10 +12,11 @@ import pytest
 
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
 from piper_ray.planners.choices import uniform_choices
 from piper_ray.planners.order import run_order

@@ -14,9 +14,10 @@ from piper_ray.engine.frontier.frontier import Frontier, frontier
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, PROOF, tables

@@ -130,7 +130,7 @@ def with_free_edges(instance: Instance, rng: Random) -> Instance:
         replace(edge, communication_bytes=0.0) if (edge.source, edge.target) in free else edge
         for edge in instance.edges
     )
-    return replace(instance, layers=layers, edges=edges, memory_bytes=1e6)
+    return replace(instance, layers=layers, edges=edges).replace(memory_bytes=1e6)
 
 
 def test_contraction_of_all_that_is_free_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

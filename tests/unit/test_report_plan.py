@@ -117,7 +117,7 @@ def test_a_plan_that_takes_no_time_has_no_bars() -> None:
         dataclasses.replace(layer, tmpcs={1: (dataclasses.replace(layer.tmpcs[1][0], time_per_sample_s=0.0),)})
         for layer in base.layers
     )
-    instance = dataclasses.replace(base, layers=free, memory_bytes=16 * GIB)
+    instance = dataclasses.replace(base, layers=free).replace(memory_bytes=16 * GIB)
     plan = Plan((Stage(tuple(range(6)), 1, 1, dict.fromkeys(range(6), "vanilla")),))
     assert "█" not in _printed(instance, plan, 80).split("bar:")[0]
 

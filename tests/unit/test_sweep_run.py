@@ -11,7 +11,7 @@ import pytest
 
 import piper_ray
 from piper_ray import Restrictions, baselines, evaluate, load_plan
-from piper_ray.model.restrictions import Recompute
+from piper_ray.model.constraints import Recompute
 from piper_ray.sweep.crew import Here
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from piper_ray.sweep.progress import Progress

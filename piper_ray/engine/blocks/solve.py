@@ -141,7 +141,7 @@ def _chain_problem(instance: Instance, outline: Outline, restrictions: Restricti
     stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
     order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
     workload = Workload.build(chain_lattice(graph, order), build_options(instance, graph, outline.variants))
-    return build_problem(workload, instance, restrictions.data_parallelism)
+    return build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
 
 
 def _solution(

@@ -137,7 +137,8 @@ class CurveSearch:
         if lattice.size < _CHAIN_SHARE * lattice.graph.size:
             return
         workload = Workload.build(chain_lattice(lattice.graph, order), self._problem.workload.options)
-        chain = build_problem(workload, self.instance, self.preparation.restrictions.data_parallelism)
+        degrees = self.preparation.restrictions.data_parallel_degrees(self.instance)
+        chain = build_problem(workload, self.instance, degrees)
         listed = ListedStages.of(chain, self.check)
         if listed is None:
             return

@@ -244,6 +244,7 @@ def frontier(
     does not know, and StopSearch if ``stop`` asks before the search began.
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    restrictions.require_stages_alone("frontier")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.function("listener", listener)
     if options.resume is not None:

@@ -104,8 +104,7 @@ class Search:
         if lattice.size < _CHAIN_SHARE * lattice.graph.size:
             return
         workload = Workload.build(chain_lattice(lattice.graph, order), self.problem.workload.options)
-        data_parallelism = self.problem.cluster.divisors.size > 1
-        chain = build_problem(workload, self.instance, data_parallelism)
+        chain = build_problem(workload, self.instance, self.problem.cluster.divisors.tolist())
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         while not (bracket.closed or bracket.exhausted) and bracket.gap() > max(self.gap, 1e-6):
             threshold_s = bracket.propose()

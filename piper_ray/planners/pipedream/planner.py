@@ -70,7 +70,8 @@ class PipeDream:
         if not choices:
             raise InfeasibleError(_NO_CHOICE)
         levels = self._levels(instance, instance.devices)
-        degrees = [range(1, (level.machines if restrictions.data_parallelism else 1) + 1) for level in levels]
+        admits = restrictions.admits_data_parallel_degree
+        degrees = [list(filter(admits, range(1, level.machines + 1))) for level in levels]
         found, _ = self._partition(instance, choices[0], levels, degrees, None, math.inf)
         assert found is not None, "without a memory limit one stage on one machine always does"
         return found
@@ -83,7 +84,7 @@ class PipeDream:
         """
         choices = _choices(instance, restrictions)
         levels = self._levels(instance, instance.data_parallel_limit)
-        allowed = divisors(instance.microbatches) if restrictions.data_parallelism else [1]
+        allowed = list(filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches)))
         degrees = [[d for d in allowed if d <= level.machines] for level in levels]
         best: tuple[float, Plan, str] | None = None
         tried = 0

@@ -12,7 +12,7 @@ import numpy as np
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError, UsageError
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.published.arrays import Arrays, Floats, flatten
@@ -113,11 +113,7 @@ def checked_limit_bytes(given: object) -> int:
 def _cluster(instance: Instance, restrictions: Restrictions) -> Cluster:
     from piper_ray.planners.published.kernel import Cluster
 
-    degrees = [
-        d
-        for d in divisors(instance.microbatches)
-        if d <= instance.data_parallel_limit and (d == 1 or restrictions.data_parallelism)
-    ]
+    degrees = restrictions.data_parallel_degrees(instance)
     return Cluster(
         devices=instance.devices,
         data_parallel_limit=instance.data_parallel_limit,
