@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 # Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
 from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import (
     CheckpointLost,
     CheckpointRefused,
@@ -31,7 +32,7 @@ from piper_ray.model.errors import (
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.version import __version__

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.load import Source
@@ -74,13 +75,13 @@ def objective_s(stage_times_s: Iterable[float]) -> float:
     return max(stage_times_s)
 
 
-def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
+def evaluate(instance: Instance | Source, plan: Plan, *, restrictions: Restrictions = Restrictions()) -> Evaluation:
     """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
 
-    instance: may be what ``load`` takes, such as a path. Raises InputError for an instance or plan that is not sound in
-    itself.
+    instance: may be what ``load`` takes, such as a path. restrictions: further rules. Raises InputError for an instance
+    or plan that is not sound in itself, UsageError for arguments that are something else.
     """
-    instance = _checked(instance, plan)
+    instance = _checked(instance, plan, restrictions)
     violations = [*_partition_violations(instance, plan), *_edge_violations(instance, plan)]
     violations += _degree_violations(instance, plan)
     choices = []
@@ -90,17 +91,19 @@ def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
         violations += faults
     suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
     violations += _memory_violations(instance, plan, choices, suffix_sums)
+    violations += restrictions.violations(instance, plan)
     if violations:
         raise InvalidPlan(violations)
     return _cost(instance, plan, choices, suffix_sums)
 
 
-def _checked(instance: Instance | Source, plan: Plan) -> Instance:
+def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions) -> Instance:
     from piper_ray.model import arguments
     from piper_ray.workloads import formats
     from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     check_plan(plan)
     return formats.instance_of(instance)
 

@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from piper_ray.kernels.types import Target
-from piper_ray.lattice.bits import members
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.model import Instance
-from piper_ray.problem import Problem
+from piper_ray.engine.kernels.types import Target
+from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import random_instance
 from tests.solver_support import Tables, tables
@@ -85,8 +85,8 @@ def random_case(seed: int, *, most_layers: int = 4, most_devices: int = 8, most_
 def some_threshold_s(made: Case, factor: float) -> float:
     """``factor`` times the optimum; of what all layers take one after the other, where there is none."""
     best = brute_force(made.instance)
-    if best is not None and best.time_per_sample > 0:
-        return factor * float(best.time_per_sample)
+    if best is not None and best.time_per_sample_s > 0:
+        return factor * float(best.time_per_sample_s)
     times = [min(x.time_per_sample_s for row in layer.tmpcs.values() for x in row) for layer in made.instance.layers]
     return factor * max(1.0, sum(times))
 

@@ -50,7 +50,9 @@ def tables(
     graph = build_graph(instance, contraction)
     lattice = build_lattice(graph, MANY)
     workload = Workload.build(lattice, build_options(instance, graph, variants))
-    return Tables(contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallelism))
+    return Tables(
+        contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
+    )
 
 
 def assert_optimal(instance: Instance, solution: Solution) -> None:
@@ -65,9 +67,9 @@ def assert_optimal(instance: Instance, solution: Solution) -> None:
 
 def assert_plan_is_worth_its_value(instance: Instance, solution: Solution) -> None:
     assert solution.plan is not None
-    assert solution.time_per_sample is not None
-    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
-    assert solution.lower_bound <= solution.time_per_sample
+    assert solution.time_per_sample_s is not None
+    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
+    assert solution.lower_bound_s <= solution.time_per_sample_s
 
 
 def same_answer(one: Solution, other: Solution) -> bool:
@@ -76,8 +78,8 @@ def same_answer(one: Solution, other: Solution) -> bool:
     def answer(solution: Solution) -> tuple[object, ...]:
         return (
             solution.status,
-            solution.time_per_sample,
-            solution.lower_bound,
+            solution.time_per_sample_s,
+            solution.lower_bound_s,
             solution.plan and solution.plan.to_dict(),
             solution.infeasibility,
             [replace(evaluation, seconds=0.0) for evaluation in solution.stats.evaluations],

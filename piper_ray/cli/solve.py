@@ -44,10 +44,11 @@ from piper_ray.cli.search_options import (
     TimeLimit,
 )
 from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, Contract, SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 
@@ -165,10 +166,12 @@ def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
     if solution.plan is None:
         return None
     evaluation = evaluate(instance, solution.plan)
-    claimed = solution.time_per_sample
+    claimed = solution.time_per_sample_s
     found = evaluation.time_per_sample_s
     if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
-        raise InvalidPlan([f"the solver says {claimed} s per sample, its plan takes {found} s: a fault of piper-ray"])
+        raise InvalidPlan(
+            [f"the solver says {claimed} s per microbatch, its plan takes {found} s: a fault of piper-ray"]
+        )
     return evaluation
 
 

@@ -68,12 +68,12 @@ def ceiling_s(instance: Instance) -> float:
         tmpcs = [tmpc for of_degree in layer.tmpcs.values() for tmpc in of_degree]
         charges = [sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()) for tmpc in tmpcs]
         total_s += max(tmpc.time_per_sample_s for tmpc in tmpcs)
-        total_s += 2.0 * max(charges) / instance.bandwidth_bytes_per_s
+        total_s += instance.cluster.transfer_s(2.0 * max(charges))
         weights_bytes = max(tmpc.weights_bytes for tmpc in tmpcs)
-        total_s += 4.0 * weights_bytes / (instance.microbatches * instance.bandwidth_bytes_per_s)
+        total_s += instance.cluster.resync_s(weights_bytes, instance.microbatches)
     crossing_bytes = 4.0 * sum(edge.communication_bytes for edge in instance.edges)
     crossing_bytes += sum(tensor.forward_bytes + tensor.backward_bytes for tensor in instance.tensors)
-    ceiling = (total_s + crossing_bytes / instance.bandwidth_bytes_per_s) * (1.0 + 1e-9)
+    ceiling = (total_s + instance.cluster.transfer_s(crossing_bytes)) * (1.0 + 1e-9)
     return max(ceiling, RESOLUTION)  # above the lower bound of 0 where nothing takes any time
 
 

@@ -35,7 +35,7 @@ def solve_layers(request: Request, prepared: Preparation | None = None) -> Solut
         return _impossible(request, made)
     request.stop.check()
     began_s = time.perf_counter()
-    problem = build_problem(made.workload, instance, restrictions.data_parallelism)
+    problem = build_problem(made.workload, instance, restrictions.data_parallel_degrees(instance))
     stage_costs_s = time.perf_counter() - began_s
     if prepared is None:
         stage_costs_s += made.stage_costs_s
@@ -90,8 +90,8 @@ class _Answers:
             return Solution(Status.UNKNOWN, None, lower_s, None, stats, stopped_by=stopped_by)
         return Solution(
             status=Status.OPTIMAL if search.proved else Status.FEASIBLE,
-            time_per_sample=incumbent.time_per_sample_s,
-            lower_bound=min(lower_s, incumbent.time_per_sample_s),
+            time_per_sample_s=incumbent.time_per_sample_s,
+            lower_bound_s=min(lower_s, incumbent.time_per_sample_s),
             plan=incumbent.plan,
             stats=stats,
             stopped_by=stopped_by,

@@ -54,6 +54,8 @@ def _check_arguments(
 ) -> None:
     """Raises UsageError for each that is something else, and for two that contradict."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    if isinstance(restrictions, Restrictions):
+        restrictions.require_stages_alone("solve")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.of_kind("prepared", prepared, (Preparation, type(None)), "a Preparation")
     arguments.of_kind("stop", stop, (Stop, type(None)), "a Stop")

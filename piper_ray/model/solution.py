@@ -7,6 +7,7 @@ from enum import Enum
 
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.plan import Plan
+from piper_ray.model.renamed import renamed
 from piper_ray.model.stop import StoppedBy
 
 
@@ -92,7 +93,7 @@ class BlockStats:
     downsets_before: of the layers (None: too many to count). downsets: of the blocks.
     largest_share: of the largest block in the work of all layers, or in their memory.
     choices_dropped: combinations of TMPCs within blocks that were left out.
-    time_per_sample: of the best plan of whole blocks, in s (None: none was found). proved: that it is the best of them.
+    time_per_sample_s: of the best plan of whole blocks (None: none was found). proved: that it is the best of them.
     """
 
     layers: int
@@ -101,8 +102,10 @@ class BlockStats:
     downsets: int
     largest_share: float
     choices_dropped: int
-    time_per_sample: float | None = None
+    time_per_sample_s: float | None = None
     proved: bool = False
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
 
 
 @dataclass(frozen=True)
@@ -132,26 +135,29 @@ class Infeasibility:
 
 @dataclass(frozen=True)
 class Solution:
-    """time_per_sample: of ``plan``, in s, as ``evaluate`` computes it; None without a plan.
+    """time_per_sample_s: of ``plan`` as ``evaluate`` computes it; None without a plan.
 
-    lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
+    lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s.
     stopped_by: what ended the search before a proof; None when it ended by itself.
     blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
-    and ``lower_bound`` holds for all plans of these, whole blocks or not.
+    and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
     status: Status
-    time_per_sample: float | None
-    lower_bound: float
+    time_per_sample_s: float | None
+    lower_bound_s: float
     plan: Plan | None
     stats: SolveStats
     infeasibility: Infeasibility | None = None
     stopped_by: StoppedBy | None = None
     blocks: BlockStats | None = None
 
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
+    lower_bound = renamed("lower_bound", "lower_bound_s")
+
     @property
     def gap(self) -> float | None:
-        if self.time_per_sample is None:
+        if self.time_per_sample_s is None:
             return None
-        return relative_gap(self.time_per_sample, self.lower_bound)
+        return relative_gap(self.time_per_sample_s, self.lower_bound_s)

@@ -1,7 +1,7 @@
 """Planners, the exact one and simpler ones to compare with: one protocol, and all valued by the same ``evaluate``.
 
 result = piper_ray.planners.plan(instance, "pipedream-2bw", restrictions=restrictions)
-result.plan, result.time_per_sample, result.note
+result.plan, result.time_per_sample_s, result.note
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from piper_ray.planners.named import ALL_NAMES, PLANNERS, planner_of
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
 from piper_ray.planners.pipedream_2bw import PipeDream2BW
 from piper_ray.planners.piper_published import PiperPublished
-from piper_ray.planners.planner import BaselineResult, NamedPlanner, Needs, Planner, Proposal, Terms
+from piper_ray.planners.planner import BaselineResult, NamedPlanner, Needs, Planner, Proposal, Terms, allowed_proposal
 from piper_ray.planners.tensor_parallel import TensorParallel
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -71,6 +71,6 @@ def plan(
         name, planner = planner, planner_of(planner)
     else:
         name = repr(planner)
-    proposal = planner.propose(instance, restrictions)
+    proposal = allowed_proposal(planner, instance, restrictions)
     evaluation = None if proposal.plan is None else evaluate(instance, proposal.plan)
     return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note, proposal.solution)

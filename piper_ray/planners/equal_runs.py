@@ -86,7 +86,7 @@ class EqualRuns(Light):
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
         """int64[...], ascending."""
-        degrees = divisors(instance.microbatches) if restrictions.data_parallelism else [1]
+        degrees = filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches))
         wanted = self.data_parallel_degrees
         return np.array([d for d in degrees if wanted is None or d in wanted], np.int64)
 

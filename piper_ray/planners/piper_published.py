@@ -39,7 +39,7 @@ class PiperPublished:
         size = f"table of {table.downsets:,} downsets and {table.pairs:,} pairs"
         if table.plan is None:
             return Proposal(None, table.pairs, f"no plan in a {size}")
-        return Proposal(table.plan, table.pairs, f"{size}, greedy choice of TMPCs: {table.time_per_sample:.6g} s")
+        return Proposal(table.plan, table.pairs, f"{size}, greedy choice of TMPCs: {table.time_per_sample_s:.6g} s")
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:
         table_bytes = float(bytes_per_downset(devices, min(devices, microbatches))) * (lattice.downsets or 0)

@@ -11,6 +11,7 @@ from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
+from piper_ray.model.renamed import renamed
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast, Solution
 from piper_ray.model.stop import Stop
@@ -45,6 +46,18 @@ class Planner(Protocol):
     """
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal: ...
+
+
+def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restrictions) -> Proposal:
+    """What the planner proposes, without a plan where that breaks a constraint.
+
+    Who looks at one stage at a time knows nothing of constraints on the whole plan.
+    """
+    proposal = planner.propose(instance, restrictions)
+    broken = None if proposal.plan is None else next(restrictions.violations(instance, proposal.plan), None)
+    if broken is None:
+        return proposal
+    return Proposal(None, proposal.tried, f"its plan is not allowed: {broken} ({proposal.note})")
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,8 @@ class BaselineResult:
     solution: Solution | None = None
 
     @property
-    def time_per_sample(self) -> float | None:
+    def time_per_sample_s(self) -> float | None:
         """In s; None without a plan."""
         return None if self.evaluation is None else self.evaluation.time_per_sample_s
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")

@@ -17,6 +17,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution
 from piper_ray.planners.planner import BaselineResult
+from piper_ray.report.speed import speed_document
 from piper_ray.report.stages import binding
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.version import __version__
@@ -38,15 +39,15 @@ def solution_document(
     plan = solution.plan
     return {
         **_header("solution", instance),
-        "restrictions": _plain(restrictions),
+        "restrictions": restrictions.to_dict(),
         "options": _plain(options),
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": _plain(solution.lower_bound),
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
         "infeasibility": _plain(solution.infeasibility),
         "blocks": _plain(solution.blocks),
         "stats": _plain(solution.stats),
@@ -68,7 +69,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin
 
 def proof_document(solution: Solution) -> Document:
     """What a solve proved about its plan."""
-    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound), "gap": solution.gap}
+    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound_s), "gap": solution.gap}
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -81,11 +82,11 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
     plan, evaluation = result.plan, result.evaluation
     return {
         **_header("baseline", instance),
-        "restrictions": _plain(restrictions),
+        "restrictions": restrictions.to_dict(),
         **baseline_facts(result),
-        "time_per_sample_s": result.time_per_sample,
+        "time_per_sample_s": result.time_per_sample_s,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
 
@@ -99,7 +100,7 @@ def frontier_document(
     """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
     return {
         **_header("frontier", instance),
-        "restrictions": _plain(restrictions),
+        "restrictions": restrictions.to_dict(),
         "options": _plain(options),
         "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
@@ -114,8 +115,8 @@ def _point_document(point: FrontierPoint) -> Document:
         "devices": point.devices,
         "data_parallel_budget": point.data_parallel_budget,
         "status": point.status.value,
-        "time_per_sample_s": point.time_per_sample,
-        "lower_bound_s": _plain(point.lower_bound),
+        "time_per_sample_s": point.time_per_sample_s,
+        "lower_bound_s": _plain(point.lower_bound_s),
         "gap": point.gap,
     }
 
@@ -130,7 +131,7 @@ def verification_document(
         "violations": list(violations),
         "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
         "plan": plan.to_dict() if evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
 
@@ -156,6 +157,8 @@ def _header(kind: str, instance: Instance) -> Document:
             "edges": len(instance.edges),
             "devices": instance.devices,
             "microbatches": instance.microbatches,
+            "samples_per_microbatch": instance.batch.samples_per_microbatch,
+            "tokens_per_sample": instance.batch.tokens_per_sample,
             "memory_bytes": instance.memory_bytes,
             "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
         },
@@ -180,9 +183,10 @@ def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -
     return document
 
 
-def _evaluation_document(evaluation: Evaluation) -> Document:
+def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document:
     return {
         "time_per_sample_s": evaluation.time_per_sample_s,
+        **speed_document(instance.batch, evaluation.time_per_sample_s),
         "devices": evaluation.devices,
         "data_parallel_sum": evaluation.data_parallel_sum,
         "stages": len(evaluation.stages),

@@ -64,7 +64,7 @@ def best_text(best: Best) -> str:
     """What was found, and where."""
     point = best.point
     return (
-        f"{time_text(best.time_per_sample_s)}/sample at K = {point.devices:,}, N = {point.microbatches:,}, "
+        f"{time_text(best.time_per_sample_s)}/microbatch at K = {point.devices:,}, N = {point.microbatches:,}, "
         f"M = {given_size_text(point.memory_bytes)} ({point.planner})"
     )
 

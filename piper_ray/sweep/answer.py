@@ -27,7 +27,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.planners import planner_of
-from piper_ray.planners.planner import Proposal, Terms
+from piper_ray.planners.planner import Proposal, Terms, allowed_proposal
 from piper_ray.sweep.lattices import KeptLattice, Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.version import __version__
@@ -60,7 +60,7 @@ def answer(
     instance = point.on(graph)
     try:
         with _interrupts() as interrupts:
-            proposal = planner_of(point.planner, terms).propose(instance, point.restrictions)
+            proposal = allowed_proposal(planner_of(point.planner, terms), instance, point.restrictions)
         if proposal.solution is None:
             row = _of_proposal(instance, proposal)
         else:
@@ -130,8 +130,8 @@ def _of_solution(solution: Solution) -> Row:
     infeasibility = solution.infeasibility
     return {
         "status": solution.status.value,
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": solution.lower_bound if proved and math.isfinite(solution.lower_bound) else None,
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": solution.lower_bound_s if proved and math.isfinite(solution.lower_bound_s) else None,
         "gap": solution.gap,
         **_of_plan(solution.plan),
         "stopped_by": None if solution.stopped_by is None else solution.stopped_by.value,

@@ -39,11 +39,11 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from piper_ray.model import limits
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.options import EXACT
-from piper_ray.model.restrictions import Recompute
 from piper_ray.planners import ALL_NAMES
 from piper_ray.workloads.formats.faults import MANY, ONE, shown
-from piper_ray.workloads.formats.fields import Closed, Degree, Microbatches, RateWithUnit, SizeWithUnit
+from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
 from piper_ray.workloads.formats.inflight import InFlight
 
 POINTS = 1_000_000
@@ -145,9 +145,7 @@ class ListedPoint(Closed):
 
     workload: str = Field(description="a label of [workloads]")
     devices: Degree | None = Field(default=None, description=f"a whole number from 1 to {limits.DEVICES}")
-    microbatches: Microbatches | None = Field(
-        default=None, description=f"a whole number from 1 to {limits.MICROBATCHES}"
-    )
+    microbatches: Count | None = Field(default=None, description=f"a whole number from 1 to {limits.MICROBATCHES}")
     memory: SizeWithUnit | None = Field(default=None, description=_SIZE_WORDS)
     bandwidth: RateWithUnit | None = Field(default=None, description=_RATE_WORDS)
     tensor_parallelism: bool = Field(default=True, description="true or false")

@@ -209,7 +209,7 @@ def test_exit_codes_of_outcomes(outcome: Solution, code: int) -> None:
 def test_an_interrupted_solve_prints_its_incumbent(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    incumbent = solution(Status.FEASIBLE, plan=small_plan(), lower_bound=0.009, stopped_by=StoppedBy.INTERRUPT)
+    incumbent = solution(Status.FEASIBLE, plan=small_plan(), lower_bound_s=0.009, stopped_by=StoppedBy.INTERRUPT)
     monkeypatch.setattr(piper_ray, "solve", lambda *_, **__: incumbent)
     out = tmp_path / "plan.json"
     assert _main(monkeypatch, "solve", small, "--json", "--out", out) == 130

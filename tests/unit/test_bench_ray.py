@@ -107,7 +107,7 @@ def test_answers_are_compared_by_threshold() -> None:
     result.runs[TWO] = [ahead]
     assert result.differences == []
     assert result.common_evaluations == 1
-    wrong = dataclasses.replace(ahead, solution=dataclasses.replace(ahead.solution, time_per_sample=2.5))
+    wrong = dataclasses.replace(ahead, solution=dataclasses.replace(ahead.solution, time_per_sample_s=2.5))
     result.runs[TWO] = [wrong]
     assert result.differences == [f"{result.case.title}: {TWO} does not answer as the local search does"]
 

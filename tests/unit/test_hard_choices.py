@@ -43,7 +43,7 @@ def test_a_large_one_ends_with_a_plan_and_its_gap() -> None:
     solution = solve(instance, options=ONE_THREAD)
     assert (solution.status, solution.stopped_by) == (Status.FEASIBLE, "TMPC choice too hard")
     assert solution.plan is not None
-    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
+    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
     assert solution.gap is not None
     assert 0.0 < solution.gap < 0.05
 

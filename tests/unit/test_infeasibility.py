@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
@@ -21,8 +22,8 @@ NO_RESTRICTION = Restrictions()
 def infeasibility_of(instance: Instance, restrictions: Restrictions = NO_RESTRICTION) -> Infeasibility:
     solution = solve(instance, restrictions=restrictions, options=ONE_THREAD)
     assert solution.status is Status.INFEASIBLE
-    assert (solution.plan, solution.time_per_sample, solution.gap) == (None, None, None)
-    assert solution.lower_bound == float("inf")
+    assert (solution.plan, solution.time_per_sample_s, solution.gap) == (None, None, None)
+    assert solution.lower_bound_s == float("inf")
     assert solution.stopped_by is None
     assert solution.infeasibility is not None
     return solution.infeasibility

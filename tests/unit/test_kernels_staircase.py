@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.kernels import staircase
-from piper_ray.kernels.selection import make_step_cache
-from piper_ray.kernels.stages import count_stages, list_stages, make_choice_cache
-from piper_ray.kernels.staircase import (
+from piper_ray.engine.kernels import staircase
+from piper_ray.engine.kernels.selection import make_step_cache
+from piper_ray.engine.kernels.stages import count_stages, list_stages, make_choice_cache
+from piper_ray.engine.kernels.staircase import (
     FEASIBLE,
     INFEASIBLE,
     NO_ROOM,
@@ -241,7 +241,7 @@ def test_the_truth_is_that_of_brute_force() -> None:
         made = random_case(seed, most_layers=3, most_devices=5)
         best = brute_force(made.instance)
         value = least_time_s(made, 5, made.problem.cluster.data_parallel_limit)
-        assert value == (math.inf if best is None else float(best.time_per_sample))
+        assert value == (math.inf if best is None else float(best.time_per_sample_s))
 
 
 def test_a_plateau_takes_one_evaluation_and_what_looks_ahead() -> None:

@@ -60,7 +60,7 @@ def test_a_solved_instance() -> None:
 
 
 def test_an_infeasible_instance_has_no_infinity_in_its_document() -> None:
-    infeasible = solution(Status.INFEASIBLE, lower_bound=float("inf"), infeasibility=Infeasibility("too small", 9.0))
+    infeasible = solution(Status.INFEASIBLE, lower_bound_s=float("inf"), infeasibility=Infeasibility("too small", 9.0))
     document = _document(infeasible)
     assert (document["status"], document["lower_bound_s"], document["plan"]) == ("infeasible", None, None)
     assert document["infeasibility"] == {"reason": "too small", "least_memory_bytes": 9.0}

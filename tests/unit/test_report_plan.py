@@ -118,7 +118,7 @@ def test_a_plan_that_takes_no_time_has_no_bars() -> None:
         dataclasses.replace(layer, tmpcs={1: (dataclasses.replace(layer.tmpcs[1][0], time_per_sample_s=0.0),)})
         for layer in base.layers
     )
-    instance = dataclasses.replace(base, layers=free, memory_bytes=16 * GIB)
+    instance = dataclasses.replace(base, layers=free).replace(memory_bytes=16 * GIB)
     plan = Plan((Stage(tuple(range(6)), 1, 1, dict.fromkeys(range(6), "vanilla")),))
     assert "█" not in _printed(instance, plan, 80).split("bar:")[0]
 
@@ -138,14 +138,14 @@ WORK = "1.50 s: lattice 0.25 s, stage costs 0.25 s, search 1.00 s in 2 evaluatio
     [
         (solution(plan=small_plan()), "optimal: 10.0400 ms/sample, 99.6016 samples/s, 3 of 4 devices, gap 0 %\n"),
         (
-            solution(Status.FEASIBLE, plan=small_plan(), lower_bound=0.01, stopped_by=StoppedBy.TIME_LIMIT),
+            solution(Status.FEASIBLE, plan=small_plan(), lower_bound_s=0.01, stopped_by=StoppedBy.TIME_LIMIT),
             (
                 "feasible (time limit): 10.0400 ms/sample, 99.6016 samples/s, 3 of 4 devices, gap 0.3984 %\n"
                 "no plan is faster than 10.0000 ms/sample\n"
             ),
         ),
         (
-            solution(Status.UNKNOWN, lower_bound=0.001, stopped_by=StoppedBy.INTERRUPT),
+            solution(Status.UNKNOWN, lower_bound_s=0.001, stopped_by=StoppedBy.INTERRUPT),
             "unknown (interrupt): no plan found so far; none is faster than 1.00000 ms/sample\n",
         ),
         (

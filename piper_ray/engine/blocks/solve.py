@@ -144,7 +144,7 @@ class _ChainSearch:
             evaluations=(*before.evaluations, *search.stats),
         )
         proved = self.of_blocks.status is Status.OPTIMAL
-        blocks = replace(self.merged.stats, time_per_sample=self.of_blocks.time_per_sample, proved=proved)
+        blocks = replace(self.merged.stats, time_per_sample_s=self.of_blocks.time_per_sample_s, proved=proved)
         early = next((reason for reason in reasons if reason in _STOPPED_EARLY), StoppedBy.OPERATOR_BLOCKS)
         return _solution(
             search.incumbent, self._problem.lower_bound_s(), self.request.options.gap, early, stats, blocks
@@ -162,7 +162,8 @@ def _chain_through(request: Request, outline: Outline, plan: Plan | None) -> Pro
     stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
     order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
     options = build_options(request.instance, graph, outline.variants)
-    return chain_problem(request.instance, graph, options, order, request.restrictions.data_parallelism)
+    degrees = request.restrictions.data_parallel_degrees(request.instance)
+    return chain_problem(request.instance, graph, options, order, degrees)
 
 
 def _solution(
@@ -180,8 +181,8 @@ def _solution(
     within_gap = bound_s >= time_per_sample_s * (1.0 - gap)
     return Solution(
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-        time_per_sample=time_per_sample_s,
-        lower_bound=min(bound_s, time_per_sample_s),
+        time_per_sample_s=time_per_sample_s,
+        lower_bound_s=min(bound_s, time_per_sample_s),
         plan=plan,
         stats=stats,
         stopped_by=None if optimal else StoppedBy.GAP if within_gap else stopped_by,

@@ -42,6 +42,7 @@ class Identity:
                     "tensor parallelism": _allowed(restrictions.tensor_parallelism),
                     "data parallelism": _allowed(restrictions.data_parallelism),
                     "recompute": restrictions.recompute.value,
+                    **{type(constraint).__name__: repr(constraint) for constraint in restrictions.others},
                 },
                 "version": {"piper_ray": __version__, "format": str(FORMAT)},
             }

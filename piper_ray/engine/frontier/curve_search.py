@@ -133,8 +133,8 @@ class CurveSearch:
         workload = self._problem.workload
         if not is_worth_a_chain(workload.lattice):
             return
-        data_parallelism = self.preparation.restrictions.data_parallelism
-        chain = chain_problem(self.instance, workload.lattice.graph, workload.options, order, data_parallelism)
+        degrees = self.preparation.restrictions.data_parallel_degrees(self.instance)
+        chain = chain_problem(self.instance, workload.lattice.graph, workload.options, order, degrees)
         listed = ListedStages.of(chain, self.limits.check)
         if listed is None:
             return

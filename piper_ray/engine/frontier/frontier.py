@@ -92,14 +92,14 @@ class Frontier:
 
     def by_devices(self) -> dict[int, float | None]:
         """{K: least time per sample in s}; None where no plan fits, or none is known."""
-        return {point.devices: point.time_per_sample for point in self.points()}
+        return {point.devices: point.time_per_sample_s for point in self.points()}
 
     def by_budget(self, budgets: Numbers | None = None) -> dict[int, float | None]:
         """{bound on the sum of data-parallel degrees: least time per sample in s} on all devices of the instance.
 
         budgets: rising, or a text such as "8..64"; every bound up to min(N, K) if not given. Found at the first call.
         """
-        return {point.data_parallel_budget: point.time_per_sample for point in self.budget_points(budgets)}
+        return {point.data_parallel_budget: point.time_per_sample_s for point in self.budget_points(budgets)}
 
     def points(self) -> tuple[FrontierPoint, ...]:
         """By rising number of devices."""
@@ -151,12 +151,12 @@ class Frontier:
         value_s = None
         if plan is not None:
             value_s = evaluate(self.instance.replace(devices=devices), plan).time_per_sample_s
-        lower_s = point.lower_bound if value_s is None else min(point.lower_bound, value_s)
+        lower_s = point.lower_bound_s if value_s is None else min(point.lower_bound_s, value_s)
         stats = self.stats
         return Solution(
             status=point.status,
-            time_per_sample=value_s,
-            lower_bound=lower_s,
+            time_per_sample_s=value_s,
+            lower_bound_s=lower_s,
             plan=plan,
             stats=SolveStats(
                 layers=len(self.instance.layers),
@@ -250,6 +250,7 @@ def frontier(
     does not know, and StopSearch if ``stop`` asks before the search began.
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    restrictions.require_stages_alone("frontier")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.function("listener", listener)
     if options.resume is not None:

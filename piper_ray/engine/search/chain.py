@@ -21,10 +21,13 @@ def is_worth_a_chain(lattice: Lattice) -> bool:
 
 
 def chain_problem(
-    instance: Instance, graph: LayerGraph, options: Options, order: Sequence[int], data_parallelism: bool
+    instance: Instance, graph: LayerGraph, options: Options, order: Sequence[int], degrees: Sequence[int]
 ) -> Problem:
-    """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors."""
-    return build_problem(Workload.build(chain_lattice(graph, order), options), instance, data_parallelism)
+    """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
+
+    degrees: data-parallel ones that a stage can have, ascending.
+    """
+    return build_problem(Workload.build(chain_lattice(graph, order), options), instance, degrees)
 
 
 def order_of_graph(problem: Problem) -> list[int]:

@@ -96,11 +96,11 @@ class Search:
 
     def _improve_on_chain(self, order: Sequence[int]) -> None:
         """The best plan whose stages are runs of ``order``."""
-        workload, data_parallelism = self.problem.workload, self.problem.cluster.divisors.size > 1
+        workload, degrees = self.problem.workload, self.problem.cluster.divisors.tolist()
         if not is_worth_a_chain(workload.lattice):
             return
         graph, options = workload.lattice.graph, workload.options
-        chain = chain_problem(self.planning.instance, graph, options, order, data_parallelism)
+        chain = chain_problem(self.planning.instance, graph, options, order, degrees)
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         while not bracket.is_done(max(self.limits.gap, _CHAIN_GAP)):
             threshold_s = bracket.propose()

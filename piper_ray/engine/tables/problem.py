@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.tables.options import Options
 from piper_ray.engine.tables.rate import Rates
 from piper_ray.engine.tables.sums import StageSums, build_sums, cost_arrays
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,14 @@ class Problem:
         return replace(self, tables=self.tables._replace(cluster=cluster))
 
 
-def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
-    """Scales the workload's sums to the instance's N and B, and takes its K and M."""
+def build_problem(workload: Workload, instance: Instance, data_parallel_degrees: Sequence[int]) -> Problem:
+    """Scales the workload's sums to the instance's N and B, and takes its K and M.
+
+    data_parallel_degrees: those that a stage can have, ascending.
+    """
     limit = instance.data_parallel_limit
     resync, transfer = resync_s_per_byte(instance), transfer_s_per_byte(instance)
-    degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
-    allowed = np.array(degrees, np.int64)
+    allowed = np.array(data_parallel_degrees, np.int64)
     least = [variant.least_data_parallel_degree for variant in workload.options.variants]
     most = [variant.most_data_parallel_degree for variant in workload.options.variants]
     tables = Tables(

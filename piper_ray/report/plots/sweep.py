@@ -29,10 +29,10 @@ class _Quantity(NamedTuple):
     of: Callable[[Record], float | None]
 
 
-_THROUGHPUT = _Quantity("throughput", "samples per second", lambda record: record.throughput)
+_THROUGHPUT = _Quantity("throughput", "microbatches per second", lambda record: record.throughput)
 _PER_DEVICE = _Quantity(
     "throughput per device",
-    "samples per second and device",
+    "microbatches per second and device",
     lambda record: None if record.throughput is None else record.throughput / record.devices,
 )
 
@@ -110,7 +110,7 @@ def _against_memory(
             points = [(r.memory_bytes / 2**30, r.throughput) for r in of_curve]
             _line(axes, points, _Look(f"{number:,} devices", index, len(shown), ordered=True))
     of_shown = [record.throughput or 0.0 for record in records if record.devices in shown]
-    _finish(figure, every, "samples per second", of_shown)
+    _finish(figure, every, "microbatches per second", of_shown)
     return figure
 
 
@@ -123,7 +123,7 @@ def _against_exact(
 ) -> Figure:
     """A panel for each memory size: 1 is as fast as the exact plan."""
     shown = _spread(memories, _MOST_PANELS)
-    title = f"{_scene_text(scene)}: time per sample over the exact plan's"
+    title = f"{_scene_text(scene)}: time per microbatch over the exact plan's"
     figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
     ratios: list[float] = []
     for axes, memory in zip(every, shown, strict=True):

@@ -21,7 +21,7 @@ from piper_ray.workloads.formats.inflight import InFlight
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.fields import Cluster
+    from piper_ray.workloads.formats.fields import Quantities
 
 # The readers, and pydantic with them, are imported when something is read: `import piper_ray` stays light.
 
@@ -171,7 +171,7 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 def _from_document(
     source: str,
     document: Mapping[str, object],
-    overrides: Cluster,
+    overrides: Quantities,
     name: str,
     in_flight: InFlight | None,
     folder: Path | None,
@@ -253,10 +253,10 @@ def _path_text(path: object) -> str:
 
 def _overrides(
     devices: int | None, microbatches: int | None, memory_bytes: float | None, bandwidth_bytes_per_s: float | None
-) -> Cluster:
+) -> Quantities:
     """The arguments as a cluster. Raises UsageError for each that is out of range."""
     figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
 
-    from piper_ray.workloads.formats.fields import Cluster
+    from piper_ray.workloads.formats.fields import Quantities
 
-    return Cluster(**figures)
+    return Quantities(**figures)
