@@ -18,7 +18,6 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution
 from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.speed import speed_document
-from piper_ray.report.stages import binding
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.version import __version__
 
@@ -46,7 +45,7 @@ def solution_document(
         "time_per_sample_s": solution.time_per_sample_s,
         "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
-        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "plan": None if plan is None or evaluation is None else _plan_with_figures(plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
         "infeasibility": _plain(solution.infeasibility),
         "blocks": _plain(solution.blocks),
@@ -60,7 +59,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin
     origin: what is known of the plan: ``proof_document`` of a solve, or ``baseline_facts`` of another planner.
     """
     return {
-        **_plan_with_figures(instance, plan, evaluation),
+        **_plan_with_figures(plan, evaluation),
         **_header("plan", instance),
         "time_per_sample_s": evaluation.time_per_sample_s,
         **origin,
@@ -85,7 +84,7 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
         "restrictions": restrictions.to_dict(),
         **baseline_facts(result),
         "time_per_sample_s": result.time_per_sample_s,
-        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "plan": None if plan is None or evaluation is None else _plan_with_figures(plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
@@ -130,7 +129,7 @@ def verification_document(
         "valid": evaluation is not None,
         "violations": list(violations),
         "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
-        "plan": plan.to_dict() if evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "plan": plan.to_dict() if evaluation is None else _plan_with_figures(plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
@@ -165,7 +164,7 @@ def _header(kind: str, instance: Instance) -> Document:
     }
 
 
-def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -> Document:
+def _plan_with_figures(plan: Plan, evaluation: Evaluation) -> Document:
     document = plan.to_dict()
     stages = document["stages"]
     assert isinstance(stages, list)
@@ -178,7 +177,7 @@ def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -
             "resync_s": stage.resync_s,
             "memory_bytes": stage.memory_bytes,
             "in_flight_microbatches": stage.in_flight_microbatches,
-            "binds": list(binding(instance, evaluation, stage)),
+            "binds": list(stage.binding),
         }
     return document
 
