@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 # Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
-from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
+from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import (
@@ -72,14 +72,16 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.evaluation.backend import Backend
-    from piper_ray.engine.frontier.frontier import Frontier, frontier
+    from piper_ray.engine.frontier.frontier import Frontier, Numbers, frontier
     from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
-    from piper_ray.engine.frontier.progress import FrontierListener
+    from piper_ray.engine.frontier.progress import CurveAdvanced, FrontierListener, PointClosed
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
     from piper_ray.sweep.dataset import read_dataset
+    from piper_ray.sweep.point import Point
+    from piper_ray.sweep.progress import Best, Progress, SweepListener
     from piper_ray.sweep.run import run_sweep
     from piper_ray.workloads.estimate.workload import estimate
     from piper_ray.workloads.formats import Form, InFlight, dump, dump_plan, load, load_plan, load_solution
@@ -116,6 +118,7 @@ __all__ = [
     "passes_of",
     "with_passes",
     "Source",
+    "Numbers",
     "Form",
     "InFlight",
     # what plans must keep
@@ -137,6 +140,12 @@ __all__ = [
     # what is told meanwhile
     "Listener",
     "FrontierListener",
+    "CurveAdvanced",
+    "PointClosed",
+    "Progress",
+    "SweepListener",
+    "Point",
+    "Best",
     "Event",
     "Note",
     "Compiling",
@@ -162,6 +171,7 @@ __all__ = [
     "Stage",
     "Evaluation",
     "StageEvaluation",
+    "Binding",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -201,6 +211,13 @@ _LAZY = {
     "FrontierPoint": "piper_ray.engine.frontier.points",
     "FrontierStats": "piper_ray.engine.frontier.points",
     "FrontierListener": "piper_ray.engine.frontier.progress",
+    "CurveAdvanced": "piper_ray.engine.frontier.progress",
+    "PointClosed": "piper_ray.engine.frontier.progress",
+    "Numbers": "piper_ray.engine.frontier.frontier",
+    "Progress": "piper_ray.sweep.progress",
+    "SweepListener": "piper_ray.sweep.progress",
+    "Point": "piper_ray.sweep.point",
+    "Best": "piper_ray.sweep.progress",
     "Backend": "piper_ray.engine.evaluation.backend",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
