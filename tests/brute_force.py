@@ -125,9 +125,9 @@ def _degrees(instance: Instance, restrictions: Restrictions) -> list[tuple[int, 
     return [
         (d, t)
         for d in range(1, instance.data_parallel_limit + 1)
-        if instance.microbatches % d == 0 and (d == 1 or restrictions.data_parallelism)
+        if instance.microbatches % d == 0 and restrictions.admits_data_parallel_degree(d)
         for t in instance.degrees
-        if t == 1 or restrictions.tensor_parallelism
+        if restrictions.admits_tensor_parallel_degree(t)
     ]
 
 

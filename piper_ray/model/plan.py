@@ -56,14 +56,16 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""
-        return {
-            "stages": [
-                {
-                    "nodes": list(stage.layers),
-                    "dataParallelDegree": stage.data_parallel_degree,
-                    "tensorParallelDegree": stage.tensor_parallel_degree,
-                    "TMPCids": {str(layer): stage.tmpc_ids[layer] for layer in stage.layers},
-                }
-                for stage in self.stages
-            ]
-        }
+        return {"stages": self.stage_dicts()}
+
+    def stage_dicts(self) -> list[dict[str, object]]:
+        """The stages of that document."""
+        return [
+            {
+                "nodes": list(stage.layers),
+                "dataParallelDegree": stage.data_parallel_degree,
+                "tensorParallelDegree": stage.tensor_parallel_degree,
+                "TMPCids": {str(layer): stage.tmpc_ids[layer] for layer in stage.layers},
+            }
+            for stage in self.stages
+        ]

@@ -21,7 +21,7 @@ _LINE_EVERY_S = 10.0
 
 
 class SweepLog(LiveLog):
-    """A ``sweep.progress.Listener`` that prints to ``console``; a context manager, so that the live line goes away."""
+    """A ``SweepListener`` that prints to ``console``; a context manager, so that the live line goes away."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

@@ -72,4 +72,4 @@ class Progress:
             self.latest_best = point.workload
 
 
-Listener = Callable[[Progress], None]
+SweepListener = Callable[[Progress], None]

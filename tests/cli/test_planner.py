@@ -96,7 +96,7 @@ def test_a_person_is_told_that_it_is_not_proved(small: Path) -> None:
     finished = run("solve", small, "--planner", "megatron")
     assert finished.returncode == 0
     assert "#  layers" in finished.stdout
-    assert "samples/s" in finished.stdout
+    assert "microbatches/s" in finished.stdout
     assert "not proved to be the best" in finished.stdout
 
 

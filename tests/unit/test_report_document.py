@@ -35,6 +35,8 @@ def test_a_solved_instance() -> None:
         "edges": 5,
         "devices": 4,
         "microbatches": 8,
+        "samples_per_microbatch": None,
+        "tokens_per_sample": None,
         "memory_bytes": 8 * 2**30,
         "bandwidth_bytes_per_s": 25 * 2**30,
     }
@@ -44,6 +46,9 @@ def test_a_solved_instance() -> None:
     assert document["evaluation"]["bottleneck"] == 0
     assert document["plan"]["stages"][0] == {
         **small_plan().to_dict()["stages"][0],  # type: ignore[index]
+        "names": [small_instance().layer_by_id[layer].name for layer in small_plan().stages[0].layers],
+        "paths": [""] * len(small_plan().stages[0].layers),
+        "ranks": [0, 1],
         "figures": {
             "devices": 2,
             "time_s": 0.01004,

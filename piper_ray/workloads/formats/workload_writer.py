@@ -244,18 +244,17 @@ def _entries(
 
 
 def _path(paths: Sequence[str]) -> str | None:
-    """One text with a number that counts up, or a list; None where there are none."""
+    """One text, with a number that counts up if there are several, or a list; None where there are none."""
     if not any(paths):
         return None
-    for found in reversed(list(_NUMBER_IN_PATH.finditer(paths[0]))):
-        head, tail, first = paths[0][: found.start()], paths[0][found.end() :], int(found[0])
-        counted = f"{head}{{{first}}}{tail}"
-        if PATH_NUMBER.findall(counted) == [str(first)] and all(
-            path == f"{head}{first + index}{tail}" for index, path in enumerate(paths)
-        ):
-            return _text(paths[0] if len(paths) == 1 else counted)
-    if len(paths) == 1 and not PATH_NUMBER.search(paths[0]):
-        return _text(paths[0])
+    first = paths[0]
+    if not PATH_NUMBER.search(first):
+        if len(paths) == 1:
+            return _text(first)
+        for found in _NUMBER_IN_PATH.finditer(first):
+            head, tail, start = first[: found.start()], first[found.end() :], int(found[0])
+            if all(path == f"{head}{start + index}{tail}" for index, path in enumerate(paths)):
+                return _text(f"{head}{{{start}}}{tail}")
     return f"[{', '.join(map(_text, paths))}]"
 
 
