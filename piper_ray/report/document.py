@@ -38,7 +38,7 @@ def solution_document(
     """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
     plan = solution.plan
     return {
-        **_header("solution", instance),
+        **header("solution", instance),
         "restrictions": _plain(restrictions),
         "options": _plain(options),
         "status": solution.status.value,
@@ -61,7 +61,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin
     """
     return {
         **_plan_with_figures(instance, plan, evaluation),
-        **_header("plan", instance),
+        **header("plan", instance),
         "time_per_sample_s": evaluation.time_per_sample_s,
         **origin,
     }
@@ -81,7 +81,7 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
     """Everything about another planner's answer, with or without a plan."""
     plan, evaluation = result.plan, result.evaluation
     return {
-        **_header("baseline", instance),
+        **header("baseline", instance),
         "restrictions": _plain(restrictions),
         **baseline_facts(result),
         "time_per_sample_s": result.time_per_sample,
@@ -99,7 +99,7 @@ def frontier_document(
 ) -> Document:
     """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
     return {
-        **_header("frontier", instance),
+        **header("frontier", instance),
         "restrictions": _plain(restrictions),
         "options": _plain(options),
         "stopped_by": frontier.stopped_by,
@@ -126,7 +126,7 @@ def verification_document(
 ) -> Document:
     """What ``verify`` found: the plan's cost, or every rule it breaks."""
     return {
-        **_header("verification", instance),
+        **header("verification", instance),
         "valid": evaluation is not None,
         "violations": list(violations),
         "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
@@ -137,7 +137,7 @@ def verification_document(
 
 def info_document(instance: Instance, figures: Document) -> Document:
     """What ``info`` found."""
-    return {**_header("info", instance), **figures}
+    return {**header("info", instance), **figures}
 
 
 def to_text(document: Document) -> str:
@@ -156,7 +156,8 @@ def write_atomically(path: Path, text: str) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _header(kind: str, instance: Instance) -> Document:
+def header(kind: str, instance: Instance) -> Document:
+    """What every document starts with: what it is, by which version, and of which instance."""
     return {
         "schema": f"piper-ray/{kind}",
         "schema_version": SCHEMA_VERSION,
