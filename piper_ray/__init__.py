@@ -12,7 +12,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from piper_ray.errors import (
+# Imported at once, not lazily: `piper_ray.evaluate` and `piper_ray.simulate` are also modules, whose import would hide
+# the functions.
+from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
+from piper_ray.model.errors import (
     CheckpointLost,
     CheckpointRefused,
     ClusterError,
@@ -25,25 +28,26 @@ from piper_ray.errors import (
     PiperRayError,
     UsageError,
 )
-
-# Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
-from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.options import SolveOptions
-from piper_ray.plan import Plan, Stage
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Infeasibility, Solution, Status
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Infeasibility, Solution, Status
+from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.simulate.run import simulate
+from piper_ray.version import __version__
 
 if TYPE_CHECKING:
-    from piper_ray.backends.ray import RayBackend
-    from piper_ray.formats import dump, load, load_plan
-    from piper_ray.frontiers.frontier import Frontier, frontier
-    from piper_ray.frontiers.points import FrontierPoint
-    from piper_ray.solver import solve
+    from piper_ray import planners as baselines
+    from piper_ray.engine.backends.ray import RayBackend
+    from piper_ray.engine.frontier.frontier import Frontier, frontier
+    from piper_ray.engine.frontier.points import FrontierPoint
+    from piper_ray.engine.solve import solve
+    from piper_ray.simulate.result import Simulation
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.run import run_sweep
-
-__version__ = "0.1.0"
+    from piper_ray.workloads.formats import dump, load, load_plan
 
 __all__ = [
     # functions
@@ -53,6 +57,7 @@ __all__ = [
     "solve",
     "frontier",
     "evaluate",
+    "simulate",
     "run_sweep",
     "read_dataset",
     # the problem
@@ -60,10 +65,18 @@ __all__ = [
     "Layer",
     "Edge",
     "Tmpc",
+    "Tensor",
     "Restrictions",
     "Recompute",
     "SolveOptions",
+    "Schedule",
+    "ScheduleName",
+    "SimulationOptions",
+    "AllReduce",
+    "InFlightRule",
+    "Stop",
     "RayBackend",
+    "baselines",
     # the answer
     "Solution",
     "Status",
@@ -74,7 +87,9 @@ __all__ = [
     "Stage",
     "Evaluation",
     "StageEvaluation",
+    "Simulation",
     # errors
+    "StopSearch",
     "PiperRayError",
     "UsageError",
     "InputError",
@@ -91,22 +106,23 @@ __all__ = [
 
 # Where the functions live that bring numba, numpy or pydantic with them (PEP 562).
 _LAZY = {
-    "load": "piper_ray.formats",
-    "dump": "piper_ray.formats",
-    "load_plan": "piper_ray.formats",
-    "solve": "piper_ray.solver",
+    "load": "piper_ray.workloads.formats",
+    "dump": "piper_ray.workloads.formats",
+    "load_plan": "piper_ray.workloads.formats",
+    "solve": "piper_ray.engine.solve",
     "run_sweep": "piper_ray.sweep.run",
     "read_dataset": "piper_ray.sweep.dataset",
-    "frontier": "piper_ray.frontiers.frontier",
-    "Frontier": "piper_ray.frontiers.frontier",
-    "FrontierPoint": "piper_ray.frontiers.points",
-    "RayBackend": "piper_ray.backends.ray",
+    "frontier": "piper_ray.engine.frontier.frontier",
+    "Frontier": "piper_ray.engine.frontier.frontier",
+    "FrontierPoint": "piper_ray.engine.frontier.points",
+    "Simulation": "piper_ray.simulate.result",
+    "RayBackend": "piper_ray.engine.backends.ray",
 }
 
 
 def __getattr__(name: str) -> object:
     if name == "baselines":
-        return import_module("piper_ray.baselines")
+        return import_module("piper_ray.planners")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_LAZY[name]), name)

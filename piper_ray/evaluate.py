@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
-from piper_ray.errors import InvalidPlan
-from piper_ray.model import Instance, Tmpc
-from piper_ray.plan import Plan, Stage
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan, Stage
 
 if TYPE_CHECKING:
-    from piper_ray.formats.load import Source
+    from piper_ray.workloads.formats.load import Source
 
 MEMORY_TOLERANCE = 1e-9
 """Relative excess over the memory limit that still counts as fitting.
@@ -96,8 +96,9 @@ def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
 
 
 def _checked(instance: Instance | Source, plan: Plan) -> Instance:
-    from piper_ray import arguments, formats
-    from piper_ray.formats.objects import check_plan
+    from piper_ray.model import arguments
+    from piper_ray.workloads import formats
+    from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     check_plan(plan)

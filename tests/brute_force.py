@@ -8,11 +8,11 @@ from fractions import Fraction
 from functools import cache
 from itertools import chain, combinations, product
 
-from piper_ray.errors import InvalidPlan
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
-from piper_ray.model import Instance, Tmpc
-from piper_ray.plan import Plan, Stage
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Recompute, Restrictions
 
 Choice = tuple[tuple[int, Tmpc], ...]
 

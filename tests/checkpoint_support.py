@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from piper_ray.checkpoint import Checkpoint, EvaluationKey, Identity
-from piper_ray.checkpoint.storage import Folder, open_folder
-from piper_ray.kernels.types import LevelStates
-from piper_ray.restrictions import Restrictions
-from piper_ray.threshold import Outcome, TracedStage
+from piper_ray.engine.checkpoint import Checkpoint, Identity
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.storage.folder import Folder, open_folder
 from tests.instances import equal_chain
 
 IDENTITY = Identity.of(equal_chain(3), Restrictions())

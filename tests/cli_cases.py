@@ -28,6 +28,12 @@ def run(
     )
 
 
+def without_notes(errors: str) -> str:
+    """What else a command wrote to stderr: small instances have figures that look like forgotten units."""
+    lines = errors.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(("piper-ray: note: ", "note ")))
+
+
 def write_small(folder: Path) -> Path:
     """The hand-made instance as a file."""
     path = folder / "small.json"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -14,6 +15,9 @@ from tests.ray_support import RAY_ENVIRONMENT, local_ray
 __all__ = ["local_ray"]
 
 os.environ.update(RAY_ENVIRONMENT)  # before any test imports Ray, which reads it then
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is for a shell's background jobs, and for what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A first example may compile a kernel: no deadlines.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from piper_ray.estimate.architectures import FAMILIES
-from piper_ray.estimate.build import Estimate, Request, estimate
-from piper_ray.estimate.config import Model
-from piper_ray.estimate.hardware import load_hardware
-from piper_ray.estimate.modes import Mode
-from piper_ray.estimate.operators import LayerKind
-from piper_ray.model import Tmpc
+from piper_ray.model.instance import Tmpc
+from piper_ray.workloads.estimate.architectures import FAMILIES
+from piper_ray.workloads.estimate.build import Estimate, Request, estimate
+from piper_ray.workloads.estimate.config import Model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.operators import LayerKind
 
 
 def model_of(model_type: str, *, tokens: int | None = None, **config: object) -> Model:

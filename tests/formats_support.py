@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from piper_ray.formats import to_toml, to_upstream
-from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.workloads.formats import to_toml, to_upstream
 
 WORKLOAD = """\
 name = "chain"

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 
 VANILLA, RECOMPUTE = "vanilla", "activation recomp"
 _IDS = (VANILLA, RECOMPUTE, "offload", "selective")

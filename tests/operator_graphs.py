@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 
 MIB = float(2**20)
 

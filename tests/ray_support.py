@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from piper_ray.backends.ray import RayBackend
+    from piper_ray.engine.backends.ray import RayBackend
 
 CPUS = 2
 
@@ -52,7 +52,7 @@ def local_ray() -> Iterator[None]:
 @contextmanager
 def backend_of(**options: Any) -> Iterator[RayBackend]:
     """A backend that ends with the block, as the command line ends it."""
-    from piper_ray.backends.ray import RayBackend
+    from piper_ray.engine.backends.ray import RayBackend
 
     backend = RayBackend(**options)
     try:
@@ -63,17 +63,17 @@ def backend_of(**options: Any) -> Iterator[RayBackend]:
 
 def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: float = 0.003) -> None:
     """In more blocks than workers. round_trip_s: 0 for level by level."""
-    from piper_ray.backends.ray.pacing import Pacing
+    from piper_ray.engine.backends.ray.pacing import Pacing
 
-    monkeypatch.setattr("piper_ray.backends.ray.pacing.LEAST_BATCH_S", 0.0)
-    monkeypatch.setattr("piper_ray.backends.ray.backend.Pacing", lambda: Pacing(round_trip_s=round_trip_s))
+    monkeypatch.setattr("piper_ray.engine.backends.ray.pacing.LEAST_BATCH_S", 0.0)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.backend.Pacing", lambda: Pacing(round_trip_s=round_trip_s))
     monkeypatch.setattr(Pacing, "blocks", lambda _self, _seconds, _workers, downsets: min(downsets, 5))
     monkeypatch.setattr(Pacing, "record", lambda *_: None)
 
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, downset: int) -> None:
     """The first ``deaths`` workers to be given ``downset`` are killed while they have it in work."""
-    from piper_ray.backends.ray.worker import BlockOrder, BlockReply, Worker
+    from piper_ray.engine.backends.ray.worker import BlockOrder, BlockReply, Worker
 
     # Local, so that Ray ships it whole: workers cannot import the tests.
     class Mortal(Worker):
@@ -84,12 +84,12 @@ def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int,
                     os.kill(os.getpid(), signal.SIGKILL)
             return super().evaluate(order, *finished)
 
-    monkeypatch.setattr("piper_ray.backends.ray.worker.Worker", Mortal)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.worker.Worker", Mortal)
 
 
 def workers_that_fail(monkeypatch: pytest.MonkeyPatch, folder: Path, failures: int) -> None:
     """The first ``failures`` blocks raise an error."""
-    from piper_ray.backends.ray.worker import BlockOrder, BlockReply, Worker
+    from piper_ray.engine.backends.ray.worker import BlockOrder, BlockReply, Worker
 
     class Faulty(Worker):
         def evaluate(self, order: BlockOrder, *finished: Any) -> BlockReply:
@@ -99,4 +99,4 @@ def workers_that_fail(monkeypatch: pytest.MonkeyPatch, folder: Path, failures: i
                     raise OSError(f"no room for downset {order.first}")
             return super().evaluate(order, *finished)
 
-    monkeypatch.setattr("piper_ray.backends.ray.worker.Worker", Faulty)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.worker.Worker", Faulty)

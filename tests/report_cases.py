@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from piper_ray.evaluate import evaluate
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.plan import Plan, Stage
-from piper_ray.solution import EvaluationStats, Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.solution import EvaluationStats, Infeasibility, Solution, SolveStats, Status
 
 GIB = 2.0**30
 

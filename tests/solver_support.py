@@ -9,22 +9,22 @@ from random import Random
 
 import pytest
 
-from piper_ray.backends import Activity, Heartbeat, NextBatch
-from piper_ray.backends.local import LocalBackend
+from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.engine.lattice.contraction import Contraction, contract
+from piper_ray.engine.lattice.downsets import Lattice, build_lattice
+from piper_ray.engine.lattice.graph import LayerGraph, build_graph
+from piper_ray.engine.tables.options import build_options
+from piper_ray.engine.tables.problem import Problem, Workload, build_problem
 from piper_ray.evaluate import evaluate
-from piper_ray.kernels.types import LevelStates
-from piper_ray.lattice.contraction import Contraction, contract
-from piper_ray.lattice.downsets import Lattice, build_lattice
-from piper_ray.lattice.graph import LayerGraph, build_graph
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.options import SolveOptions
-from piper_ray.problem import Problem, Workload, build_problem
-from piper_ray.progress import Listener
-from piper_ray.restrictions import Restrictions
-from piper_ray.solution import Solution, Status
-from piper_ray.stage_cost.options import build_options
-from piper_ray.state_tables import StateTables
-from piper_ray.variants import stage_variants
+from piper_ray.model.events import Listener
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Solution, Status
 
 ONE_THREAD = SolveOptions(threads=1)
 PROOF = 1e-9
@@ -127,7 +127,7 @@ class RecordingBackend:
 
 def send_every_level_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small levels too, which otherwise stay with the caller."""
-    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL_S", 0.0)
+    monkeypatch.setattr("piper_ray.engine.backends.local._SMALL_LEVEL_S", 0.0)
 
 
 def downsets_by_definition(instance: Instance) -> list[frozenset[int]]:

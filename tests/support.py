@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from piper_ray.formats import load
-from piper_ray.model import Instance
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.formats import load
 from tests.data import WORKLOADS, goldens
 
 GIB = 2**30

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from typing import NoReturn
 
-from piper_ray.errors import EXIT_INTERRUPTED
+from piper_ray.cli.interrupts import Interrupts, listening
+from piper_ray.cli.streams import lasting
+from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 
 
 def main() -> int:
     """Runs ``piper-ray`` with the process's arguments and returns its exit code."""
-    try:
-        from piper_ray.cli.app import app
+    with listening() as interrupts:
+        with lasting(closed=lambda: interrupts.stop(signal.SIGPIPE)) as output:
+            code = _run(interrupts)
+            interrupts.finish()
+        if output.fault is not None:
+            print(f"piper-ray: stdout cannot be written: {output.fault}", file=sys.stderr)  # noqa: T201
+            code = code or UsageError.exit_code
+        return code if interrupts.exit_code is None else interrupts.exit_code
 
-        app(prog_name="piper-ray")
+
+def program() -> NoReturn:
+    """``main`` as a process, which ends here and now: what Python does at its end may take long, and a signal that came
+    then would have the last word."""
+    with listening():
+        code = main()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
+
+
+def _run(interrupts: Interrupts) -> int:
+    try:
+        with interrupts.raising():
+            from piper_ray.cli.app import app
+
+            app(prog_name="piper-ray")
     except KeyboardInterrupt:
-        print("piper-ray: interrupted", file=sys.stderr)  # noqa: T201 - nothing to print with may be loaded yet
+        interrupts.tell()
         return EXIT_INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1

@@ -14,11 +14,13 @@ from piper_ray.cli.convert import convert
 from piper_ray.cli.estimate import estimate
 from piper_ray.cli.frontier import frontier
 from piper_ray.cli.info import info
+from piper_ray.cli.interrupts import listening
 from piper_ray.cli.profile import profile
+from piper_ray.cli.simulate import simulate
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
 from piper_ray.cli.verify import verify
-from piper_ray.errors import EXIT_INTERRUPTED, PiperRayError
+from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError
 
 # Typer's complaints about arguments; it words them itself and gives them exit code 2.
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
@@ -31,14 +33,15 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
-            return super().invoke(ctx)
+            with listening() as interrupts:
+                return super().invoke(ctx)
         except PiperRayError as error:
             _complain(str(error), ctx)
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            typer.echo("piper-ray: interrupted", err=True)
+        except KeyboardInterrupt as interrupt:
+            interrupts.tell(*interrupt.args)
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except (typer.Exit, typer.Abort, _UsageError, BrokenPipeError):
+        except (typer.Exit, typer.Abort, _UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a message and not a traceback
             _complain(f"unexpected {type(error).__name__}: {error}", ctx)
@@ -62,13 +65,14 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=(
         "Exit codes: 0 solved, 1 a fault of piper-ray, 2 usage, 3 bad input, 4 infeasible, 5 over a limit, "
-        "6 a plan that is not valid, 7 cluster, 130 interrupted."
+        "6 a plan that is not valid, 7 cluster; ended by a signal 128 and its number: 130 Ctrl-C, 143 SIGTERM, "
+        "129 SIGHUP, 141 as nobody reads the output any more."
     ),
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (solve, frontier, verify, info, convert, estimate, profile, sweep, sweep_report):
+for command in (solve, frontier, verify, simulate, info, convert, estimate, profile, sweep, sweep_report):
     app.command()(command)
 
 

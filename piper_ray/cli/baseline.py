@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.errors import EXIT_SOLVED, InfeasibleError, UsageError
-from piper_ray.model import Instance
-from piper_ray.restrictions import Restrictions
+from piper_ray.cli.common import Unwritten
+from piper_ray.cli.interrupts import current
+from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
 
 PIPER = "piper"
 
@@ -26,7 +28,7 @@ PlannerName = Annotated[
 
 def refuse_search_options(planner: str, **options: object) -> None:
     """Raises UsageError for an unknown planner, and for what only the exact one knows."""
-    from piper_ray.baselines import planner_of
+    from piper_ray.planners import planner_of
 
     planner_of(planner)
     for name, value in options.items():
@@ -39,7 +41,7 @@ def solve_by_baseline(
     instance: Instance, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
 ) -> int:
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
-    from piper_ray.baselines import plan
+    from piper_ray.planners import plan
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_plan
@@ -48,8 +50,9 @@ def solve_by_baseline(
     screen = console(stderr=json)
     for line in instance_lines(instance):
         screen.print(line, soft_wrap=True, highlight=False)
-    result = plan(instance, planner, restrictions=restrictions)
+    result = current().run(lambda _: plan(instance, planner, restrictions=restrictions))
     screen.print()
+    unwritten = Unwritten()
     if result.plan is None or result.evaluation is None:
         screen.print(f"{planner}: no plan: {result.note}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
@@ -67,7 +70,9 @@ def solve_by_baseline(
         screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
             document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result))
-            write_atomically(out, to_text(document))
+            with unwritten.noted():
+                write_atomically(out, to_text(document))
     if json:
         typer.echo(to_text(baseline_document(instance, restrictions, result)), nl=False)
+    unwritten.report()
     return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from piper_ray.errors import UsageError
+from piper_ray.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from piper_ray.backends import Backend
+    from piper_ray.engine.evaluation.backend import Backend
 
 
 class Alone(str, Enum):
@@ -73,7 +73,7 @@ def ray_backend(
             raise UsageError("--workers needs --address: the Ray cluster whose workers they are, or local")
         yield None
         return
-    from piper_ray.backends import ray as cluster
+    from piper_ray.engine.backends import ray as cluster
 
     rule = cluster.WithoutWorkers(without_workers.value)
     backend = cluster.RayBackend(address, workers=workers, cpus_per_worker=cpus_per_worker, without_workers=rule)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.errors import UsageError
-from piper_ray.formats import InFlight, parse_bytes, parse_bytes_per_s
-from piper_ray.model import Instance
-from piper_ray.options import Contract
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract
+from piper_ray.workloads.formats import InFlight, parse_bytes, parse_bytes_per_s
 
 
 def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:
@@ -77,12 +78,24 @@ def _word(value: object) -> str:
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
-def write_text(out: Path, text: str) -> None:
-    """The text in the file of --out. Raises UsageError if it cannot be written."""
-    try:
-        out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot be written: {error.strerror or error}") from error
+class Unwritten:
+    """Files that could not be written: told of once the answer is out."""
+
+    def __init__(self) -> None:
+        self._faults: list[UsageError] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """What cannot be written meanwhile is left, and what comes after goes on."""
+        try:
+            yield
+        except UsageError as fault:
+            self._faults.append(fault)
+
+    def report(self) -> None:
+        """Raises UsageError if there are any, with all of them."""
+        if self._faults:
+            raise UsageError("\n".join(map(str, self._faults))) from self._faults[0]
 
 
 Input = Annotated[

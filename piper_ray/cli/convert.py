@@ -9,7 +9,7 @@ import typer
 
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, KeptInFlight, Memory, Microbatches, load_instance
-from piper_ray.formats import Form
+from piper_ray.workloads.formats import Form
 
 
 def convert(

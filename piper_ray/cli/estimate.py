@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note, write_text
-from piper_ray.errors import UsageError
+from piper_ray.cli.common import command_text, note
+from piper_ray.model.errors import UsageError
+from piper_ray.storage.files import write_atomically
 
 
 def estimate(
@@ -72,11 +73,11 @@ def estimate(
     ] = None,
 ) -> None:
     """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
-    from piper_ray.estimate.build import Request
-    from piper_ray.estimate.build import estimate as run
-    from piper_ray.estimate.config import read_model
-    from piper_ray.estimate.describe import file_text, summary_lines
-    from piper_ray.estimate.hardware import load_hardware
+    from piper_ray.report.estimate_summary import file_text, summary_lines
+    from piper_ray.workloads.estimate.build import Request
+    from piper_ray.workloads.estimate.build import estimate as run
+    from piper_ray.workloads.estimate.config import read_model
+    from piper_ray.workloads.estimate.hardware import load_hardware
 
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
@@ -92,7 +93,7 @@ def estimate(
     )
     result = run(read_model(model), load_hardware(hardware, note), gpu, request)
     if explain is not None:
-        from piper_ray.estimate.explain import explanation_lines
+        from piper_ray.report.estimate_explanation import explanation_lines
 
         typer.echo("\n".join(explanation_lines(result, explain)))
         if out is None:
@@ -103,5 +104,5 @@ def estimate(
     if out.suffix.lower() == ".json":
         piper_ray.dump(result.instance, out)
     else:
-        write_text(out, file_text(result, command_text(context, hidden=("explain",))))
+        write_atomically(out, file_text(result, command_text(context, hidden=("explain",))))
     typer.echo("\n".join(summary_lines(result)))

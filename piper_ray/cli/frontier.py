@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
+from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, Unwritten, load_instance
+from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Gap,
     MemoryLimit,
@@ -19,16 +20,19 @@ from piper_ray.cli.search_options import (
     TimeLimit,
 )
 from piper_ray.cli.solve import check_own_plan
-from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
-from piper_ray.frontiers.ranges import parse_numbers
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Status
+from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Status
+from piper_ray.model.stop import INTERRUPT, Stop
 
 if TYPE_CHECKING:
-    from piper_ray.frontiers.frontier import Frontier
-    from piper_ray.frontiers.points import FrontierPoint
-    from piper_ray.frontiers.table import PlanEntry
+    from piper_ray.engine.frontier.frontier import Frontier
+    from piper_ray.engine.frontier.points import FrontierPoint
+    from piper_ray.engine.frontier.table import PlanEntry
+
+    _Curves: TypeAlias = tuple[Frontier, tuple[FrontierPoint, ...]]
 
 
 def frontier(
@@ -94,30 +98,51 @@ def frontier(
 
     screen = console(stderr=json)
     log = FrontierLog(screen)
+
+    def search(stop: Stop[_Curves]) -> _Curves:
+        """Both curves, the second once the first is done."""
+        first: Stop[Frontier] = stop.part()
+        stop.offer(lambda: _without_budgets(first.answer()))
+        found = piper_ray.frontier(
+            instance, devices=wanted, restrictions=restrictions, options=options, listener=log, stop=first
+        )
+        if budgets is None or found.stopped_by is not None:
+            return found, ()
+        stop.offer(lambda: (found, ()))
+        return found, found.budget_points(bounds)
+
     with log:
         log.begin(instance)
-        found = piper_ray.frontier(instance, devices=wanted, restrictions=restrictions, options=options, listener=log)
-        of_budgets: tuple[FrontierPoint, ...] = ()
-        if budgets is not None and found.stopped_by is None:
-            of_budgets = found.budget_points(bounds)
-        entries = {} if plans is None else _write_plans(found, plans)
+        found, of_budgets = current().run(search)
     print_frontier(screen, found, of_budgets)
-    if out is not None:
-        _write_table(out, found, of_budgets, entries)
-    if plot is not None:
-        _draw(plot, found, of_budgets)
     if json:
         document = frontier_document(instance, restrictions, options, found, of_budgets)
         typer.echo(to_text(document), nl=False)
+    unwritten = Unwritten()
+    entries: dict[int, PlanEntry] = {}
+    if plans is not None:
+        with unwritten.noted(), log:
+            entries = _write_plans(found, plans)
+    if out is not None:
+        with unwritten.noted():
+            _write_table(out, found, of_budgets, entries)
+    if plot is not None:
+        with unwritten.noted():
+            _draw(plot, found, of_budgets)
+    unwritten.report()
     code = exit_code(found)
     if code != EXIT_SOLVED:
         raise typer.Exit(code)
 
 
+def _without_budgets(found: Frontier | None) -> _Curves | None:
+    return None if found is None else (found, ())
+
+
 def exit_code(found: Frontier) -> int:
     """Some plan is a success; infeasible only where no number of devices has one."""
     points = found.points()
-    if found.stopped_by == "interrupt":
+    if found.stopped_by == INTERRUPT:
         return EXIT_INTERRUPTED
     if all(point.status is Status.INFEASIBLE for point in points):
         return InfeasibleError.exit_code
@@ -126,8 +151,8 @@ def exit_code(found: Frontier) -> int:
 
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:
     """Said before the search, not after hours of it."""
-    from piper_ray.frontiers.table import FORMATS
-    from piper_ray.plots.style import refuse_other_formats
+    from piper_ray.engine.frontier.table import FORMATS
+    from piper_ray.report.plots.style import refuse_other_formats
 
     if out is not None and out.suffix.lower() not in FORMATS:
         raise UsageError(f"{out}: tables are written as {' or '.join(FORMATS)}")
@@ -143,39 +168,56 @@ def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) 
 
 
 def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
-    """The plan of each step, checked, as solve writes it; by the number of devices at which the step begins."""
-    from piper_ray.frontiers.table import PlanEntry
+    """The plan of each step, checked, as solve writes it; by the number of devices at which the step begins.
+
+    After a signal those that are quickly made: each is an evaluation. Raises UsageError if one cannot be written.
+    """
+    steps = [point for point in found.points() if point.is_step]
+    entries: dict[int, PlanEntry] = {}
+
+    def write(stop: Stop[dict[int, PlanEntry]]) -> dict[int, PlanEntry]:
+        stop.offer(lambda: dict(entries))
+        for point in steps:
+            entries[point.devices] = _write_step(found, point, folder)
+        return entries
+
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--plans {folder}: cannot be made: {error.strerror or error}") from error
+    written = current().run(write)
+    if len(written) < len(steps):
+        typer.echo(f"piper-ray: plans are written of {len(written):,} steps of {len(steps):,}", err=True)
+    return written
+
+
+def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntry:
+    from piper_ray.engine.frontier.table import PlanEntry
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
 
-    folder.mkdir(exist_ok=True)
-    entries = {}
-    for point in found.points():
-        if not point.is_step:
-            continue
-        solution = found.solution(point.devices)
-        instance = found.instance.replace(devices=point.devices)
-        evaluation = check_own_plan(instance, solution)
-        assert solution.plan is not None
-        assert evaluation is not None
-        name, proof = f"devices-{point.devices:05}.json", proof_document(solution)
-        write_atomically(folder / name, to_text(plan_document(instance, solution.plan, evaluation, proof)))
-        entries[point.devices] = PlanEntry(solution.plan, name)
-    return entries
+    solution = found.solution(point.devices)
+    instance = found.instance.replace(devices=point.devices)
+    evaluation = check_own_plan(instance, solution)
+    assert solution.plan is not None
+    assert evaluation is not None
+    name, proof = f"devices-{point.devices:05}.json", proof_document(solution)
+    write_atomically(folder / name, to_text(plan_document(instance, solution.plan, evaluation, proof)))
+    return PlanEntry(solution.plan, name)
 
 
 def _write_table(
     out: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...], entries: dict[int, PlanEntry]
 ) -> None:
-    from piper_ray.frontiers.table import BUDGETS, DEVICES, frontier_table, write_table
+    from piper_ray.engine.frontier.table import BUDGETS, DEVICES, frontier_table, write_table
 
     curves = {DEVICES: found.points(), BUDGETS: of_budgets}
     write_table(frontier_table(found.instance, curves, entries), out)
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
-    from piper_ray.plots.curves import figure_of
-    from piper_ray.plots.frontier import frontier_panels
-    from piper_ray.plots.style import save
+    from piper_ray.report.plots.curves import figure_of
+    from piper_ray.report.plots.frontier import frontier_panels
+    from piper_ray.report.plots.style import save
 
     panels = frontier_panels(found.instance, found.points(), of_budgets)
     if not panels:

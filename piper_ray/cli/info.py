@@ -20,9 +20,9 @@ from piper_ray.cli.common import (
     Microbatches,
     load_instance,
 )
-from piper_ray.model import Instance
-from piper_ray.options import Contract
-from piper_ray.solution import BlockStats, Forecast
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract
+from piper_ray.model.solution import BlockStats, Forecast
 
 
 def info(
@@ -45,16 +45,16 @@ def info(
 ) -> None:
     """Show what INPUT holds, and what solving it will take in memory and time."""
     if picture is not None:
-        from piper_ray.draw.picture import check_path, draw
+        from piper_ray.report.graph.picture import check_path, draw
 
         check_path(picture)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.engine.solve import lattice_input
     from piper_ray.report.document import info_document, to_text
     from piper_ray.report.layout import Column, console, table_lines
     from piper_ray.report.stages import print_table
     from piper_ray.report.summary import blocks_text, instance_lines
-    from piper_ray.solver import lattice_input
 
     planned = lattice_input(instance, contract)
     forecast, blocks = planned.forecast, planned.blocks

@@ -7,14 +7,20 @@ from contextlib import contextmanager
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
-from piper_ray import limits
-from piper_ray.cli.common import command_text, note, parse_rate, parse_size, write_text
-from piper_ray.errors import PiperRayError, UsageError
+from piper_ray.cli.common import command_text, note, parse_rate, parse_size
+from piper_ray.cli.interrupts import current
+from piper_ray.model import limits
+from piper_ray.model.errors import PiperRayError, UsageError
+from piper_ray.model.stop import Stop
+from piper_ray.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from piper_ray.workloads.measure.session import Profile
 
 
 class Device(str, Enum):
@@ -116,13 +122,13 @@ def profile(
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
     degrees = _degrees(tensor_parallel)
-    from piper_ray.estimate.hardware import load_hardware
-    from piper_ray.profile.describe import file_text, summary_lines
-    from piper_ray.profile.factory import find_factory, parse_argument
-    from piper_ray.profile.inputs import parse_input
-    from piper_ray.profile.passes import Repeats
-    from piper_ray.profile.session import Request, store_of
-    from piper_ray.profile.session import profile as run
+    from piper_ray.report.measure_summary import file_text, summary_lines
+    from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.measure.factory import find_factory, parse_argument
+    from piper_ray.workloads.measure.inputs import parse_input
+    from piper_ray.workloads.measure.passes import Repeats
+    from piper_ray.workloads.measure.session import Request, store_of
+    from piper_ray.workloads.measure.session import profile as run
 
     request = Request(
         microbatch=microbatch,
@@ -146,7 +152,15 @@ def profile(
         store.start()
     try:
         with _bar() as show:
-            result = run(factory, request, table, store, show)
+
+            def measure(stop: Stop[Profile]) -> Profile:
+                def progress(done: int, total: int, layer: str) -> None:
+                    stop.check()
+                    show(done, total, layer)
+
+                return run(factory, request, table, store, progress)
+
+            result = current().run(measure)
     except (KeyboardInterrupt, PiperRayError):
         if len(store):
             words = "keeps what was measured; the same command with --resume goes on"
@@ -157,7 +171,7 @@ def profile(
     if out.suffix.lower() == ".json":
         piper_ray.dump(result.instance, out)
     else:
-        write_text(out, file_text(result, command_text(context, hidden=("resume",))))
+        write_atomically(out, file_text(result, command_text(context, hidden=("resume",))))
     store.remove()
     typer.echo("\n".join(summary_lines(result)))
 

@@ -30,8 +30,10 @@ from piper_ray.cli.common import (
     KeptInFlight,
     Memory,
     Microbatches,
+    Unwritten,
     load_instance,
 )
+from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Gap,
     MemoryLimit,
@@ -41,12 +43,13 @@ from piper_ray.cli.search_options import (
     Threads,
     TimeLimit,
 )
-from piper_ray.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.model import Instance
-from piper_ray.options import Contract, SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Solution, Status
+from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import INTERRUPT, Stop
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
@@ -127,24 +130,31 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        with (
-            others_on_stderr(json),
-            ray_backend(address, workers, cpus_per_worker, without_workers) as backend,
-        ):
-            solution = piper_ray.solve(
-                instance, restrictions=restrictions, options=options, backend=backend, listener=log
-            )
+
+        def search(stop: Stop[Solution]) -> Solution:
+            with ray_backend(address, workers, cpus_per_worker, without_workers) as backend:
+                found = piper_ray.solve(
+                    instance, restrictions=restrictions, options=options, backend=backend, listener=log, stop=stop
+                )
+                stop.conclude(found)  # a cluster may be slow to let go
+            return found
+
+        with others_on_stderr(json):
+            solution = current().run(search)
     evaluation = check_own_plan(instance, solution)
+    unwritten = Unwritten()
+    if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
+        with unwritten.noted():
+            _write_plan(out, instance, solution, evaluation)
     if not json and solution.plan is not None and evaluation is not None:
         screen.print()
         print_plan(screen, instance, solution.plan, evaluation)
     screen.print()
     print_outcome(screen, instance, solution, evaluation)
-    if out is not None:
-        _write_plan(out, instance, solution, evaluation)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)
+    unwritten.report()
     code = exit_code(solution)
     if code != EXIT_SOLVED:
         raise typer.Exit(code)
@@ -164,7 +174,7 @@ def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
 
 def exit_code(solution: Solution) -> int:
     """What a solve's outcome means to a script: a plan within the limits asked for is a success."""
-    if solution.stopped_by == "interrupt":
+    if solution.stopped_by == INTERRUPT:
         return EXIT_INTERRUPTED
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code

@@ -7,7 +7,7 @@ A child that dies has written nothing of the ``--json`` document: a solve writes
 can fail. stdin cannot be read again, so the input is a file.
 
 The child is in a session of its own. A signal to the terminal's or the job's process group thus reaches the supervisor
-alone, which passes SIGINT and SIGTERM on, each once. Ctrl-Z stops the supervisor alone.
+alone, which passes SIGINT, SIGTERM and SIGHUP on, each once. Ctrl-Z stops the supervisor alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import final
 
 import typer
 
-from piper_ray.errors import ClusterError, PiperRayError
+from piper_ray.cli.interrupts import STOPPING
+from piper_ray.model.errors import ClusterError, PiperRayError
 
 OPTION = "--supervise"
 
@@ -36,7 +37,6 @@ PAUSES_S = tuple(min(2.0**death, 60.0) for death in range(DEATHS - 1))
 """Between a child's death and the next start, for each death in a row; after one more the supervisor gives up."""
 
 _DEATHS = (PiperRayError.exit_code, ClusterError.exit_code)
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 # Runs a command that the kernel kills as soon as its parent, the process of the first argument, is gone. A program of
 # its own because Python code between fork and exec may hang if the parent has threads. 1 is PR_SET_PDEATHSIG of
@@ -68,9 +68,9 @@ def supervise(
 ) -> int:
     """Runs ``command`` with ``arguments`` until it ends other than by death; returns its exit code.
 
-    A death is exit code 1 or 7, or a signal. After SIGINT or SIGTERM to the supervisor the child's exit code is final
-    whatever it is, 128 + N if signal N ended it, as in shells. checkpoint: the path or URI of ``--resume``. The child
-    does not outlive the supervisor; if SIGKILL ends that, so only on Linux.
+    A death is exit code 1 or 7, or a signal. After SIGINT, SIGTERM or SIGHUP to the supervisor the child's exit code is
+    final whatever it is, 128 + N if signal N ended it, as in shells. checkpoint: the path or URI of ``--resume``. The
+    child does not outlive the supervisor; if SIGKILL ends that, so only on Linux.
 
     For the main thread only. Raises ClusterError after len(pauses_s) + 1 deaths in a row with no new content of the
     checkpoint (or none that can be listed).
@@ -107,7 +107,7 @@ def _run(command: Sequence[str], signals: _Signals) -> tuple[int, bool]:
     try:
         while child.poll() is None:
             for number in signals.wait(None):
-                if number in _STOPPING:
+                if number in STOPPING:
                     child.send_signal(number)
                     stopped = True
         return child.returncode, stopped
@@ -119,7 +119,7 @@ def _run(command: Sequence[str], signals: _Signals) -> tuple[int, bool]:
 
 @final
 class _Signals:
-    """SIGINT, SIGTERM and SIGCHLD as bytes of a pipe, so that the process waits for them and for nothing else.
+    """SIGINT, SIGTERM, SIGHUP and SIGCHLD as bytes of a pipe, so that the process waits for them and for nothing else.
 
     A child is thus reaped and signalled in one place: no signal can go to a pid that is no longer the child's.
     """
@@ -130,7 +130,7 @@ class _Signals:
         os.set_blocking(self._writer, False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         # What the supervisor was started to ignore, as under nohup or in the background of a script, stays ignored.
-        numbers = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+        numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
         self._before = {number: signal.signal(number, _noted) for number in (*numbers, signal.SIGCHLD)}
         return self
 
@@ -156,7 +156,7 @@ class _Signals:
         while True:
             left_s = end - time.monotonic()
             for number in self.wait(max(left_s, 0.0)):
-                if number in _STOPPING:
+                if number in STOPPING:
                     return number
             if left_s <= 0.0:
                 return None
@@ -168,8 +168,8 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 def _saved(checkpoint: str) -> set[str]:
     """The content of the checkpoint, as checksums: a lease, or an old answer written anew, is no progress."""
-    from piper_ray.checkpoint.names import state_files
-    from piper_ray.checkpoint.storage import open_folder
+    from piper_ray.storage.folder import open_folder
+    from piper_ray.storage.names import state_files
 
     try:
         return {file.checksum for file in state_files(open_folder(checkpoint).names())}
@@ -194,6 +194,6 @@ def _death(code: int) -> str:
 
 
 def _shown(checkpoint: str) -> str:
-    from piper_ray.checkpoint.storage import shown
+    from piper_ray.storage.folder import shown
 
     return shown(checkpoint)

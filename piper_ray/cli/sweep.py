@@ -11,7 +11,10 @@ import typer
 
 from piper_ray.cli.cluster import others_on_stderr
 from piper_ray.cli.common import note
-from piper_ray.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
+from piper_ray.cli.interrupts import current
+from piper_ray.model.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
+from piper_ray.model.stop import Stop
+from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from piper_ray.report.sweep_tables import Table
@@ -77,16 +80,24 @@ def sweep(
         latest = progress
         log(progress)
 
+    def work(stop: Stop[Progress]) -> Progress:
+        stop.offer(lambda: latest)
+        return run_sweep(
+            source, storage, resume=resume, address=address, listener=listen, on_warning=log.note, stop=stop
+        )
+
+    interrupted = False
     try:
         with SweepLog(console(stderr=True)) as log, others_on_stderr(True):
-            run_sweep(source, storage, resume=resume, address=address, listener=listen, on_warning=log.note)
+            latest = current().run(work)
+            interrupted = latest.left > 0 or latest.points == 0
     except KeyboardInterrupt:
-        for line in outcome_lines(latest):
-            screen.print(line, soft_wrap=True)
-        typer.echo(f"piper-ray: interrupted; to go on: {_resuming(sys.argv[1:])}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        interrupted = True
     for line in outcome_lines(latest):
         screen.print(line, soft_wrap=True)
+    if interrupted:
+        current().tell(f"to go on: {_resuming(sys.argv[1:])}")
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _resuming(arguments: list[str]) -> str:
@@ -134,10 +145,9 @@ def sweep_report(
 
 
 def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
-    from piper_ray.plots.style import save
-    from piper_ray.plots.sweep import figures
-    from piper_ray.report.document import write_atomically
     from piper_ray.report.figures import plural
+    from piper_ray.report.plots.style import save
+    from piper_ray.report.plots.sweep import figures
     from piper_ray.report.sweep_tables import points_csv
 
     try:
@@ -155,7 +165,7 @@ def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
 
 def _end_with(storage: str, damage: list[str]) -> None:
     """What is shown is of the parts that are whole: an error unless these are all."""
-    from piper_ray.checkpoint.storage import shown
+    from piper_ray.storage.folder import shown
 
     if damage:
         raise DatasetDamaged(shown(storage), damage)

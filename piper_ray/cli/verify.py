@@ -9,8 +9,8 @@ import typer
 
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
-from piper_ray.errors import InvalidPlan
 from piper_ray.evaluate import evaluate
+from piper_ray.model.errors import InvalidPlan
 
 
 def verify(

@@ -7,20 +7,19 @@ import json
 import math
 from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
 
-import piper_ray
-from piper_ray.baselines.planner import BaselineResult
-from piper_ray.errors import UsageError
+from piper_ray.engine.frontier.frontier import Frontier
+from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.evaluate import Evaluation
-from piper_ray.frontiers.frontier import Frontier
-from piper_ray.frontiers.points import FrontierPoint
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.plan import Plan
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Solution
+from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.stages import binding
-from piper_ray.restrictions import Restrictions
-from piper_ray.solution import Solution
+from piper_ray.storage.files import write_atomically as write_atomically
+from piper_ray.version import __version__
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
@@ -145,23 +144,12 @@ def to_text(document: Document) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or, when writing fails, what was there before. Raises UsageError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
 def header(kind: str, instance: Instance) -> Document:
     """What every document starts with: what it is, by which version, and of which instance."""
     return {
         "schema": f"piper-ray/{kind}",
         "schema_version": SCHEMA_VERSION,
-        "tool_version": piper_ray.__version__,
+        "tool_version": __version__,
         "instance": {
             "name": instance.name,
             "digest": instance.digest,

@@ -10,15 +10,15 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.frontiers.frontier import Frontier
-from piper_ray.frontiers.points import FrontierPoint
-from piper_ray.frontiers.progress import CurveAdvanced, PointClosed
-from piper_ray.progress import Event
+from piper_ray.engine.frontier.frontier import Frontier
+from piper_ray.engine.frontier.points import FrontierPoint
+from piper_ray.engine.frontier.progress import CurveAdvanced, PointClosed
+from piper_ray.model.events import Event
+from piper_ray.model.solution import Status
 from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.log import SolverLog
 from piper_ray.report.stages import print_table
-from piper_ray.solution import Status
 
 _MOST_ROWS = 24
 _POINT_HEAD = (
@@ -37,6 +37,8 @@ class FrontierLog(SolverLog):
         self._point: PointClosed | None = None
 
     def __call__(self, event: Event | CurveAdvanced | PointClosed) -> None:
+        if self._ended:
+            return
         if isinstance(event, PointClosed):
             self._point = event
         elif isinstance(event, CurveAdvanced):

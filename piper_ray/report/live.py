@@ -20,12 +20,15 @@ class LiveLog(ABC):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self._ended = False
+        """What work that was given up has to tell comes too late."""
 
     @abstractmethod
     def live_line(self) -> Text:
         """What the line says; asked for often, so that a clock in it runs while nothing happens."""
 
     def __enter__(self: _Log) -> _Log:  # noqa: PYI019 - the same reason
+        self._ended = False
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
                 console=self._console,
@@ -39,6 +42,7 @@ class LiveLog(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended = True
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -7,9 +7,7 @@ import time
 from rich.console import Console
 from rich.text import Text
 
-import piper_ray
-from piper_ray.model import Instance
-from piper_ray.progress import (
+from piper_ray.model.events import (
     Bounds,
     Compiling,
     EvaluationAdvanced,
@@ -19,9 +17,11 @@ from piper_ray.progress import (
     Note,
     StepFinished,
 )
+from piper_ray.model.instance import Instance
 from piper_ray.report.figures import percent_text, time_text
 from piper_ray.report.live import LiveLog
 from piper_ray.report.summary import instance_lines
+from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
 
@@ -43,13 +43,15 @@ class SolverLog(LiveLog):
 
     def begin(self, instance: Instance) -> None:
         """The header: which version plans what on what."""
-        self._line(f"piper-ray {piper_ray.__version__}", "bold")
+        self._line(f"piper-ray {__version__}", "bold")
         for line in instance_lines(instance):
             self._line(line)
 
     def __call__(self, event: Event) -> None:
+        if self._ended:
+            return
         if isinstance(event, Compiling):
-            self._line("compiling      first run of this version here: takes about half a minute, once")
+            self._line("compiling      kernels that no run of this version here has needed before: up to half a minute")
         elif isinstance(event, Note):
             self._line(f"note           {event.text}")
         elif isinstance(event, StepFinished):

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.evaluate import Evaluation
-from piper_ray.model import Instance
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
 from piper_ray.report.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -18,7 +19,6 @@ from piper_ray.report.figures import (
     size_text,
     time_text,
 )
-from piper_ray.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 

@@ -30,11 +30,13 @@ class SweepLog(LiveLog):
 
     def note(self, text: str) -> None:
         """A line that stays."""
+        if self._ended:
+            return
         self._console.print(f"note  {printable(text)}", soft_wrap=True)
 
     def __call__(self, progress: Progress) -> None:
         self._progress = progress
-        if self._live is None and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
+        if not self._ended and self._live is None and time.monotonic() - self._printed_at >= _LINE_EVERY_S:
             self._printed_at = time.monotonic()
             self._console.print(progress_text(progress), soft_wrap=True)
 

@@ -12,8 +12,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.errors import UsageError
-from piper_ray.simulate.options import Schedule, ScheduleName, V_SHAPED
+from piper_ray.model.errors import UsageError
+from piper_ray.simulate.options import V_SHAPED, Schedule, ScheduleName
 
 Actions = npt.NDArray[np.int64]
 
@@ -35,8 +35,10 @@ def stage_of_chunk(schedule: Schedule, ranks: int, rank: int, chunk: int) -> int
 
 
 def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actions]:
-    """For each rank of a pipeline in which all ranks run all microbatches. Raises UsageError where a schedule cannot run
-    so many microbatches on so many ranks."""
+    """For each rank of a pipeline in which all ranks run all microbatches.
+
+    Raises UsageError where a schedule cannot run so many microbatches on so many ranks.
+    """
     p, m, v = ranks, microbatches, schedule.v
     name = schedule.name
     if name is ScheduleName.GPIPE:
@@ -89,8 +91,8 @@ def group_size(ranks: int, microbatches: int, wanted: int | None) -> int:
         return next(group for group in range(min(p, m), m + 1) if fits(group))
     if not fits(wanted):
         raise UsageError(
-            f"groups of {wanted} microbatches do not suit {p} ranks and {m} microbatches a replica: a group has at least "
-            f"{p}, and so has the last one, or nothing is left over"
+            f"groups of {wanted} microbatches do not suit {p} ranks and {m} microbatches a replica: a group has at "
+            f"least {p}, and so has the last one, or nothing is left over"
         )
     return min(wanted, m)
 
@@ -183,7 +185,7 @@ def _zb_v(p: int, r: int, m: int) -> Actions:
 
 
 def _dualpipe_v(p: int, r: int, m: int) -> Actions:
-    """The passes that are run as one (a forward of one chunk with a backward of the other) stand one after the other."""
+    """Passes that are run as one (a forward of one chunk with a backward of the other) stand one after the other."""
     listed = _List()
     waiting: list[tuple[Kind, int]] = []
 

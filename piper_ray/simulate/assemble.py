@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.errors import UsageError
-from piper_ray.model import Instance
-from piper_ray.plan import Plan
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
-from piper_ray.simulate.kernel import Floats
+from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, Schedule, ScheduleName, SimulationOptions
 from piper_ray.simulate.result import Interval, RankSimulation, Simulation
@@ -165,8 +165,8 @@ def _lists(scene: _Set, microbatches: int, in_flight: tuple[int, ...] | None) ->
 def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """The all-reduce and the optimizer's step of each rank.
 
-    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs beside
-    the last backward pass is no part of an interval.
+    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs
+    beside the last backward pass is no part of an interval.
     """
     last = timeline.first[1:] - 1
     end_s = timeline.end_s[last]

@@ -14,8 +14,8 @@ def critical_path(
 ) -> tuple[PathPart, ...]:
     """Parts back to back from 0 to the end of the step, those of no length left out.
 
-    Where several ranks end last it is the first of them; where a pass had to wait for several things the earlier pass of
-    its own rank goes first.
+    Where several ranks end last it is the first of them; where a pass had to wait for several things the earlier pass
+    of its own rank goes first.
     """
     ends_s = [interval.end_s for interval in optimizers]
     rank = ends_s.index(max(ends_s))

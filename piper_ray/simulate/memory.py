@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.simulate.actions import Kind
-from piper_ray.simulate.kernel import Floats, Integers
+from piper_ray.simulate.kernels.events import Floats, Integers
 from piper_ray.simulate.stages import StageFigures
 from piper_ray.simulate.timeline import Timeline
 
@@ -30,9 +30,12 @@ class MemorySteps:
 
 @dataclass(frozen=True)
 class Versions:
-    """The most versions of its weights that a rank keeps under PipeDream. stashed: one for each microbatch in flight that
-    saw another, and the newest. vertical_sync: all from the newest back to the oldest that a microbatch may still ask
-    for, if each meets in every stage the version that was the input stage's newest when it came in."""
+    """The most versions of its weights that a rank keeps under PipeDream.
+
+    stashed: one for each microbatch in flight that saw another, and the newest. vertical_sync: all from the newest back
+    to the oldest that a microbatch may still ask for, if each meets in every stage the version that was the input
+    stage's newest when it came in.
+    """
 
     stashed: int
     vertical_sync: int
@@ -41,7 +44,7 @@ class Versions:
 def held_microbatches(timeline: Timeline, rank: int, stage: int) -> Integers:
     """int64[steps]: microbatches of a stage in flight from each of ``memory_steps``'s times on, without its first.
 
-    A microbatch is in flight from the start of its forward pass to the end of its backward pass, of W where that is apart.
+    A microbatch is in flight from the start of its forward pass to the end of its backward pass, or of W.
     """
     _, stages, change = _changes(timeline, rank)
     return np.cumsum(np.where(stages == stage, change, 0))
@@ -64,8 +67,10 @@ def memory_steps(
 
 
 def _changes(timeline: Timeline, rank: int) -> tuple[Floats, Integers, Integers]:
-    """When, for which stage and by how many microbatches a rank's memory changes: in the order of its list, which is that
-    of time, so that what ends frees its room for what starts at the same moment."""
+    """When, for which stage and by how many microbatches a rank's memory changes.
+
+    In the order of its list, which is that of time: what ends frees its room for what starts at the same moment.
+    """
     mine = timeline.of_rank(rank)
     kind = timeline.kind[mine]
     counts = kind != Kind.I

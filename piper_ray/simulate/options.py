@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from piper_ray import arguments
-from piper_ray.errors import UsageError
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
 
 
 class ScheduleName(str, Enum):
@@ -90,8 +90,10 @@ class Schedule:
 
 
 class AllReduce(str, Enum):
-    """How gradients are summed over d replicas: 4 (d-1)/d bytes a byte of weights by Piper's parameter servers, 2 (d-1)/d
-    in a ring."""
+    """How gradients are summed over d replicas.
+
+    For each byte of weights 4 (d-1)/d bytes go through Piper's parameter servers, 2 (d-1)/d around a ring.
+    """
 
     PARAMETER_SERVER = "parameter-server"
     RING = "ring"

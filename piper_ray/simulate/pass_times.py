@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from piper_ray.model import Tmpc
+from piper_ray.model.instance import Tmpc
 
 
 class PassTimes(NamedTuple):
-    """Seconds of one layer for one microbatch: forward pass, gradients of its inputs (with what is recomputed for them),
-    gradients of its weights."""
+    """Seconds of one layer for one microbatch: forward pass, gradients of its inputs, gradients of its weights.
+
+    What is run again in the backward pass is part of input_s.
+    """
 
     forward_s: float
     input_s: float

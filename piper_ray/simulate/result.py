@@ -26,8 +26,8 @@ class RankSimulation:
     """What one rank does with the time looked at (the step under a flush, else some periods of the steady state).
 
     compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
-    all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add up
-    to the simulation's ``window_s``.
+    all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
+    up to the simulation's ``window_s``.
     in_flight: the most microbatches at once, for each of its stages. versions: of the weights, under PipeDream.
     """
 
@@ -128,13 +128,6 @@ class Simulation:
         busy_s = [rank.compute_s + rank.communication_s for rank in self.ranks]
         return busy_s.index(max(busy_s))
 
-    @cached_property
-    def findings(self) -> tuple[str, ...]:
-        """What bounds the step and what to change first, in words."""
-        from piper_ray.simulate.findings import findings
-
-        return findings(self)
-
     def memory(self, rank: int) -> MemorySteps:
         """A rank's memory over the simulated time."""
         return memory_steps(self.timeline, self.stages, rank, self.ranks[rank].versions)
@@ -150,12 +143,6 @@ class Simulation:
         from piper_ray.simulate.trace import write_trace
 
         write_trace(self, Path(path))
-
-    def plot(self, path: str | Path) -> None:
-        """A Gantt chart, by the path's ending: .svg, .png or .pdf. Raises UsageError if it cannot be written."""
-        from piper_ray.simulate.picture import plot_timeline
-
-        plot_timeline(self, Path(path))
 
     def __repr__(self) -> str:
         return (

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from piper_ray import arguments
-from piper_ray.errors import UsageError
-from piper_ray.model import Instance
-from piper_ray.plan import Plan
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
 from piper_ray.simulate.options import Schedule, ScheduleName, SimulationOptions
 
 if TYPE_CHECKING:
-    from piper_ray.formats.load import Source
     from piper_ray.simulate.result import Simulation
+    from piper_ray.workloads.formats.load import Source
 
 _DEFAULTS = SimulationOptions()
 
@@ -27,14 +27,15 @@ def simulate(
     """Runs ``plan`` event by event under ``schedule``: a ``Schedule``, or the name of one with its usual chunks.
 
     instance: may be what ``load`` takes, such as a path. The plan's stages are spread over the ranks in the schedule's
-    way: one each, or chunk by chunk (stage j on rank j mod p; in a V, forth and back), and may take more memory than there
-    is: the simulation says how much. Raises InvalidPlan with every other rule that the plan breaks, InputError for an
-    instance or plan that is not sound in itself, UsageError for a schedule that cannot run the batch, and LimitError for
-    one of too many microbatches.
+    way: one each, or chunk by chunk (stage j on rank j mod p; in a V, forth and back). They may take more memory than
+    there is: the simulation says how much.
+
+    Raises InvalidPlan with every other rule that the plan breaks, InputError for an instance or plan that is not sound
+    in itself, UsageError for a schedule that cannot run the batch, and LimitError for one of too many microbatches.
     """
-    from piper_ray import formats
-    from piper_ray.formats.objects import check_plan
     from piper_ray.simulate.assemble import simulated
+    from piper_ray.workloads import formats
+    from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     check_plan(plan)

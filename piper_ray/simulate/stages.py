@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
 
-from piper_ray.errors import InvalidPlan
 from piper_ray.evaluate import chosen_tmpcs, edge_violations, partition_violations
-from piper_ray.model import Instance, Tmpc
-from piper_ray.plan import Plan
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan
 from piper_ray.simulate.options import UNEVEN, Schedule
 from piper_ray.simulate.pass_times import pass_times
 
@@ -35,11 +35,10 @@ class StageFigures:
 
 @dataclass(frozen=True)
 class Message:
-    """What stage ``source`` sends to the later stage ``target`` in the forward pass of a microbatch, and gets back in the
-    backward pass.
+    """What stage ``source`` sends to the later stage ``target`` for a microbatch, and gets back in its backward pass.
 
-    sent_bytes: what the sender moves; received_bytes: what the receiver does. They differ where layers run on several
-    devices. In the backward pass each stage moves as much as in the forward pass.
+    sent_bytes: what the source moves, in each direction; received_bytes: what the target does. They differ where layers
+    run on several devices.
     """
 
     source: int

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from piper_ray.simulate.actions import Kind
-from piper_ray.simulate.kernel import Floats
+from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.timeline import Layout, Timeline
 
 _TOLERANCE = 1e-9
@@ -46,7 +44,7 @@ def steady_state(run: Callable[[int], Timeline], placed: Layout, in_flight: Sequ
 
 
 def _period(left_s: Floats) -> int | None:
-    """The least number of microbatches after which the last two thirds of the times repeat, at least three times over."""
+    """The least number of microbatches after which the last two thirds of the times repeat, three times at least."""
     tail_s = left_s[len(left_s) // 3 :]
     allowed_s = _TOLERANCE * max(float(left_s[-1]), 0.0)
     for period in range(1, min(_LONGEST_PERIOD, len(tail_s) // 4) + 1):

@@ -1,8 +1,8 @@
 """The rate that asynchronous 1F1B sustains, and the least microbatches in flight that sustain the slowest stage's.
 
-Every replica of a stage works through F x y, then B, F, B, ... . So microbatch k and k + 1 meet the same constraints one
-microbatch apart, whichever replicas run them, and a pipeline that goes on for ever is a graph with two nodes a stage,
-F and B, in which an arc says "so many seconds after, so many microbatches later":
+Every replica of a stage works through F x y, then B, F, B, ... . So microbatches k and k + 1 meet the same constraints
+one microbatch apart, whichever replicas run them, and a pipeline that goes on for ever is a graph with two nodes a
+stage, F and B, in which an arc says "so many seconds after, so many microbatches later":
 
     F(j, k) -> F(j+1, k)        B(j+1, k) -> B(j, k)        what one stage hands to the next
     F(j, k + (y-1) d) -> B(j, k)        B(j, k) -> F(j, k + y d)        the order of the list, d replicas in turn
@@ -61,8 +61,10 @@ def rule_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LeastInFlight:
-    """in_flight: for each stage, of the least sum. proved: no smaller sum sustains the rate; else the search ended early
-    with one that does."""
+    """in_flight: for each stage, of the least sum. proved: no smaller sum sustains the rate.
+
+    Otherwise the search ended early, with one that does.
+    """
 
     in_flight: tuple[int, ...]
     proved: bool
@@ -84,9 +86,9 @@ def sustained_s(stream: Stream, in_flight: Sequence[int]) -> float:
 def least_in_flight(stream: Stream) -> LeastInFlight:
     """The least y, in sum, with which the slowest stage sets the rate.
 
-    A circle that is too slow gets faster only where it leaves a stage's backward pass for a later forward pass (the arcs
-    with + y d): one of these y has to grow. So trying each of them, from a y that no pipeline can do without and by the
-    least sum first, ends with a least one.
+    A circle that is too slow gets faster only where it leaves a stage's backward pass for a later forward pass (the
+    arcs with + y d): one of these y has to grow. So trying each of them, from a y that no pipeline can do without and
+    by the least sum first, ends with a least one.
     """
     rate_s = stream.promised_s
     start = _least_conceivable(stream, rate_s)
@@ -131,8 +133,10 @@ def _least_conceivable(stream: Stream, rate_s: float) -> tuple[int, ...]:
 
 
 class _Arc(NamedTuple):
-    """Pass ``target`` of a microbatch starts no sooner than ``seconds`` after pass ``source`` of the microbatch ``later``
-    before it. Passes: 2 j is F of stage j, 2 j + 1 is B. keeps: the stage whose y allows this start, if one does."""
+    """A pass starts no sooner than so many seconds after a pass of the microbatch that is ``later`` before its own.
+
+    source, target: 2 j is F of stage j, 2 j + 1 is B. keeps: the stage whose y allows this start, if one does.
+    """
 
     source: int
     target: int

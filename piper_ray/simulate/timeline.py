@@ -10,9 +10,9 @@ from math import gcd, isnan
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.errors import LimitError, UsageError
+from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.simulate.actions import Actions, Kind, stage_of_chunk
-from piper_ray.simulate.kernel import Events, Floats, Integers, Program, simulate_events
+from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
 from piper_ray.simulate.options import Schedule
 from piper_ray.simulate.stages import Hop, StageFigures
 
@@ -136,7 +136,7 @@ def run_lists(
     count = int(first[-1])
     if count > MOST_ACTIONS:
         raise LimitError(
-            f"the simulation would have {count:,} passes, more than {MOST_ACTIONS:,}; simulate with fewer --microbatches"
+            f"the simulation would have {count:,} passes, more than {MOST_ACTIONS:,}; give it fewer --microbatches"
         )
     actions = np.concatenate(lists)
     rank_of = np.repeat(np.arange(len(lists)), np.diff(first))
@@ -184,8 +184,8 @@ def _stuck_text(placed: Layout, program: Program, events: Events) -> str:
     for number, rank in enumerate(placed.ranks):
         for action in range(program.first[number], program.first[number + 1]):
             if isnan(events.start_s[action]):
-                what = f"{Kind(program.kind[action]).name}{program.microbatch[action]} of stage {program.stage[action] + 1}"
-                waiting.append(f"rank {number} ({rank.name}) for {what}")
+                what = f"{Kind(program.kind[action]).name}{program.microbatch[action]}"
+                waiting.append(f"rank {number} ({rank.name}) at {what} of stage {program.stage[action] + 1}")
                 break
     shown = "; ".join(waiting[:4]) + ("; ..." if len(waiting) > 4 else "")
     return (

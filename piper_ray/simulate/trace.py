@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from piper_ray.files import write_atomically
-from piper_ray.report.figures import plural
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.result import Simulation
+from piper_ray.storage.files import write_atomically
 
 Event = dict[str, object]
 
@@ -30,8 +29,7 @@ _CATEGORIES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "backward input", 
 def trace(simulation: Simulation) -> dict[str, object]:
     """The whole document."""
     return {
-        "traceEvents": [*_names(simulation), *_passes(simulation), *_batch(simulation), *_memory(simulation)]
-        + [*_arrows(simulation)],
+        "traceEvents": [event for part in (_names, _passes, _batch, _memory, _arrows) for event in part(simulation)],
         "displayTimeUnit": "ms",
         "otherData": {
             "schedule": simulation.schedule.name.value,
@@ -51,7 +49,7 @@ def _names(simulation: Simulation) -> Iterator[Event]:
     for number, rank in enumerate(simulation.ranks):
         replica = f", replica {rank.replica}" if max(simulation.timeline.layout.replicas) > 1 else ""
         yield _meta(number, "process_name", {"name": f"rank {number}: {rank.name}{replica}"})
-        yield _meta(number, "process_labels", {"labels": plural(rank.devices, "device")})
+        yield _meta(number, "process_labels", {"labels": f"{rank.devices} device{'s' if rank.devices > 1 else ''}"})
         yield _meta(number, "process_sort_index", {"sort_index": number})
         yield _meta(number, "thread_name", {"name": "passes"}, _PASSES)
         if simulation.all_reduces:

@@ -15,24 +15,25 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import piper_ray
-from piper_ray import baselines
-from piper_ray.errors import InfeasibleError
-from piper_ray.kernels.jit import sources_digest
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.plan import Plan
-from piper_ray.progress import Listener, silent
-from piper_ray.solution import Solution, Status
-from piper_ray.solver import solve
+from piper_ray import planners
+from piper_ray.compiled.jit import sources_digest
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.events import Listener, silent
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.sweep.schema import PIPER
+from piper_ray.version import __version__
 
 if TYPE_CHECKING:
-    from piper_ray.backends import Backend
+    from piper_ray.engine.evaluation.backend import Backend
 
 Row = dict[str, object]
 
@@ -46,18 +47,21 @@ def answer(
     lattices: Lattices,
     backend: Backend | None = None,
     listener: Listener = silent,
+    stop: Stop[Any] | None = None,
 ) -> Row:
     """The point's row, but for what the sweep alone knows (``identity``). An error of the planner is an answer too.
 
-    Raises KeyboardInterrupt when interrupted.
+    Raises KeyboardInterrupt when interrupted, StopSearch when ``stop`` asks.
     """
     began = time.perf_counter()
     instance = point.on(graph)
     try:
         if point.planner == PIPER:
-            row = _by_piper(point, instance, options, lattices, backend, listener)
+            row = _by_piper(point, instance, options, lattices, backend, listener, stop or Stop())
         else:
             row = _by_baseline(point, instance)
+    except StopSearch:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the other points go on
         row = error_row(type(error).__name__, str(error))
     return {**row, **_of_run(), "seconds": time.perf_counter() - began, "spread": backend is not None}
@@ -98,6 +102,7 @@ def _by_piper(
     lattices: Lattices,
     backend: Backend | None,
     listener: Listener,
+    stop: Stop[Any],
 ) -> Row:
     prepared, lattice_s, stage_costs_s = lattices.of(point, instance)
     with _interrupts() as interrupts:
@@ -108,8 +113,10 @@ def _by_piper(
             backend=backend,
             prepared=prepared,
             listener=listener,
+            stop=stop.part(),
         )
-    if interrupts or solution.stopped_by == "interrupt":
+    stop.check()
+    if interrupts or solution.stopped_by == INTERRUPT:
         raise KeyboardInterrupt
     stats = solution.stats
     return {
@@ -162,7 +169,7 @@ def _of_solution(solution: Solution) -> Row:
 
 def _by_baseline(point: Point, instance: Instance) -> Row:
     try:
-        result = baselines.plan(instance, point.planner, restrictions=point.restrictions)
+        result = planners.plan(instance, point.planner, restrictions=point.restrictions)
     except InfeasibleError as error:
         return {"status": Status.INFEASIBLE.value, "note": str(error)}
     return {
@@ -183,7 +190,7 @@ def _of_plan(plan: Plan | None) -> Row:
 
 def _of_run() -> Row:
     return {
-        "version": piper_ray.__version__,
+        "version": __version__,
         "kernels": sources_digest(),
         "host": socket.gethostname(),
         "runtime": _runtime(),

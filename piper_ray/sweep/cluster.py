@@ -20,9 +20,9 @@ import ray
 from ray.exceptions import RayError, TaskCancelledError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from piper_ray.backends.ray.backend import RayBackend
-from piper_ray.backends.ray.causes import address_of, cause_of, is_loss
-from piper_ray.backends.ray.coordinator import (
+from piper_ray.engine.backends.ray.backend import RayBackend
+from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
+from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     MOST_DEATHS,
     Block,
@@ -33,11 +33,12 @@ from piper_ray.backends.ray.coordinator import (
     Send,
     WithoutWorkers,
 )
-from piper_ray.backends.ray.machines import Machines, RayView
-from piper_ray.backends.ray.session import connect
-from piper_ray.backends.ray.software import difference
-from piper_ray.errors import ClusterError
-from piper_ray.progress import Event, Note
+from piper_ray.engine.backends.ray.machines import Machines, RayView
+from piper_ray.engine.backends.ray.session import connect
+from piper_ray.engine.backends.ray.software import difference
+from piper_ray.model.errors import ClusterError
+from piper_ray.model.events import Event, Note
+from piper_ray.model.stop import Stop
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.crew import Reply
 from piper_ray.sweep.lattices import Lattices
@@ -75,9 +76,10 @@ class Cluster:
     Raises ClusterError if it cannot be reached, or if none of its machines can work.
     """
 
-    def __init__(self, sweep: Sweep, address: str | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, sweep: Sweep, address: str | None, tell: Callable[[str], None], stop: Stop[Any]) -> None:
         self._sweep = sweep
         self._tell = tell
+        self._stop = stop
         self._told: set[tuple[str, str]] = set()
         self._session = connect(address, None)
         self._task: Any = ray.remote(solve_batch)
@@ -143,7 +145,9 @@ class Cluster:
 
         with closing(RayBackend()) as backend:
             graph = self._sweep.graphs[point.workload]
-            return answer(point, graph, self._sweep.options, Lattices(), backend=backend, listener=listen)
+            return answer(
+                point, graph, self._sweep.options, Lattices(), backend=backend, listener=listen, stop=self._stop
+            )
 
     def close(self) -> None:
         if not self._session.owned:  # else all ends with it

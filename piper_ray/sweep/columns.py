@@ -5,7 +5,7 @@ folders takes it, the label being a column there. A row is a finished point:
 
     input_hash              SHA-256 of all that decides the answer: graph, cluster, restrictions, planner, options
     graph_hash              SHA-256 of the layers and edges alone
-    planner                 piper (the exact solver) or one of piper_ray.baselines
+    planner                 piper (the exact solver) or one of piper_ray.planners
     devices, microbatches, memory_bytes, bandwidth_bytes_per_s      K, N, M, B
     tensor_parallelism, data_parallelism, recompute                 restrictions: allowed or not, and the rule
     gap_limit, time_limit_s limits of the solve; null: none

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from piper_ray.checkpoint.records import Vanished
-from piper_ray.checkpoint.storage import Folder, open_folder
+from piper_ray.storage.folder import Folder, Vanished, open_folder
 from piper_ray.sweep.columns import PARTITION, SCHEMA
 from piper_ray.sweep.manifest import Found, read_manifest
 from piper_ray.sweep.parts import Part, parts
@@ -74,7 +73,7 @@ def _told(label: str, part: Part, state: str, rows: int | None) -> str:
 def read_contents(filesystem: fs.FileSystem, root: str, columns: list[str] | None) -> Contents:
     """Every part, checked.
 
-    Raises records.Vanished if a driver at work merged parts meanwhile, OSError and ArrowException if the storage fails.
+    Raises Vanished if a driver at work merged parts meanwhile, OSError and ArrowException if the storage fails.
     """
     control = open_folder(f"{root}/{CONTROL}", filesystem)
     found = read_manifest(control)
@@ -116,7 +115,7 @@ def _read_label(folder: Folder, label: str, columns: list[str] | None) -> OfLabe
 
 
 def read_part(folder: Folder, label: str, part: Part, columns: list[str] | None) -> pa.Table | None:
-    """The part's rows; None if it is not what was written. Raises records.Vanished if it has gone."""
+    """The part's rows; None if it is not what was written. Raises Vanished if it has gone."""
     content = folder.read(part.name)
     if content is None:
         raise Vanished

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
-from piper_ray.options import SolveOptions
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.stop import Stop
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep
@@ -71,8 +72,9 @@ class Crew(Protocol):
 class Here:
     """This process: for sweeps of a few seconds, which starting Ray would double."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, stop: Stop[Any]) -> None:
         self._sweep = sweep
+        self._stop = stop
         self._lattices = Lattices()
         self._batches: deque[Batch] = deque()
 
@@ -103,12 +105,12 @@ class Here:
             self._batches.appendleft(replace(batch, tasks=batch.tasks[1:]))
         first: tuple[Task, ...] = batch.tasks[:1]
         point = first[0].point
-        row = answer(point, self._sweep.graphs[point.workload], self._sweep.options, self._lattices)
+        row = answer(point, self._sweep.graphs[point.workload], self._sweep.options, self._lattices, stop=self._stop)
         return [Reply(replace(batch, tasks=first), (row,), float(str(row["seconds"])))]
 
     def solve_together(self, point: Point) -> Row:
         options = SolveOptions(gap=self._sweep.options.gap, time_limit_s=self._sweep.options.time_limit_s)
-        return answer(point, self._sweep.graphs[point.workload], options, self._lattices)
+        return answer(point, self._sweep.graphs[point.workload], options, self._lattices, stop=self._stop)
 
     def close(self) -> None:
         self._batches.clear()

@@ -28,18 +28,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
-import piper_ray
-from piper_ray import arguments
-from piper_ray.checkpoint.claim import acquire
-from piper_ray.checkpoint.lease import Lease
-from piper_ray.checkpoint.names import StateFile
-from piper_ray.checkpoint.records import Vanished
-from piper_ray.checkpoint.storage import Folder, open_folder, reason, shown
-from piper_ray.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
+from piper_ray.model import arguments
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
+from piper_ray.storage.claim import acquire
+from piper_ray.storage.folder import Folder, Vanished, open_folder, reason, shown
+from piper_ray.storage.lease import Lease
+from piper_ray.storage.names import StateFile
 from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
 from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
 from piper_ray.sweep.manifest import BEFORE_MANIFESTS, FORMAT, Manifest, read_manifest, write_manifest
 from piper_ray.sweep.parts import Part, parts, unfinished_before
+from piper_ray.version import __version__
 
 _READINGS = 5
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -214,10 +213,10 @@ class Dataset:
         manifest = _check_format(self._control, self._location)
         if manifest is None:
             return False
-        if manifest.made_by != piper_ray.__version__:
+        if manifest.made_by != __version__:
             raise CheckpointRefused(
                 f"the dataset at {shown(self._location)} was made by piper_ray {manifest.made_by}, this is "
-                f"{piper_ray.__version__}: give another storage"
+                f"{__version__}: give another storage"
             )
         return any(manifest.rows.values())
 
@@ -276,7 +275,7 @@ class Dataset:
 
     def _write_manifest(self) -> None:
         self._sequence += 1
-        manifest = Manifest(piper_ray.__version__, self._name, self._rows)
+        manifest = Manifest(__version__, self._name, self._rows)
         names = self._control.names()
         write_manifest(self._control, names, manifest, self._lease.epoch, self._sequence, self._damaged_manifests)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.baselines.pipedream.states import PAIR_LIMIT
-from piper_ray.reference.paper_table import DEFAULT_TABLE_LIMIT_BYTES
-from piper_ray.solution import Forecast
-from piper_ray.solver import forecast_solve
+from piper_ray.engine.solve import forecast_solve
+from piper_ray.model.solution import Forecast
+from piper_ray.planners.pipedream.states import PAIR_LIMIT
+from piper_ray.planners.published.paper_table import DEFAULT_TABLE_LIMIT_BYTES
 from piper_ray.sweep.lattices import KEPT_BYTES
 from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.schedule import Kind

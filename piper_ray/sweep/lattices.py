@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from piper_ray.forecast import bytes_per_downset
-from piper_ray.model import Instance
-from piper_ray.preparation import Preparation, Shape, prepare
+from piper_ray.engine.forecast import bytes_per_downset
+from piper_ray.engine.preparation import Preparation, Shape, prepare
+from piper_ray.model.instance import Instance
 from piper_ray.sweep.point import Point
 
 KEPT = 8

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from piper_ray.checkpoint.names import PARTS, StateFile, state_files
-from piper_ray.checkpoint.records import prune, read_newest, write
-from piper_ray.checkpoint.storage import Folder
+from piper_ray.engine.checkpoint.records import prune, read_newest, write
+from piper_ray.storage.folder import Folder
+from piper_ray.storage.names import PARTS, StateFile, state_files
 from piper_ray.sweep.parts import Part, parts
 
 FORMAT = 2
@@ -65,7 +65,7 @@ class Found:
 
 
 def read_manifest(control: Folder) -> Found:
-    """Raises records.Vanished if a driver at work wrote another one meanwhile."""
+    """Raises Vanished if a driver at work wrote another one meanwhile."""
     files = [file for file in state_files(control.names()) if file.kind == PARTS]
     damaged: list[StateFile] = []
     content = read_newest(control, files, PARTS, damaged.append)

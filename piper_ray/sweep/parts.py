@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from piper_ray.checkpoint.names import UNFINISHED
+from piper_ray.storage.names import UNFINISHED
 
 _PART = re.compile(r"part-([0-9]+)-([0-9]+)\.E([0-9]+)\.([0-9a-f]{32})\.parquet")
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Restrictions
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
 
 
 @dataclass(frozen=True)

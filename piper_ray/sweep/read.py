@@ -9,17 +9,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from piper_ray import arguments
-from piper_ray.errors import InputError, UsageError
-from piper_ray.formats import load
-from piper_ray.formats.documents import parse_toml, read_text
-from piper_ray.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.formats.units import OnNote, doubtful
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model import arguments
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, Options, check_label
+from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.documents import parse_toml, read_text
+from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.workloads.formats.units import OnNote, doubtful
 
 _KEYS = ("name", "workloads", "options", "grid", "points")
 _CLUSTER = {  # in the sweep's words, and in those of an instance

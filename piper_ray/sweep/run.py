@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
-from piper_ray import arguments
+from piper_ray.compiled.cache import observed
+from piper_ray.model import arguments
+from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.sweep.answer import Row, identity, lost_row
 from piper_ray.sweep.crew import Crew, Here, Reply
 from piper_ray.sweep.dataset import Dataset
@@ -35,32 +38,45 @@ def run_sweep(
     address: str | None = None,
     listener: Listener = lambda progress: None,  # noqa: ARG005
     on_warning: Callable[[str], None] = lambda text: None,  # noqa: ARG005
+    stop: Stop[Progress] | None = None,
 ) -> Progress:
     """Solves every point of the sweep in ``source`` (TOML, see ``schema``) that ``storage`` does not hold.
 
     storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
     address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.
 
-    What an error or KeyboardInterrupt ends can be resumed. Raises InputError for a file that is no sweep, UsageError
-    for arguments that make no sense, CheckpointRefused for a storage that cannot be used, CheckpointLost, ClusterError.
+    stop: ends it early; the progress tells how much is left. What that, an error or KeyboardInterrupt ends can be
+    resumed. Raises InputError for a file that is no sweep, UsageError for arguments that make no sense,
+    CheckpointRefused for a storage that cannot be used, CheckpointLost, ClusterError.
     """
     began = time.monotonic()
     resume = arguments.flag("resume", resume)
     arguments.of_kind("address", address, (str, type(None)), "a text: host:port, auto or local")
     arguments.function("listener", listener)
     arguments.function("on_warning", on_warning)
+    arguments.of_kind("stop", stop, (Stop, type(None)), "a Stop")
+    stop = stop or Stop()
     storage = arguments.location("storage", storage)
     wanted = read_sweep(source, on_warning)
-    with Dataset.open(storage, wanted.name, resume=resume, on_warning=on_warning) as dataset:
+    with (
+        observed(compiling=lambda: on_warning("compiling kernels: up to half a minute"), note=on_warning),
+        Dataset.open(storage, wanted.name, resume=resume, on_warning=on_warning) as dataset,
+        stop.ending(dataset.close),
+    ):
         tasks = [(point, wanted.input_hash(point)) for point in wanted.points]
         left = [(point, hash_) for point, hash_ in tasks if hash_ not in dataset.finished]
         progress = Progress(points=len(tasks), recorded=len(tasks) - len(left))
         if left:
             demand = Demand.of(wanted)
-            with closing(_crew(wanted, left, demand, address, on_warning)) as crew:
+            with closing(_crew(wanted, left, demand, address, on_warning, stop)) as crew:
                 progress.start_s = time.monotonic() - began
-                _Run(wanted, dataset, crew, demand, progress, listener).solve(left)
-        dataset.compact()
+                run = _Run(wanted, dataset, crew, demand, progress, listener, stop)
+                with stop.ending(run.write), suppress(StopSearch):
+                    run.solve(left)
+                if stop.requested:
+                    stop.conclude(progress)
+        if not stop.requested:
+            dataset.compact()
         listener(progress)
     return progress
 
@@ -71,12 +87,13 @@ def _crew(
     demand: Demand,
     address: str | None,
     on_warning: Callable[[str], None],
+    stop: Stop[Progress],
 ) -> Crew:
     if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
-        return Here(wanted)
+        return Here(wanted, stop)
     from piper_ray.sweep.cluster import Cluster
 
-    return Cluster(wanted, address or "local", on_warning)
+    return Cluster(wanted, address or "local", on_warning, stop)
 
 
 class _Run:
@@ -90,8 +107,11 @@ class _Run:
         demand: Demand,
         progress: Progress,
         listener: Listener,
+        stop: Stop[Progress],
     ) -> None:
         self._sweep = wanted
+        self._stop = stop
+        self._writing = threading.Lock()
         self._dataset = dataset
         self._crew = crew
         self._demand = demand
@@ -102,7 +122,10 @@ class _Run:
         self._written_at = self._began
 
     def solve(self, left: list[tuple[Point, str]]) -> None:
-        """All points; those that one worker does not hold, or that are long and few, by the whole crew at the end."""
+        """All points; those that one worker does not hold, or that are long and few, by the whole crew at the end.
+
+        Raises StopSearch once it is asked to stop; what is finished by then is written.
+        """
         together = self._demand.long_points(tuple(point for point, _ in left), self._crew.workers)
         single = [(p, h) for p, h in left if p not in together and self._fits_a_worker(p)]
         alone = {h for _, h in single}
@@ -110,11 +133,12 @@ class _Run:
             self._in_batches(Schedule(single))
             for point, hash_ in left:
                 if hash_ not in alone:
-                    self._write()
+                    self._stop.check()
+                    self.write()
                     self._finished(Task(point, hash_), self._crew.solve_together(point))
                     self._tell()
         finally:
-            self._write()
+            self.write()
             self._tell()
 
     def _fits_a_worker(self, point: Point) -> bool:
@@ -123,6 +147,7 @@ class _Run:
 
     def _in_batches(self, schedule: Schedule) -> None:
         while True:
+            self._stop.check()
             self._hand_out(schedule)
             if not self._crew.in_flight:
                 return
@@ -161,13 +186,15 @@ class _Run:
 
     def _write_if_due(self) -> None:
         if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
-        rows, self._unwritten = self._unwritten, []
-        if rows:
-            self._dataset.add(rows)
-            self._written_at = time.monotonic()
+    def write(self) -> None:
+        """Puts on record what is finished. By any thread."""
+        with self._writing:
+            rows, self._unwritten = self._unwritten, []
+            if rows:
+                self._dataset.add(rows)
+                self._written_at = time.monotonic()
 
     def _tell(self) -> None:
         self._progress.run_s = time.monotonic() - self._began

@@ -19,7 +19,7 @@
     tensor_parallelism = [true, false]   # allowed or not
     data_parallelism = true
     recompute = ["auto", "never"]        # auto, always, never, all-or-none
-    planners = ["piper", "gpipe"]        # piper is the exact solver; the others are piper_ray.baselines.PLANNERS
+    planners = ["piper", "gpipe"]        # piper is the exact solver; the others are piper_ray.planners.PLANNERS
 
     [[points]]                           # the same keys, one value each
     workload = "bert32"
@@ -38,12 +38,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from piper_ray import limits
-from piper_ray.baselines import PLANNERS
-from piper_ray.formats.faults import MANY, ONE, shown
-from piper_ray.formats.fields import Closed, Degree, Microbatches, RateWithUnit, SizeWithUnit
-from piper_ray.formats.inflight import InFlight
-from piper_ray.restrictions import Recompute
+from piper_ray.model import limits
+from piper_ray.model.restrictions import Recompute
+from piper_ray.planners import PLANNERS
+from piper_ray.workloads.formats.faults import MANY, ONE, shown
+from piper_ray.workloads.formats.fields import Closed, Degree, Microbatches, RateWithUnit, SizeWithUnit
+from piper_ray.workloads.formats.inflight import InFlight
 
 PIPER = "piper"
 """The exact solver, among the planners."""

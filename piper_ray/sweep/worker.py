@@ -6,29 +6,30 @@ answer depends on it.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 
-from piper_ray.backends.ray.software import Software, software
-from piper_ray.kernels.jit import cache_directory, is_compiled
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.options import SolveOptions
-from piper_ray.solver import solve
+from piper_ray.compiled.jit import is_kept, one_compiles
+from piper_ray.engine.backends.ray.software import Software, software
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.options import SolveOptions
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
 
 _GRAPHS = 4
 """Kept in a process."""
+
+_LAST_KERNEL = "evaluation.evaluate_levels"
+"""Where this one is kept, so are those that it calls."""
 
 
 @dataclass(frozen=True)
@@ -74,27 +75,19 @@ class _Kept:
 @cache
 def _kept() -> _Kept:
     """Of this process, whose kernels are ready."""
-    with nullcontext() if is_compiled() else _alone_on_this_machine():
+    with nullcontext() if is_kept(_LAST_KERNEL) else one_compiles():
         solve(_two_layers(), options=SolveOptions(threads=1))
     return _Kept()
 
 
 def solve_batch(order: Order) -> Iterator[Began | Report]:
     """A word at the beginning, then each point's row. Errors of planners are in the rows."""
-    yield Began(ray.get_runtime_context().get_node_id(), software(), is_compiled())
+    yield Began(ray.get_runtime_context().get_node_id(), software(), is_kept(_LAST_KERNEL))
     kept = _kept()
     began = time.perf_counter()
     graph = kept.graph(order)
     rows = tuple(answer(point, graph, order.options, kept.lattices) for point in order.points)
     yield Report(rows, time.perf_counter() - began)
-
-
-@contextmanager
-def _alone_on_this_machine() -> Iterator[None]:
-    """One process compiles; the others wait and find the code."""
-    with Path(cache_directory(), "compiling").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        yield
 
 
 def _two_layers() -> Instance:

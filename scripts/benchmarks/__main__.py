@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from scripts.benchmarks.cases import CASES, select
 from scripts.benchmarks.measure import MeasurementError
 from scripts.benchmarks.results import Results

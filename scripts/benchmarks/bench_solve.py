@@ -17,12 +17,12 @@ from typing import Protocol
 import pytest
 
 import piper_ray
-from piper_ray.formats import parse_bytes, parse_bytes_per_s
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.progress import EvaluationFinished, Event
-from piper_ray.reference import PaperTableResult, TmpcChoice, paper_table
-from piper_ray.solution import Solution
+from piper_ray.model.events import EvaluationFinished, Event
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.solution import Solution
+from piper_ray.planners.published import PaperTableResult, TmpcChoice, paper_table
+from piper_ray.workloads.formats import parse_bytes, parse_bytes_per_s
 from scripts.benchmarks.cases import BANDWIDTH, CASES, SMALL, TWINS, Case
 
 TIMED_S = 3.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from piper_ray.errors import UsageError
+from piper_ray.model.errors import UsageError
 from tests.data import INCEPTION, INPUTS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]

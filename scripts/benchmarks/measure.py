@@ -14,7 +14,7 @@ from pathlib import Path
 from resource import struct_rusage
 from typing import IO, Any
 
-from piper_ray.errors import EXIT_SOLVED, InfeasibleError
+from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError
 from scripts.benchmarks.cases import BANDWIDTH, ROOT, Case
 from scripts.benchmarks.results import CommandRun
 

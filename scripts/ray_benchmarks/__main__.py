@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.errors import EXIT_INTERRUPTED
+from piper_ray.model.errors import EXIT_INTERRUPTED
 from scripts.benchmarks.runner import describe_machine
 from scripts.ray_benchmarks.cases import RAY_CASES
 from scripts.ray_benchmarks.model import fit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from piper_ray.formats import parse_bytes, parse_bytes_per_s
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.workloads.formats import parse_bytes, parse_bytes_per_s
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import BANDWIDTH, CASES, Case
 

@@ -9,11 +9,11 @@ from weakref import WeakSet
 
 import numpy as np
 
-from piper_ray.backends import Activity, Backend, Heartbeat, NextBatch
-from piper_ray.kernels.types import LevelStates
-from piper_ray.progress import Listener
-from piper_ray.solution import ClusterStats
-from piper_ray.state_tables import StateTables
+from piper_ray.engine.evaluation.backend import Activity, Backend, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.model.events import Listener
+from piper_ray.model.solution import ClusterStats
 
 
 @dataclass(frozen=True)

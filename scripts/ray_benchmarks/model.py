@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.backends.ray.pacing import Pacing
+from piper_ray.engine.backends.ray.pacing import Pacing
 from scripts.ray_benchmarks.meter import BatchRecord
 from scripts.ray_benchmarks.results import Run
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from piper_ray.solution import Solution, Status
+from piper_ray.model.solution import Solution, Status
 from scripts.ray_benchmarks.cases import RayCase
 from scripts.ray_benchmarks.meter import BatchRecord
 

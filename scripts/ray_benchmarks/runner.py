@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
-from piper_ray.backends import Backend
-from piper_ray.backends.local import LocalBackend
-from piper_ray.backends.ray import RayBackend
-from piper_ray.backends.ray.session import LOCAL as HERE
-from piper_ray.backends.ray.session import connect
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.solver import solve
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray import RayBackend
+from piper_ray.engine.backends.ray.session import LOCAL as HERE
+from piper_ray.engine.backends.ray.session import connect
+from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
 from scripts.ray_benchmarks.cases import RayCase, towers
 from scripts.ray_benchmarks.meter import Meter
 from scripts.ray_benchmarks.results import EXECUTORS, LOCAL, ONE, TWO, RayResult, Run

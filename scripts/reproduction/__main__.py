@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.errors import EXIT_INTERRUPTED
+from piper_ray.model.errors import EXIT_INTERRUPTED
 from scripts.reproduction import correlation, greedy, running_time, staircases, tables, throughput
 from scripts.reproduction.report import page, write_study
 from scripts.reproduction.study import Findings, Study

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from piper_ray.baselines import EqualRuns, plan
-from piper_ray.plots import style
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners import EqualRuns, plan
+from piper_ray.report.plots import style
 from scripts.reproduction import sources
 from scripts.reproduction.sources import GIB
 from scripts.reproduction.study import TOLERANCE, Findings, Row, Study, Tell, milliseconds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv
 
-from piper_ray.plots import style
+from piper_ray.report.plots import style
 from scripts.reproduction.study import Findings, Row, Study
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 import piper_ray
-from piper_ray.plots import style
+from piper_ray.report.plots import style
 from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from piper_ray.formats import load
-from piper_ray.model import Instance
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.formats import load
 from tests.data import INPUTS, WORKLOADS, Record, goldens
 
 GIB = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 import piper_ray
-from piper_ray.plots import style
+from piper_ray.report.plots import style
 from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, milliseconds
 

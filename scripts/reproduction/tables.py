@@ -6,10 +6,10 @@ import time
 from itertools import product
 
 import piper_ray
-from piper_ray.baselines import plan
-from piper_ray.errors import LimitError
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.planners import plan
 from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, slower_than
 

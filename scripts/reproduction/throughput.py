@@ -8,10 +8,10 @@ from itertools import product
 from matplotlib.figure import Figure
 
 import piper_ray
-from piper_ray.baselines import plan
-from piper_ray.model import Instance
-from piper_ray.plots import style
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners import plan
+from piper_ray.report.plots import style
 from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, slower_than
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from piper_ray.baselines import PLANNERS, DataParallel, Level, Megatron, PipeDream, PipeDream2BW, States, planner_of
 from piper_ray.cli.baseline import PlannerName
-from piper_ray.errors import UsageError
+from piper_ray.model.errors import UsageError
+from piper_ray.planners import PLANNERS, DataParallel, Level, Megatron, PipeDream, PipeDream2BW, States, planner_of
 from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.checkpoint.names import OUTCOMES, StateFile, checksum
 from piper_ray.cli.supervise import DEATHS, PAUSES_S, supervise, without_supervise
-from piper_ray.errors import ClusterError
+from piper_ray.model.errors import ClusterError
+from piper_ray.storage.names import OUTCOMES, StateFile, checksum
 from tests.cli_cases import ROOT
+from tests.interrupt_support import AS_IN_A_TERMINAL
 
 _SOON = (0.001, 0.002, 0.003, 0.004)
 _HANG_S = 60.0
@@ -164,7 +165,7 @@ def test_credentials_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_handlers_are_put_back(play: Callable[..., int]) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
     before = [signal.getsignal(number) for number in numbers]
     play("0")
     assert [signal.getsignal(number) for number in numbers] == before
@@ -185,7 +186,7 @@ def test_the_childs_command_line(given: list[str], expected: list[str]) -> None:
 @contextmanager
 def _supervisor(folder: Path, *command: str, pauses_s: Sequence[float] = ()) -> Iterator[subprocess.Popen[str]]:
     """A supervisor in a process group of its own, as a shell starts it."""
-    program = (
+    program = AS_IN_A_TERMINAL + (
         "import sys; from piper_ray.cli.supervise import supervise; "
         f"sys.exit(supervise([], {str(folder)!r}, command={list(command)!r}, pauses_s={list(pauses_s)!r}))"
     )
@@ -222,15 +223,16 @@ def test_signals_are_passed_on_once_and_the_end_is_the_childs(tmp_path: Path, co
         assert process.returncode == code
 
 
-def test_a_child_that_the_signal_ends_is_not_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_child_that_the_signal_ends_is_not_started_again(tmp_path: Path, number: signal.Signals) -> None:
     with _supervisor(tmp_path, sys.executable, "-S", "-c", _PLAIN, pauses_s=[0.0]) as process:
         assert _line(process) == "ready"
-        process.terminate()
-        assert process.wait(_HANG_S) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait(_HANG_S) == 128 + number
         assert process.communicate() == ("", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_pause(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-S", "-c", "raise SystemExit(7)"]
     with _supervisor(tmp_path, *command, pauses_s=[100 * _HANG_S]) as process:

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import Any
 
 import piper_ray.cli
-from piper_ray.backends.ray import RayBackend, pacing
-from piper_ray.progress import Event, Listener
+from piper_ray.engine.backends.ray import RayBackend, pacing
+from piper_ray.model.events import Event, Listener
 from piper_ray.report.log import SolverLog
 
 EVENT = "event "

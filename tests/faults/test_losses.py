@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from piper_ray.errors import EXIT_INTERRUPTED
+from piper_ray.model.errors import EXIT_INTERRUPTED
 from tests.faults.driver import driving
 from tests.faults.machines import ACTOR, Machines, Setup
 

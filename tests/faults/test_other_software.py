@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.errors import ClusterError
+from piper_ray.model.errors import ClusterError
 from piper_ray.sweep.run import run_sweep
 from tests.faults.driver import INCEPTION, driving
 from tests.faults.machines import HEAD, LONG_S, USUAL, Machines, Setup

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.baselines import EqualRuns, Level, PipeDream, PipeDream2BW, PiperPublished, States, plan
-from piper_ray.formats import load
-from piper_ray.model import Instance
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners import EqualRuns, Level, PipeDream, PipeDream2BW, PiperPublished, States, plan
+from piper_ray.workloads.formats import load
 from tests.data import PROFILES, WORKLOADS, Record, goldens, profile_text
 from tests.support import GIB, assert_same_time, published_goldens
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from piper_ray.formats import load
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Restrictions
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Status
+from piper_ray.workloads.formats import load
 from tests.data import goldens
 
 GOLDENS = {record["name"]: record for record in goldens("dnn_partitioning")}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from piper_ray.estimate.config import read_model
-from piper_ray.estimate.families import Microbatch
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.families import Microbatch
 from tests.estimate_support import model_of
 
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}

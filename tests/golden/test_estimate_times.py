@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.estimate.build import Estimate
-from piper_ray.estimate.config import read_model
-from piper_ray.estimate.modes import Mode, Recomputation
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.plan import Plan, Stage
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from tests.estimate_support import estimated, gpt, kind_of
 
 TOKENS, VOCABULARY = 2048, 51200

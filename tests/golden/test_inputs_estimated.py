@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 import piper_ray
 from piper_ray.cli.app import app
-from piper_ray.estimate.build import Request, estimate
-from piper_ray.estimate.config import read_model
-from piper_ray.estimate.hardware import load_hardware
 from piper_ray.evaluate import MEMORY_TOLERANCE, StageEvaluation
-from piper_ray.model import Instance
-from piper_ray.plan import Plan, Stage
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.workloads.estimate.build import Request, estimate
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
 
 INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 MODELS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.evaluate import evaluate
-from piper_ray.reference import TmpcChoice, paper_table
+from piper_ray.planners.published import TmpcChoice, paper_table
 from tests.support import PublishedGolden, assert_same_time, published_goldens, random_goldens
 
 # Those whose table is filled in a second or two.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.model import Instance
-from piper_ray.reference import paper_table
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Status
+from piper_ray.planners.published import paper_table
 from tests.solver_support import ONE_THREAD, assert_optimal
 from tests.support import PublishedGolden, published_goldens, random_goldens
 

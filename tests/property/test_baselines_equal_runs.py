@@ -10,16 +10,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.baselines import PLANNERS, EqualRuns, PipeDream2BW, plan
-from piper_ray.baselines.choices import uniform_choices
-from piper_ray.baselines.order import run_order
-from piper_ray.baselines.run_costs import RunCosts
-from piper_ray.errors import InvalidPlan
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model import Edge, Instance, Layer, Tmpc
-from piper_ray.plan import Plan, Stage
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solver import solve
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
+from piper_ray.planners.choices import uniform_choices
+from piper_ray.planners.order import run_order
+from piper_ray.planners.run_costs import RunCosts
 from tests.instances import RECOMPUTE, VANILLA, random_instance
 from tests.solver_support import ONE_THREAD
 

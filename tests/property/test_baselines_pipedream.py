@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 
-from piper_ray.baselines import Level, PipeDream, States, plan
-from piper_ray.baselines.choices import uniform_choices
-from piper_ray.errors import InvalidPlan
 from piper_ray.evaluate import evaluate
-from piper_ray.model import Instance, Tmpc
-from piper_ray.plan import Plan, Stage
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners import Level, PipeDream, States, plan
+from piper_ray.planners.choices import uniform_choices
 from tests.instances import equal_chain, random_instance
 from tests.solver_support import downsets_by_definition
 

@@ -11,10 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from piper_ray.checkpoint import EvaluationKey
-from piper_ray.checkpoint.encoding import decode_levels, decode_outcomes, encode_levels, encode_outcomes
-from piper_ray.kernels.types import LevelStates
-from piper_ray.threshold import Outcome, TracedStage
+from piper_ray.engine.checkpoint.encoding import decode_levels, decode_outcomes, encode_levels, encode_outcomes
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
+from piper_ray.engine.kernels.types import LevelStates
 from tests.checkpoint_support import IDENTITY, Clock, opened, same_levels, same_outcome
 
 any_float = st.floats(allow_nan=False) | st.sampled_from([float("inf"), -0.0, 0.0, 5e-324, 1.7976931348623157e308])

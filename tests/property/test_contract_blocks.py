@@ -8,20 +8,20 @@ from random import Random
 
 import pytest
 
-import piper_ray.contract.solve as by_blocks
-from piper_ray.contract.blocks import Blocks, find_blocks
-from piper_ray.contract.instance import build_instance
-from piper_ray.errors import LimitError
+import piper_ray.engine.blocks.solve as by_blocks
+from piper_ray.cost.variants import Variant, stage_variants
+from piper_ray.engine.blocks.blocks import Blocks, find_blocks
+from piper_ray.engine.blocks.instance import build_instance
+from piper_ray.engine.lattice.contracted import ContractedGraph
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.graph import number_graph
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.lattice.contracted import ContractedGraph
-from piper_ray.lattice.counting import count_downsets
-from piper_ray.lattice.graph import number_graph
-from piper_ray.model import Instance
-from piper_ray.options import Contract, SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Solution, Status
-from piper_ray.solver import solve
-from piper_ray.variants import Variant, stage_variants
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Solution, Status
 from tests.brute_force import brute_force
 from tests.instances import random_instance
 from tests.solver_support import ONE_THREAD

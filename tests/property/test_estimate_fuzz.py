@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from piper_ray.errors import PiperRayError
-from piper_ray.estimate.build import Request, estimate
-from piper_ray.estimate.config import model_names, read_model
-from piper_ray.estimate.hardware import load_hardware
-from piper_ray.formats.documents import parse_toml
+from piper_ray.model.errors import PiperRayError
+from piper_ray.workloads.estimate.build import Request, estimate
+from piper_ray.workloads.estimate.config import model_names, read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.formats.documents import parse_toml
 from tests.formats_support import NASTY, TOKENS
 
 MODELS = Path(__file__).resolve().parents[2] / "piper_ray" / "estimate" / "models.toml"

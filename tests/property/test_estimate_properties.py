@@ -7,12 +7,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.estimate.build import Estimate
-from piper_ray.estimate.config import Model
-from piper_ray.estimate.costs import Costs
-from piper_ray.estimate.hardware import load_hardware
-from piper_ray.estimate.modes import Mode, Recomputation
-from piper_ray.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.config import Model
+from piper_ray.workloads.estimate.costs import Costs
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.operators import LayerKind
 from tests.estimate_support import estimated, model_of
 from tests.formats_support import assert_consistent
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.backends.local import LocalBackend
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.frontier.frontier import Frontier, frontier
+from piper_ray.engine.search.search import Search
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.evaluations import Evaluations
-from piper_ray.frontiers.frontier import Frontier, frontier
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.search import Search
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Status
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, PROOF, tables
 
@@ -29,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of a search: stages listed, and a lattice that is too large for that."""
     name: str = request.param
     if name == "by evaluations":
-        monkeypatch.setattr("piper_ray.frontiers.listed.MOST_DOWNSETS", 0)
+        monkeypatch.setattr("piper_ray.engine.frontier.listed.MOST_DOWNSETS", 0)
     return name
 
 
@@ -110,7 +110,9 @@ def time_with_budget(instance: Instance, budget: int) -> float | None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(25))
 def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.search._CHAIN_SHARE", 10**9)  # solve's chains know no bound but the instance's
+    monkeypatch.setattr(
+        "piper_ray.engine.search.search._CHAIN_SHARE", 10**9
+    )  # solve's chains know no bound but the instance's
     instance = random_instance(seed).replace(devices=9)
     if any(not any(t <= 9 for t in layer.tmpcs) for layer in instance.layers):
         return
@@ -123,7 +125,7 @@ def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_threads_change_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.frontiers.search._LEAST_STRETCH", 4)
+    monkeypatch.setattr("piper_ray.engine.frontier.search._LEAST_STRETCH", 4)
     instance = random_instance(seed, most_layers=7).replace(devices=40, microbatches=12)
     alone, together = (frontier(instance, options=SolveOptions(threads=threads)) for threads in (1, 3))
     assert alone.points() == together.points()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.errors import InputError
-from piper_ray.formats import load, to_toml, to_upstream
-from piper_ray.model import Instance
+from piper_ray.model.errors import InputError
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.formats import load, to_toml, to_upstream
 from tests.formats_support import assert_consistent, chained_instance, mutated_files, random_instance
 
 FILES_PER_SEED = 2500

@@ -16,10 +16,10 @@ import pytest
 
 import piper_ray
 from piper_ray import Edge, InputError, Instance, InvalidPlan, Layer, Plan, Stage, Tmpc
-from piper_ray.formats import instance_of, load, to_toml, to_upstream
-from piper_ray.formats.documents import parse_toml
-from piper_ray.model import Tensor
-from piper_ray.reference import paper_table
+from piper_ray.model.instance import Tensor
+from piper_ray.planners.published import paper_table
+from piper_ray.workloads.formats import instance_of, load, to_toml, to_upstream
+from piper_ray.workloads.formats.documents import parse_toml
 from tests.formats_support import assert_consistent
 from tests.instances import random_instance
 from tests.solver_support import ONE_THREAD

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from piper_ray.backends.ray.coordinator import (
+from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     MOST_DEATHS,
     Block,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.model import Instance
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Status
 from tests.brute_force import brute_force
 from tests.instances import instances, named_instances, random_instance
 from tests.solver_support import ONE_THREAD, assert_optimal

@@ -12,10 +12,11 @@ from functools import cache
 
 import pytest
 
-from piper_ray.lattice.bits import members
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.model import Instance, divisors
-from piper_ray.threshold import Outcome, evaluate_threshold
+from piper_ray.engine.evaluation.outcome import Outcome
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.model.instance import Instance, divisors
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import build, random_instance, tmpc
 from tests.solver_support import RecordingBackend, downsets_by_definition, send_every_level_to_the_backend, tables

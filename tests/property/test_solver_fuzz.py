@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.errors import InputError, PiperRayError
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.formats import load
-from piper_ray.model import Instance
-from piper_ray.solution import Solution, Status
-from piper_ray.solver import solve
+from piper_ray.model.errors import InputError, PiperRayError
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Solution, Status
+from piper_ray.workloads.formats import load
 from tests.formats_support import mutated_files
 from tests.solver_support import ONE_THREAD
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.backends import NextBatch
-from piper_ray.backends.local import LocalBackend
-from piper_ray.evaluations import Evaluations
-from piper_ray.lattice import contracted
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.model import Instance, Tmpc
-from piper_ray.search import Search
-from piper_ray.solution import Status
-from piper_ray.solver import solve
-from piper_ray.state_tables import StateTables
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.backend import NextBatch
+from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.lattice import contracted
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.search.search import Search
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.solution import Status
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import (
     ONE_THREAD,
@@ -203,7 +203,7 @@ def test_who_computes_a_level_changes_no_byte(name: str, monkeypatch: pytest.Mon
     apart = solve(WIDE[name], options=ONE_THREAD)
     send_every_level_to_the_backend(monkeypatch)
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
-    monkeypatch.setattr("piper_ray.backends.local._SMALL_LEVEL_S", float("inf"))
+    monkeypatch.setattr("piper_ray.engine.backends.local._SMALL_LEVEL_S", float("inf"))
     assert same_answer(apart, solve(WIDE[name], options=ONE_THREAD))
 
 

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model import Instance
-from piper_ray.reference import paper_table
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Status
+from piper_ray.planners.published import paper_table
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, assert_optimal
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.model import Instance, divisors
-from piper_ray.options import SolveOptions
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.solution import Status
 from tests.brute_force import brute_force
 from tests.instances import build, equal_chain, random_instance, tmpc
 from tests.solver_support import ONE_THREAD, assert_optimal

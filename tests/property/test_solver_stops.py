@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import pytest
 
-from piper_ray.formats import load
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.progress import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound
-from piper_ray.solution import Solution, Status
-from piper_ray.solver import solve
+from piper_ray.engine.solve import solve
+from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.solution import Solution, Status
+from piper_ray.workloads.formats import load
 from tests.data import WORKLOADS
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, assert_plan_is_worth_its_value
@@ -108,7 +108,7 @@ def test_a_long_time_limit_changes_nothing() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _same_events_in_each_run() -> Iterator[None]:
     """However long they take: nothing is learned of the rate of work."""
-    with patch("piper_ray.rate.Rate.record", lambda *_: None):
+    with patch("piper_ray.engine.tables.rate.Rate.record", lambda *_: None):
         yield
 
 

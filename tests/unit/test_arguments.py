@@ -12,12 +12,12 @@ import pytest
 
 import piper_ray
 from piper_ray import Recompute, Restrictions, SolveOptions, UsageError, baselines
-from piper_ray.formats import load
-from piper_ray.options import Contract
-from piper_ray.preparation import prepare
-from piper_ray.progress import Note
-from piper_ray.reference import TmpcChoice, paper_table
-from piper_ray.solver import forecast_solve
+from piper_ray.engine.preparation import prepare
+from piper_ray.engine.solve import forecast_solve
+from piper_ray.model.events import Note
+from piper_ray.model.options import Contract
+from piper_ray.planners.published import TmpcChoice, paper_table
+from piper_ray.workloads.formats import load
 from tests.cli_cases import write_small
 from tests.report_cases import small_instance, small_plan
 from tests.solver_support import ONE_THREAD

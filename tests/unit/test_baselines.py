@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.baselines import PLANNERS, DataParallel, EqualRuns, Megatron, PipeDream2BW, PiperPublished, plan
-from piper_ray.baselines.choices import uniform_choices
-from piper_ray.baselines.order import run_order, topological_order
-from piper_ray.errors import LimitError, UsageError
-from piper_ray.model import Edge, Instance, Layer
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.instance import Edge, Instance, Layer
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners import PLANNERS, DataParallel, EqualRuns, Megatron, PipeDream2BW, PiperPublished, plan
+from piper_ray.planners.choices import uniform_choices
+from piper_ray.planners.order import run_order, topological_order
 from tests.instances import RECOMPUTE, VANILLA, build, equal_chain, named_instances, tmpc
 
 ALWAYS, NEVER = Restrictions(recompute=Recompute.ALWAYS), Restrictions(recompute=Recompute.NEVER)
@@ -241,6 +241,6 @@ def test_the_published_table_has_a_limit() -> None:
 
 
 def test_listing_the_planners_loads_no_kernels() -> None:
-    code = "import sys, piper_ray.baselines; print(len(piper_ray.baselines.PLANNERS), 'numba' in sys.modules)"
+    code = "import sys, piper_ray.planners; print(len(piper_ray.planners.PLANNERS), 'numba' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["7", "False"]

@@ -15,8 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 import scripts.benchmarks.__main__ as command_line
-from piper_ray.errors import UsageError
-from piper_ray.model import divisors
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import divisors
 from scripts.benchmarks import runner
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import CASES, ROWS, SMALL, TWINS, Case, select

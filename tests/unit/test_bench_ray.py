@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from piper_ray.backends.local import LocalBackend
-from piper_ray.solution import EvaluationStats, Solution, SolveStats, Status
-from piper_ray.solver import forecast_solve, solve
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.solve import forecast_solve, solve
+from piper_ray.model.solution import EvaluationStats, Solution, SolveStats, Status
 from scripts.ray_benchmarks.cases import RAY_CASES, TOWERS, RayCase, towers
 from scripts.ray_benchmarks.meter import BatchRecord, Meter
 from scripts.ray_benchmarks.model import CALL_HERE_S, LEAST_CALL_S, Constants, crossing, fit, predict

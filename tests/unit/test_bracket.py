@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.bracket import PROOF, Bracket
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.search.bracket import Bracket
 
 
 def drive(bracket: Bracket, plans: list[float], rng: Random) -> list[float]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.checkpoint import Checkpoint, CheckpointLost, CheckpointRefused, Identity
-from piper_ray.checkpoint.checkpoint import LEVELS_EVERY_S
-from piper_ray.checkpoint.names import LEASE, LEVELS, OUTCOMES, DriverFile, StateFile, state_files
-from piper_ray.checkpoint.owner import Owner
-from piper_ray.checkpoint.storage import LocalFolder
-from piper_ray.restrictions import Restrictions
+from piper_ray.engine.checkpoint import Checkpoint, Identity
+from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.storage.folder import LocalFolder
+from piper_ray.storage.names import LEASE, LEVELS, OUTCOMES, DriverFile, StateFile, state_files
+from piper_ray.storage.owner import Owner
 from tests.checkpoint_support import (
     LEASE_THREAD,
     Clock,

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from piper_ray.checkpoint import Checkpoint
-from piper_ray.checkpoint.checkpoint import LEVELS_EVERY_S, SHARE
-from piper_ray.checkpoint.names import LEASE, OUTCOMES
-from piper_ray.kernels.types import LevelStates
+from piper_ray.engine.checkpoint import Checkpoint
+from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S, SHARE
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.storage.names import LEASE, OUTCOMES
 from tests.checkpoint_support import Clock, ObjectStore, key, levels, opened, outcome, record, recorded, unexpected
 
 

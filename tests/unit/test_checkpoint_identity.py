@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import piper_ray
-from piper_ray.checkpoint import CheckpointRefused, Identity
-from piper_ray.errors import UsageError
-from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.engine.checkpoint import Identity
+from piper_ray.model.errors import CheckpointRefused, UsageError
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.restrictions import Recompute, Restrictions
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
 LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))

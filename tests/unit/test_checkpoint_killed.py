@@ -15,9 +15,10 @@ from threading import current_thread, main_thread
 
 import pytest
 
-from piper_ray.checkpoint import Checkpoint, CheckpointRefused
-from piper_ray.checkpoint.checkpoint import LEVELS_EVERY_S
-from piper_ray.checkpoint.names import state_files
+from piper_ray.engine.checkpoint import Checkpoint
+from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
+from piper_ray.model.errors import CheckpointRefused
+from piper_ray.storage.names import state_files
 from tests.checkpoint_support import (
     Clock,
     ObjectStore,
@@ -141,7 +142,7 @@ def test_half_an_object_is_never_taken_for_a_whole_one() -> None:
 
 _DRIVER = """
 import sys
-from piper_ray.checkpoint import lease
+from piper_ray.engine.checkpoint import lease
 from tests.checkpoint_support import Clock, ignored, opened
 from tests.unit.test_checkpoint_killed import solve
 
@@ -156,7 +157,7 @@ _RIVAL = """
 import sys
 import time
 
-from piper_ray.checkpoint import CheckpointRefused, claim, lease
+from piper_ray.engine.checkpoint import CheckpointRefused, claim, lease
 from tests.checkpoint_support import ignored, opened
 
 claim._POLL_S, lease.BEAT_S = 0.02, 0.01

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.checkpoint import CheckpointLost, CheckpointRefused
-from piper_ray.checkpoint.claim import acquire
-from piper_ray.checkpoint.lease import LEASE_S, Lease
-from piper_ray.checkpoint.names import CLAIM, LEASE, DriverFile, StateFile
-from piper_ray.checkpoint.owner import Owner
-from piper_ray.checkpoint.storage import Folder, LocalFolder
-from piper_ray.errors import ClusterError
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused, ClusterError
+from piper_ray.storage.claim import acquire
+from piper_ray.storage.folder import Folder, LocalFolder
+from piper_ray.storage.lease import LEASE_S, Lease
+from piper_ray.storage.names import CLAIM, LEASE, DriverFile, StateFile
+from piper_ray.storage.owner import Owner
 from tests.checkpoint_support import Clock, ObjectStore, ignored, open_folder_in, unexpected
 
 HERE = Owner.current()
@@ -83,8 +82,8 @@ def test_a_process_that_its_parent_has_not_taken_note_of_is_gone() -> None:
 
 
 def test_machines_that_tell_nothing_of_their_processes_are_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.checkpoint.owner._text", lambda path: "")  # noqa: ARG005
-    monkeypatch.setattr("piper_ray.checkpoint.owner._link", lambda path: "")  # noqa: ARG005
+    monkeypatch.setattr("piper_ray.storage.owner._text", lambda path: "")  # noqa: ARG005
+    monkeypatch.setattr("piper_ray.storage.owner._link", lambda path: "")  # noqa: ARG005
     assert not replace(Owner.current(), pid=2**30).is_gone()
 
 
@@ -275,7 +274,7 @@ def test_a_lease_that_cannot_be_had_leaves_nothing() -> None:
 
 
 def test_a_store_that_fails_for_a_while_ends_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.checkpoint.lease.BEAT_S", 0.001)
+    monkeypatch.setattr("piper_ray.storage.lease.BEAT_S", 0.001)
     store = ObjectStore()
     folder = open_folder_in(store)
     lease = acquire(folder, Clock(), unexpected)

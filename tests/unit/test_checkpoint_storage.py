@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from piper_ray.checkpoint import CheckpointRefused
-from piper_ray.checkpoint.storage import Folder, LocalFolder, RemoteFolder, open_folder, shown
+from piper_ray.model.errors import CheckpointRefused
+from piper_ray.storage.folder import Folder, LocalFolder, RemoteFolder, open_folder, shown
 from tests.checkpoint_support import ObjectStore, key, opened, outcome
 
 

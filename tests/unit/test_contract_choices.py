@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from piper_ray.contract.choices import Choice, combine
-from piper_ray.model import Tmpc
+from piper_ray.engine.blocks.choices import Choice, combine
+from piper_ray.model.instance import Tmpc
 
 BLOCK_OF = {0: 0, 1: 0, 2: 0, 7: 1, 8: 2, 9: 2}
 EDGES = [(7, 0), (0, 1), (0, 2), (1, 8), (2, 8), (2, 9)]

@@ -8,8 +8,8 @@ import pytest
 
 import piper_ray
 from piper_ray import LimitError, SolveOptions, Status
-from piper_ray.options import Contract
-from piper_ray.solver import forecast_solve, lattice_input
+from piper_ray.engine.solve import forecast_solve, lattice_input
+from piper_ray.model.options import Contract
 from tests.instances import build, tmpc
 from tests.operator_graphs import transformer_operators
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.contract.quotient import Quotient
+from piper_ray.engine.blocks.quotient import Quotient
 
 
 def edges_between(blocks: list[list[int]], edges: list[tuple[int, int, float]]) -> dict[tuple[int, int], float]:

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from piper_ray.formats import load
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.lattice.counting import count_downsets, count_pairs
-from piper_ray.lattice.graph import LayerGraph, build_graph
-from piper_ray.model import Instance
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_downsets, count_pairs
+from piper_ray.engine.lattice.graph import LayerGraph, build_graph
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.formats import load
 from tests.data import INCEPTION, WORKLOADS
 from tests.instances import two_towers
 from tests.solver_support import downsets_by_definition, graph_only, random_graph

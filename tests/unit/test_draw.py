@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 import piper_ray
 from piper_ray import LimitError, UsageError
 from piper_ray.cli.app import app
-from piper_ray.draw.folding import fold
-from piper_ray.draw.picture import check_path, count_text, draw
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.lattice.counting import count_cuts
-from piper_ray.lattice.graph import build_graph
-from piper_ray.model import Instance
-from piper_ray.solver import lattice_input
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_cuts
+from piper_ray.engine.lattice.graph import build_graph
+from piper_ray.engine.solve import lattice_input
+from piper_ray.model.instance import Instance
+from piper_ray.report.graph.folding import fold
+from piper_ray.report.graph.picture import check_path, count_text, draw
 from tests.instances import build, equal_chain, tmpc, two_towers
 from tests.operator_graphs import transformer_operators
 from tests.solver_support import downsets_by_definition, random_graph

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.estimate.build import planner_bytes_per_s
-from piper_ray.estimate.formulas import evaluate, substituted
-from piper_ray.estimate.hardware import load_hardware
-from piper_ray.estimate.modes import Mode, Recomputation
-from piper_ray.estimate.roofline import Shape, achieved_fraction, all_reduce_s, all_to_all_s, product_s
+from piper_ray.workloads.estimate.build import planner_bytes_per_s
+from piper_ray.workloads.estimate.formulas import evaluate, substituted
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.roofline import Shape, achieved_fraction, all_reduce_s, all_to_all_s, product_s
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
 
 HARDWARE = load_hardware()

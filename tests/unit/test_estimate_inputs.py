@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.errors import InputError, UsageError
-from piper_ray.estimate.architectures import FAMILIES
-from piper_ray.estimate.build import Request, estimate
-from piper_ray.estimate.config import model_names, read_model
-from piper_ray.estimate.hardware import load_hardware
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.estimate.architectures import FAMILIES
+from piper_ray.workloads.estimate.build import Request, estimate
+from piper_ray.workloads.estimate.config import model_names, read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,

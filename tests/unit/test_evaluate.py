@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.errors import InvalidPlan
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate, in_flight_microbatches, objective_s
-from piper_ray.model import Instance, Tensor, Tmpc
-from piper_ray.plan import Plan, Stage
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance, Tensor, Tmpc
+from piper_ray.model.plan import Plan, Stage
 from tests.instances import build, tmpc
 
 

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from piper_ray.errors import LimitError
-from piper_ray.lattice.downsets import Lattice
-from piper_ray.lattice.graph import LayerGraph
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.restrictions import Restrictions
-from piper_ray.solution import Status
-from piper_ray.solver import forecast_solve, solve
+from piper_ray.engine.lattice.downsets import Lattice
+from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.solve import forecast_solve, solve
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Status
 from tests.instances import build, equal_chain, named_instances, tmpc, two_towers
 from tests.solver_support import graph_only, random_graph
 
@@ -77,7 +77,7 @@ def no_enumeration(graph: LayerGraph, limit: int) -> Lattice:
 def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
     instance: Instance, downsets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("piper_ray.preparation.build_lattice", no_enumeration)
+    monkeypatch.setattr("piper_ray.engine.preparation.build_lattice", no_enumeration)
     with pytest.raises(LimitError) as refusal:
         solve(instance, options=SolveOptions(memory_limit_bytes=4 * 2**30))
     text = str(refusal.value)

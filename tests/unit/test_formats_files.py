@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from piper_ray.errors import InputError, UsageError
-from piper_ray.formats import dump, limits, load
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.formats import dump, limits, load
 
 DOCUMENT = {
     "maxMemoryPerDevice": 1.0,
@@ -85,8 +85,8 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 _LOAD = """
 import sys
-from piper_ray.errors import InputError
-from piper_ray.formats import load
+from piper_ray.model.errors import InputError
+from piper_ray.workloads.formats import load
 try:
     load(sys.argv[1])
 except InputError as error:
@@ -286,6 +286,8 @@ def test_writing_where_or_what_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_of_formats_brings_neither_numpy_nor_pydantic() -> None:
-    program = "import sys, piper_ray.formats; print(sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
+    program = (
+        "import sys, piper_ray.workloads.formats; print(sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

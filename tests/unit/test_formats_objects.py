@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray import InputError, Instance, InvalidPlan, Tmpc, UsageError, model
-from piper_ray.formats import instance_of, load, objects, to_toml, to_upstream
-from piper_ray.model import divisors
-from piper_ray.options import Contract
-from piper_ray.reference import paper_table
-from piper_ray.solver import forecast_solve, lattice_input
+from piper_ray import InputError, Instance, InvalidPlan, Tmpc, UsageError
+from piper_ray.engine.solve import forecast_solve, lattice_input
+from piper_ray.model.instance import divisors
+from piper_ray.model.options import Contract
+from piper_ray.planners.published import paper_table
+from piper_ray.workloads.formats import instance_of, load, objects, to_toml, to_upstream
 from tests.brute_force import brute_force
 from tests.instances import random_instance
 from tests.report_cases import small_instance, small_plan
@@ -30,7 +30,7 @@ Edge: Any = piper_ray.Edge
 Layer: Any = piper_ray.Layer
 Plan: Any = piper_ray.Plan
 Stage: Any = piper_ray.Stage
-Tensor: Any = model.Tensor
+Tensor: Any = piper_ray.Tensor
 
 
 def tmpc(**figures: Any) -> Tmpc:
@@ -230,7 +230,7 @@ def test_a_choice_keeps_the_sync_figures_that_only_one_tmpc_names() -> None:
     heavy = tmpc(id="w", time_per_sample_s=0.5, forward_sync_bytes={0: 1000.0})
     layers = [Layer(0, "a", {1: [tmpc()]}), Layer(1, "b", {1: [tmpc(), heavy]}), Layer(2, "c", {1: [tmpc()]})]
     chain = pair(layers=layers, edges=[Edge(0, 1, 5.0), Edge(1, 2, 500.0)], devices=2)
-    from piper_ray.contract.choices import combine
+    from piper_ray.engine.blocks.choices import combine
 
     found = combine((1, 2), {layer.id: layer.tmpcs[1] for layer in chain.layers}, {0: 0, 1: 1, 2: 1})
     assert [choice.forward_bytes for choice in found.choices] == [{0: 0.0}, {0: 1000.0}]
@@ -329,7 +329,10 @@ def test_what_was_replaced_before_it_was_looked_through_is_looked_through() -> N
         ({"devices": 2.5}, "devices 2.5 is out of range"),
         ({"devices": "8"}, "devices '8' is out of range"),
         ({"microbatches": True}, "microbatches True is out of range"),
-        ({"memory_bytes": "8GB"}, r"memory_bytes '8GB' .*\(piper_ray.formats.parse_bytes makes one of such a text\)"),
+        (
+            {"memory_bytes": "8GB"},
+            r"memory_bytes '8GB' .*\(piper_ray.workloads.formats.parse_bytes makes one of such a text\)",
+        ),
         ({"bandwidth_bytes_per_s": math.nan}, "bandwidth_bytes_per_s nan is out of range; expected a finite"),
         ({"devices": 0, "memory_bytes": -1}, "devices 0 .*; memory_bytes -1 "),
     ],

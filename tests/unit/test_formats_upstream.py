@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from piper_ray.errors import InputError
-from piper_ray.formats import load, to_upstream
-from piper_ray.model import Edge, Instance, Layer, Tmpc
+from piper_ray.model.errors import InputError
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.workloads.formats import load, to_upstream
 
 Document = dict[str, Any]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.errors import InputError
-from piper_ray.formats import load, to_toml, to_upstream
-from piper_ray.model import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.errors import InputError
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.workloads.formats import load, to_toml, to_upstream
 
 WORKLOAD = """\
 name = "small"

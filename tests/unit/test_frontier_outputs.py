@@ -8,13 +8,13 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from piper_ray.errors import UsageError
-from piper_ray.frontiers.frontier import frontier
-from piper_ray.frontiers.ranges import parse_numbers
-from piper_ray.frontiers.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
-from piper_ray.plots.curves import Panel, Series, Style, figure_of
-from piper_ray.plots.frontier import frontier_panels
-from piper_ray.plots.style import save
+from piper_ray.engine.frontier.frontier import frontier
+from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.engine.frontier.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
+from piper_ray.model.errors import UsageError
+from piper_ray.report.plots.curves import Panel, Series, Style, figure_of
+from piper_ray.report.plots.frontier import frontier_panels
+from piper_ray.report.plots.style import save
 from tests.report_cases import small_instance
 from tests.solver_support import ONE_THREAD
 

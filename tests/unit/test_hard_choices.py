@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.kernels.knapsack import TOO_HARD, least_cost
-from piper_ray.model import Instance
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Status
 from tests.instances import build, tmpc
 from tests.solver_support import ONE_THREAD
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from piper_ray.errors import LimitError
-from piper_ray.model import Instance
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.search import StopSearch
-from piper_ray.solution import Infeasibility, Status
-from piper_ray.solver import solve
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Infeasibility, Status
+from piper_ray.model.stop import StopSearch
 from tests.brute_force import brute_force
 from tests.instances import build, instances, named_instances, random_instance, tmpc
 from tests.solver_support import ONE_THREAD
@@ -133,7 +133,7 @@ def test_what_stops_the_search_for_the_memory_leaves_the_proof(
     def stopped(*_: object) -> Infeasibility:
         raise stop
 
-    monkeypatch.setattr("piper_ray.solver.explain", stopped)
+    monkeypatch.setattr("piper_ray.engine.solve.explain", stopped)
     found = infeasibility_of(build({0: {1: [tmpc(1, 0, 5, 5)]}}, {}, devices=1, memory_bytes=1.0))
     assert found.least_memory_bytes is None
     assert "stopped" in found.reason

@@ -11,11 +11,11 @@ from inspect import isfunction
 from itertools import islice
 from pathlib import Path
 
-from piper_ray.formats import load
-from piper_ray.kernels.knapsack import least_cost
-from piper_ray.model import Instance
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solver import solve
+from piper_ray.engine.kernels.knapsack import least_cost
+from piper_ray.engine.solve import solve
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.workloads.formats import load
 from tests.data import WORKLOADS
 from tests.instances import parallel_branches
 from tests.solver_support import ONE_THREAD

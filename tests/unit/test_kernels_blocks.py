@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from piper_ray.backends import Heartbeat
-from piper_ray.kernels.blocks import BLOCK_SIZE
-from piper_ray.kernels.types import BlockArrays, FrontArrays, LevelStates
-from piper_ray.model import Instance
-from piper_ray.problem import Problem
-from piper_ray.search import ceiling_s
-from piper_ray.state_tables import StateTables
-from piper_ray.threshold import evaluate_threshold
+from piper_ray.engine.evaluation.backend import Heartbeat
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.kernels.blocks import BLOCK_SIZE
+from piper_ray.engine.kernels.types import BlockArrays, FrontArrays, LevelStates
+from piper_ray.engine.search.search import ceiling_s
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
 from tests.instances import parallel_branches, random_instance, two_towers
 from tests.solver_support import RecordingBackend, send_every_level_to_the_backend, tables
 

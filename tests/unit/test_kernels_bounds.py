@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, in_flight, is_subset
-from piper_ray.kernels.types import ClusterArrays
-from piper_ray.lattice.bits import bit_rows
-from piper_ray.model import divisors
+from piper_ray.cost.stage import in_flight
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
+from piper_ray.engine.kernels.types import ClusterArrays
+from piper_ray.engine.lattice.bits import bit_rows
+from piper_ray.model.instance import divisors
 
 BATCHES = (1, 2, 7, 12, 64, 97, 360, 1024, 1920)
 batches = st.sampled_from(BATCHES)

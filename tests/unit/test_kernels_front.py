@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.kernels.front import insert, is_dominated
+from piper_ray.engine.kernels.front import insert, is_dominated
 
 State = tuple[int, int]
 

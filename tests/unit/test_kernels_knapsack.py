@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.kernels.knapsack import INFEASIBLE, cheapest, hull_steps, least_cost
+from piper_ray.engine.kernels.knapsack import INFEASIBLE, cheapest, hull_steps, least_cost
 
 Option = tuple[float, float]  # cost, memory
 Items = list[list[Option]]

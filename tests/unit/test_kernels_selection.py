@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.kernels.selection import (
+from piper_ray.engine.kernels.selection import (
     NO,
     UNKNOWN,
     YES,
@@ -20,9 +20,9 @@ from piper_ray.kernels.selection import (
     stage_items,
     steps_slot,
 )
-from piper_ray.lattice.bits import members
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.model import Instance, Tmpc
+from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.model.instance import Instance, Tmpc
 from tests.brute_force import least_stage_time
 from tests.instances import build, random_instance, tmpc
 from tests.solver_support import Tables, tables

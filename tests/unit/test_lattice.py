@@ -8,12 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.errors import LimitError
-from piper_ray.lattice.bits import bit_rows, members, offsets
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.lattice.downsets import Lattice, build_lattice, chain_lattice
-from piper_ray.lattice.graph import build_graph, descendants
-from piper_ray.model import Instance, Tmpc
+from piper_ray.engine.lattice.bits import bit_rows, members, offsets
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.downsets import Lattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.graph import build_graph, descendants
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance, Tmpc
 from tests.instances import equal_chain, named_instances, random_instance, two_towers
 from tests.solver_support import MANY, Tables, downsets_by_definition, graph_only, random_graph, tables
 

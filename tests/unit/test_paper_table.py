@@ -7,11 +7,11 @@ import math
 import pytest
 from hypothesis import given
 
-from piper_ray.errors import LimitError
 from piper_ray.evaluate import evaluate
-from piper_ray.model import Instance
-from piper_ray.reference import PaperTableResult, TmpcChoice, paper_table
-from piper_ray.restrictions import Recompute, Restrictions
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.planners.published import PaperTableResult, TmpcChoice, paper_table
 from tests.brute_force import brute_force, least_evaluated_time_s
 from tests.instances import (
     RECOMPUTE,

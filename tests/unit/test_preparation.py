@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.errors import UsageError
-from piper_ray.model import Instance
-from piper_ray.preparation import Shape, prepare
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.solution import Solution
-from piper_ray.solver import solve
+from piper_ray.engine.preparation import Shape, prepare
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Solution
 from tests.instances import equal_chain, named_instances, two_towers
 
 INSTANCES = list(named_instances().values())

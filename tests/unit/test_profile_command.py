@@ -14,12 +14,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 from piper_ray.cli.app import app
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.formats import load
-from piper_ray.profile import measure
-from piper_ray.profile.graph import TracedLayer
-from piper_ray.profile.passes import passes_of
-from piper_ray.solver import solve
+from piper_ray.workloads.formats import load
+from piper_ray.workloads.measure import measure
+from piper_ray.workloads.measure.graph import TracedLayer
+from piper_ray.workloads.measure.passes import passes_of
 from tests.profile_models import GPT, HERE
 
 QUICK = ("--repeats", 2, "--warm-up", 0)
@@ -228,8 +228,7 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_else_imports_torch() -> None:
-    code = (
-        "import sys, piper_ray, piper_ray.cli.app, piper_ray.solver, piper_ray.formats; print('torch' in sys.modules)"
-    )
+    modules = "piper_ray.cli.app, piper_ray.engine.solve, piper_ray.workloads.formats"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout == "False\n"

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from piper_ray.errors import InputError, LimitError, UsageError
-from piper_ray.estimate.hardware import load_hardware
-from piper_ray.estimate.roofline import all_reduce_s
-from piper_ray.profile.degrees import estimated_ways, measured_ways, shard_ways
-from piper_ray.profile.factory import Model
-from piper_ray.profile.graph import TracedLayer, layers_of
-from piper_ray.profile.measure import measured_layers
-from piper_ray.profile.passes import Passes, Repeats, clock_of, leaves_of, passes_of
-from piper_ray.profile.saved import Held, Kept, kept_of, parameters_of
-from piper_ray.profile.store import Figures, Store
+from piper_ray.model.errors import InputError, LimitError, UsageError
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.roofline import all_reduce_s
+from piper_ray.workloads.measure.degrees import estimated_ways, measured_ways, shard_ways
+from piper_ray.workloads.measure.factory import Model
+from piper_ray.workloads.measure.graph import TracedLayer, layers_of
+from piper_ray.workloads.measure.measure import measured_layers
+from piper_ray.workloads.measure.passes import Passes, Repeats, clock_of, leaves_of, passes_of
+from piper_ray.workloads.measure.saved import Held, Kept, kept_of, parameters_of
+from piper_ray.workloads.measure.store import Figures, Store
 
 torch.set_num_threads(1)  # see profile_models
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from piper_ray.errors import InputError, UsageError
-from piper_ray.profile.factory import Model, find_factory
-from piper_ray.profile.graph import Source, TracedLayer, layers_of
-from piper_ray.profile.signature import signature_of
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.measure.factory import Model, find_factory
+from piper_ray.workloads.measure.graph import Source, TracedLayer, layers_of
+from piper_ray.workloads.measure.signature import signature_of
 from tests.profile_models import GPT, HERE
 
 CPU = torch.device("cpu")

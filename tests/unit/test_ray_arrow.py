@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.backends.ray.arrow import (
+from piper_ray.engine.backends.ray.arrow import (
     array_table,
     arrays_of,
     downset_table,
@@ -23,9 +23,9 @@ from piper_ray.backends.ray.arrow import (
     target_of,
     target_table,
 )
-from piper_ray.kernels.types import LevelStates, Target
-from piper_ray.model import Instance
-from piper_ray.problem import Problem
+from piper_ray.engine.kernels.types import LevelStates, Target
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
 from tests.instances import named_instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import tables
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.backends.ray import RayBackend, WithoutWorkers
-from piper_ray.errors import ClusterError, UsageError
-from piper_ray.model import Instance
-from piper_ray.progress import EvaluationAdvanced, Event, Note
-from piper_ray.solution import EvaluationStats, Solution, Status
-from piper_ray.solver import solve
+from piper_ray.engine.backends.ray import RayBackend, WithoutWorkers
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import ClusterError, UsageError
+from piper_ray.model.events import EvaluationAdvanced, Event, Note
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import EvaluationStats, Solution, Status
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.ray_support import backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
 from tests.solver_support import ONE_THREAD
@@ -152,6 +152,27 @@ def test_nothing_is_fetched_on_the_drivers_own_machine(monkeypatch: pytest.Monke
     assert downset_bytes < node.held_bytes <= stats.put_bytes
 
 
+def test_figures_are_those_of_the_solve_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several by one backend; also where the last one needed no worker."""
+    with backend_of(workers=2, without_workers=WAIT) as backend:
+        found = []
+        with monkeypatch.context() as patched:
+            send_every_level_to_workers(patched)
+            for _ in range(3):
+                stats = solve(TOWERS, backend=backend).stats.cluster
+                assert stats is not None
+                found.append(stats)
+        last = solve(INSTANCES["one layer"], backend=backend).stats.cluster
+    for figures in zip(*((stats.batches, stats.blocks, stats.put_bytes) for stats in found), strict=True):
+        assert max(figures) < 2 * min(figures), "they were added up"
+    for stats in found:
+        assert sum(node.blocks for node in stats.nodes) == stats.blocks > 0
+        assert all(node.held_bytes > 0 for node in stats.nodes)
+    assert last is not None
+    assert (last.batches, last.blocks, last.put_bytes, last.worked_s, last.waited_s) == (0, 0, 0, 0.0, 0.0)
+    assert sum(node.blocks for node in last.nodes) == 0
+
+
 @pytest.mark.parametrize(("workers", "deaths", "downset"), [(2, 2, 30), (1, 1, 10)])
 def test_same_answer_when_workers_are_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, deaths: int, downset: int
@@ -215,7 +236,7 @@ def test_fault_of_the_dispatcher_reaches_the_caller(monkeypatch: pytest.MonkeyPa
         raise OSError("the object store is full")
 
     send_every_level_to_workers(monkeypatch)
-    monkeypatch.setattr("piper_ray.backends.ray.publication.Publisher.put", full)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.publication.Publisher.put", full)
     with backend_of(workers=1, without_workers=WAIT) as backend:
         for _ in range(2):
             with pytest.raises(OSError, match="the object store is full"):
@@ -271,7 +292,7 @@ def test_ray_of_the_process_is_used_and_left_alone() -> None:
 
 def test_ray_of_our_own_listens_on_loopback_asks_for_a_token_and_ends() -> None:
     script = """
-from piper_ray.backends.ray import RayBackend
+from piper_ray.engine.backends.ray import RayBackend
 import os, sys
 assert "ray" not in sys.modules
 backend = RayBackend("local", workers=1)
@@ -286,7 +307,7 @@ print(ray.is_initialized())
 def test_ray_of_our_own_listens_on_loopback_where_it_was_imported_before() -> None:
     script = """
 import ray
-from piper_ray.backends.ray import RayBackend
+from piper_ray.engine.backends.ray import RayBackend
 backend = RayBackend("local", workers=1)
 print(ray.nodes()[0]["NodeManagerAddress"])
 backend.close()

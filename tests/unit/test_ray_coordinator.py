@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from piper_ray.backends.ray.coordinator import (
+from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     MOST_DEATHS,
     Block,

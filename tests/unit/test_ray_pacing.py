@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.backends.ray.pacing import Pacing
-from piper_ray.kernels.blocks import BLOCK_SIZE
-from piper_ray.rate import Rate
+from piper_ray.engine.backends.ray.pacing import Pacing
+from piper_ray.engine.kernels.blocks import BLOCK_SIZE
+from piper_ray.engine.tables.rate import Rate
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-12, 1e9))
 WORKERS = st.integers(1, 5000)

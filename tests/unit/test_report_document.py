@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from piper_ray import Restrictions, SolveOptions, UsageError, __version__, evaluate, load_plan
+from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.report.document import plan_document, proof_document, solution_document, to_text, write_atomically
-from piper_ray.solution import Infeasibility, Solution, Status
 from tests.report_cases import small_instance, small_plan, solution
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from piper_ray import __version__
-from piper_ray.progress import Bounds, EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
+from piper_ray.model.events import Bounds, EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
 from piper_ray.report.log import SolverLog
 from tests.report_cases import small_instance, string_console
 

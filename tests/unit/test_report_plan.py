@@ -8,12 +8,12 @@ import pytest
 from rich.cells import cell_len
 
 from piper_ray.evaluate import evaluate
-from piper_ray.model import Instance, Layer
-from piper_ray.plan import Plan, Stage
+from piper_ray.model.instance import Instance, Layer
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.stages import binding, layers_text, print_plan
 from piper_ray.report.summary import instance_lines, print_outcome
-from piper_ray.solution import Infeasibility, Solution, Status
 from tests.report_cases import GIB, small_instance, small_plan, solution, string_console
 
 AT_80_COLUMNS = """\

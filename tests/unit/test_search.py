@@ -8,13 +8,13 @@ from random import Random
 import pytest
 from hypothesis import given
 
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.model import Instance
-from piper_ray.options import SolveOptions
-from piper_ray.progress import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
-from piper_ray.search import ceiling_s, lower_bound_s
-from piper_ray.solution import Status
-from piper_ray.solver import solve
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.search.search import ceiling_s, lower_bound_s
+from piper_ray.engine.solve import solve
+from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.solution import Status
 from tests.brute_force import brute_force, least_evaluated_time_s
 from tests.instances import build, instances, parallel_branches, random_instance, tmpc, two_towers
 from tests.solver_support import ONE_THREAD, assert_optimal, tables

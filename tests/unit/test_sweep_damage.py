@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from piper_ray import DatasetDamaged, UsageError
-from piper_ray.errors import CheckpointRefused
+from piper_ray.model.errors import CheckpointRefused
 from piper_ray.sweep.contents import CONTROL
 from piper_ray.sweep.dataset import Dataset, read_dataset, read_whole_parts
 from piper_ray.sweep.run import run_sweep

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from piper_ray import UsageError
-from piper_ray.plots import style
-from piper_ray.plots.sweep import figures
+from piper_ray.report.plots import style
+from piper_ray.report.plots.sweep import figures
 from piper_ray.report.sweep_tables import points_csv, tables
 from piper_ray.sweep.findings import Method, Record, Scene, best_of_each, comparisons
 

@@ -11,7 +11,7 @@ import pytest
 
 import piper_ray
 from piper_ray import Restrictions, baselines, evaluate, load_plan
-from piper_ray.restrictions import Recompute
+from piper_ray.model.restrictions import Recompute
 from piper_ray.sweep.crew import Here
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from piper_ray.sweep.progress import Progress
@@ -149,7 +149,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, stop: type[BaseExceptio
     assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
-@pytest.mark.parametrize("place", ["piper_ray.search.Search._evaluate", "piper_ray.solver.explain"])
+@pytest.mark.parametrize("place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.solve.explain"])
 def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """At Ctrl-C the solver returns what it has: its best plan, or a proof without the memory that would do."""
 

@@ -9,9 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.model import Instance, Tmpc
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.variants import stage_variants, undominated
+from piper_ray.cost.variants import stage_variants, undominated
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.restrictions import Recompute, Restrictions
 from tests.instances import RECOMPUTE, build, instances, tmpc
 
 PLAIN, AGAIN = tmpc(6, 4, 5, 6), tmpc(8, 4, 1, 8, RECOMPUTE)

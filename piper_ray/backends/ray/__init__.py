@@ -1,9 +1,0 @@
-"""Blocks of downsets on a Ray cluster, through any failure. ARCHITECTURE.md, "On a cluster", tells how.
-
-backend -> dispatcher -> coordinator (no I/O), pool (actors), machines, publication (object store) -> worker, arrow
-"""
-
-from piper_ray.backends.ray.backend import RayBackend
-from piper_ray.backends.ray.coordinator import WithoutWorkers
-
-__all__ = ["RayBackend", "WithoutWorkers"]

@@ -1,8 +1,0 @@
-"""Checkpoints of a solve: what is found is kept where a later solve of the same input takes it up."""
-
-from piper_ray.checkpoint.checkpoint import Checkpoint
-from piper_ray.checkpoint.encoding import EvaluationKey
-from piper_ray.checkpoint.identity import Identity
-from piper_ray.errors import CheckpointLost, CheckpointRefused
-
-__all__ = ["Checkpoint", "CheckpointLost", "CheckpointRefused", "EvaluationKey", "Identity"]

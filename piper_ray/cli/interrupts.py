@@ -1,0 +1,237 @@
+"""SIGINT, SIGTERM and SIGHUP: a command ends within three seconds, with what it has found, whatever it is doing.
+
+Python runs signal handlers on the main thread, between two steps of Python code. A kernel, the compiler or a storage
+that does not answer keeps it from there, and an exception raised inside numba's loader is lost. So whatever takes long
+runs on a thread of its own, where nothing is ever raised (``run``); the main thread waits for it, or for a signal. Work
+that does not look at its ``Stop`` soon enough after a signal is given up, and its answer so far is taken. A third one
+hears of signals from the system itself and ends the process if the main thread does not: it may hang on a pipe that
+nobody reads.
+
+A closed pipe counts as a signal too, SIGPIPE: what nobody reads any more need not be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, Generic, TypeVar, final
+
+from piper_ray.model.stop import Stop, StopSearch
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+ANSWER_WITHIN_S = 0.8
+"""Work that was asked to stop has so long to answer by itself."""
+
+_NOTHING_WITHIN_S = 0.3
+"""The same, as long as it has nothing to answer with."""
+
+END_WITHIN_S = 2.6
+"""After a signal, whatever is left undone then."""
+
+_POLL_S = 0.05
+_WORDS: dict[int | None, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_END = 0
+"""A byte that is no signal."""
+_SHOW_CURSOR = b"\x1b[?25h"
+
+_Answer = TypeVar("_Answer")
+
+
+@final
+class Interrupts:
+    """Of this process, while the context lasts; in any other than the main thread there are none.
+
+    number: of the first signal that came, after which others change nothing; but a closed pipe gives way to any.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._came_at_s = 0.0
+        self._ends: list[threading.Thread] = []
+        self._raising = False
+        self._stop: Stop[Any] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        self._listens = threading.current_thread() is threading.main_thread()
+        if self._listens:
+            # What the process was started to ignore, as under nohup, stays ignored.
+            self._handlers = {number: signal.getsignal(number) for number in STOPPING}
+            self._handlers = {
+                number: was for number, was in self._handlers.items() if was not in (signal.SIG_IGN, None)
+            }
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            self._watcher = threading.Thread(target=self._watch, name="piper-ray-signals", daemon=True)
+            self._watcher.start()
+            self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            for number in self._handlers:
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After a signal all stays as it is: the process has to end, and in time."""
+        if not self._listens or self.number in self._handlers:
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.write(self._writer, bytes([_END]))
+        self._watcher.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Within, until ``run``, a signal raises KeyboardInterrupt on the main thread: there is nothing to lose yet."""
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+    def tell(self, *details: object) -> None:
+        """Says on stderr what happened to the command, unless its reader has gone."""
+        if self.number != signal.SIGPIPE:
+            words = "; ".join([_WORDS.get(self.number, "interrupted"), *map(str, details)])
+            print(f"piper-ray: {words}", file=sys.stderr)  # noqa: T201 - nothing else may be loaded yet
+
+    @property
+    def exit_code(self) -> int | None:
+        """As shells have it; None if there was no signal."""
+        return None if self.number is None else 128 + self.number
+
+    def stop(self, number: int) -> None:
+        """As if the signal had come, but that nothing is raised."""
+        if self.number in (None, signal.SIGPIPE):
+            self._came_at_s = time.monotonic()
+            self.number = number
+        if self._stop is not None:
+            self._stop.request()
+
+    def run(self, work: Callable[[Stop[_Answer]], _Answer]) -> _Answer:
+        """What ``work`` returns or raises; after a signal, what it has offered to its ``Stop`` if it does not end soon.
+
+        Raises KeyboardInterrupt after a signal if there is nothing yet. From here on a signal raises nothing, so that
+        the answer can be written.
+        """
+        self._raising = False
+        running = _Running(work)
+        # A cluster that is let go may take the process with it, and goes with the process anyhow.
+        running.stop.rest = threading.Event().wait
+        self._stop = running.stop
+        if self.number is not None:
+            running.stop.request()
+        running.start()
+        while not running.done.wait(_POLL_S):
+            if self.number is not None and time.monotonic() - self._came_at_s > _patience_s(running.stop):
+                self._give_up(running.stop)
+                return _required(running.stop.answer())
+        if running.error is None:
+            return _required(running.answer)
+        so_far = None if self.number is None else running.stop.answer()
+        if so_far is None:
+            raise running.error
+        self.tell(running.error)  # whatever else was told to end may have been needed
+        return so_far
+
+    def _give_up(self, stop: Stop[Any]) -> None:
+        """What work would have done at its end is done meanwhile."""
+        end = threading.Thread(target=stop.give_up, name="piper-ray-end", daemon=True)
+        self._ends.append(end)
+        end.start()
+
+    def finish(self) -> None:
+        """Once the answer is written: waits for the end of what was given up, but not for long."""
+        for end in self._ends:
+            end.join(ANSWER_WITHIN_S)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """On the main thread, whenever it comes by."""
+        self.stop(number)
+        if self._raising:
+            self._raising = False
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        while True:
+            number = os.read(self._reader, 1)[0]
+            if number == _END:
+                return
+            if number in self._handlers:
+                break
+        self.stop(number)
+        time.sleep(END_WITHIN_S)
+        for stream in (1, 2):
+            with contextlib.suppress(OSError):
+                if os.isatty(stream):
+                    os.write(stream, _SHOW_CURSOR)
+        os._exit(self.exit_code or 128 + number)
+
+
+class _Running(Generic[_Answer]):
+    """Work in a thread that does not keep the process from ending."""
+
+    def __init__(self, work: Callable[[Stop[_Answer]], _Answer]) -> None:
+        self.stop: Stop[_Answer] = Stop()
+        self.done = threading.Event()
+        self.answer: _Answer | None = None
+        self.error: BaseException | None = None
+        self._work = work
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="piper-ray-work", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._work(self.stop)
+        except StopSearch:
+            self.answer = self.stop.answer()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self.error = error
+        finally:
+            self.done.set()
+
+
+def _patience_s(stop: Stop[Any]) -> float:
+    if stop.is_concluded:
+        return 0.0
+    return ANSWER_WITHIN_S if stop.has_answer else _NOTHING_WITHIN_S
+
+
+def _required(answer: _Answer | None) -> _Answer:
+    if answer is None:
+        raise KeyboardInterrupt("nothing had been found yet, so nothing is lost")
+    return answer
+
+
+_current: Interrupts | None = None
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Interrupts]:
+    """Those of this process, from the outermost of such contexts on."""
+    global _current  # noqa: PLW0603 - signals are the process's
+    if _current is not None:
+        yield _current
+        return
+    with Interrupts() as _current:
+        try:
+            yield _current
+        finally:
+            _current = None
+
+
+def current() -> Interrupts:
+    """Inside ``listening``."""
+    assert _current is not None
+    return _current

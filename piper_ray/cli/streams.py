@@ -1,0 +1,100 @@
+"""stdout and stderr of the process: printing never fails, so that no answer is lost with a log that nobody reads.
+
+A reader that went away is no fault: what is printed from then on goes nowhere. That stdout's disk is full is told at
+the end, when the answer is wherever else it was to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, cast, final
+
+
+@contextlib.contextmanager
+def lasting(closed: Callable[[], None]) -> Iterator[Stdout]:
+    """Looks after the process's own streams; others, put in their place, are left to whoever put them there.
+
+    closed: called once stdout has no reader any more.
+    """
+    before = sys.stdout, sys.stderr
+    output = Stdout(closed)
+    if sys.stdout is not None and sys.stdout is sys.__stdout__:
+        sys.stdout = _replaced(cast(TextIO, sys.stdout), output)
+    if sys.stderr is not None and sys.stderr is sys.__stderr__:
+        sys.stderr = _replaced(cast(TextIO, sys.stderr), Stdout(_nothing))
+    try:
+        yield output
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+class Stdout:
+    """fault: why it could not be written, in words."""
+
+    def __init__(self, closed: Callable[[], None]) -> None:
+        self.fault: str | None = None
+        self.is_closed = False
+        self._closed = closed
+
+    def close(self) -> None:
+        """Its reader is gone."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._closed()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _replaced(stream: TextIO, output: Stdout) -> TextIO:
+    """The same file descriptor, encoding and buffering."""
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Descriptor(stream.fileno(), output)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering if isinstance(stream, io.TextIOWrapper) else False,
+        write_through=stream.write_through if isinstance(stream, io.TextIOWrapper) else False,
+    )
+
+
+@final
+class _Descriptor(io.RawIOBase):
+    """A file descriptor, open for as long as the process."""
+
+    def __init__(self, descriptor: int, output: Stdout) -> None:
+        self._descriptor = descriptor
+        self._output = output
+
+    def write(self, data: Any, /) -> int:
+        """data: of bytes."""
+        if self._output.is_closed:
+            return len(data)
+        try:
+            return os.write(self._descriptor, data)
+        except BlockingIOError:
+            select.select([], [self._descriptor], [])
+            return self.write(data)
+        except BrokenPipeError:
+            self._output.close()
+        except OSError as error:
+            self._output.fault = self._output.fault or error.strerror or str(error)
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)

@@ -1,0 +1,1 @@
+"""How kernels are compiled, and where the compiled ones are kept."""

@@ -1,0 +1,169 @@
+"""Compiled kernels on disk: each entry checked before it is used, and written whole or not at all.
+
+Numba's own cache trusts what it finds: a damaged file ends the program, some by a segmentation fault, and so does a
+disk without room. Here an entry is one file, which begins with a checksum of the rest and holds what it was compiled
+from and for. What does not match is as good as missing, and what cannot be written is compiled by the next process too.
+So processes may read, write and delete entries at the same time, in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any, final
+from uuid import uuid4
+
+import llvmlite
+import numba
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+Key = tuple[object, ...]
+
+# Numba has no types.
+_dumps: Callable[[object], bytes] = dumps
+_rebuild: Callable[..., CompileResult] = CompileResult._rebuild
+
+
+@dataclass
+class _Observer:
+    compiling: Callable[[], None]
+    note: Callable[[str], None]
+    told: set[str] = field(default_factory=set)
+
+
+_observers: list[_Observer] = []
+_telling = threading.Lock()
+_COMPILING = ""
+"""Told once to each observer, as each note is."""
+
+
+@contextlib.contextmanager
+def observed(compiling: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Calls ``compiling`` when the first kernel really has to be compiled meanwhile, by any thread of this process, and
+    ``note`` with what is amiss with the kernels on disk. On the thread that compiles, each once."""
+    observer = _Observer(compiling, note)
+    with _telling:
+        _observers.append(observer)
+    try:
+        yield
+    finally:
+        with _telling:
+            _observers.remove(observer)
+
+
+def _tell(text: str) -> None:
+    with _telling:
+        untold = [observer for observer in _observers if text not in observer.told]
+        for observer in untold:
+            observer.told.add(text)
+    for observer in untold:
+        if text == _COMPILING:
+            observer.compiling()
+        else:
+            observer.note(text)
+
+
+@final
+class KernelCache(_Cache):
+    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones."""
+
+    def __init__(self, function: FunctionType, folders: Sequence[Path]) -> None:
+        self._function = function
+        self._folders = folders
+        self._stem = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
+        self._enabled = True
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._folders[0])
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def flush(self) -> None:
+        """Entries are never out of date: their folder is named after the sources."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
+        """None for what has to be compiled, which observers are told."""
+        if self._enabled:
+            # Before anything is rebuilt, as numba has it.
+            target_context.refresh()
+            key = self._key(sig, target_context.codegen())
+            for folder in self._folders:
+                content = _content(folder / self._name(key))
+                if content is None:
+                    continue
+                found, reduced = content
+                if found == key:
+                    return _rebuild(target_context, *reduced)
+        _tell(_COMPILING)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """What no folder takes is left to the next process to compile, which observers are told."""
+        if not self._enabled:
+            return
+        key = self._key(sig, data.codegen)
+        body = _dumps((key, data._reduce()))
+        entry = hashlib.sha256(body).digest() + body
+        faults = []
+        for folder in self._folders:
+            fault = _write(folder / self._name(key), entry)
+            if fault is None:
+                return
+            faults.append(f"{folder}: {fault}")
+        _tell(f"compiled kernels cannot be kept, so every run compiles them anew ({'; '.join(faults)})")
+
+    def _key(self, sig: Any, codegen: Any) -> Key:
+        """All that compiled code depends on, but for the sources."""
+        versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
+        return self._stem, self._function.__code__.co_firstlineno, versions, sig, codegen.magic_tuple()
+
+    def _name(self, key: Key) -> str:
+        return f"{self._stem}.{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
+
+
+def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
+    """An entry's key and code; None if there is none that can be used."""
+    try:
+        entry = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _tell(f"a compiled kernel in {path.parent} cannot be read ({error.strerror or error}): it is compiled anew")
+        return None
+    checksum, body = entry[:_CHECKSUM_BYTES], entry[_CHECKSUM_BYTES:]
+    if hashlib.sha256(body).digest() == checksum:
+        content: tuple[Key, tuple[Any, ...]] = pickle.loads(body)
+        return content
+    _tell(f"a compiled kernel in {path.parent} is damaged: it is compiled anew")
+    return None
+
+
+def _write(path: Path, entry: bytes) -> str | None:
+    """Atomic: others find the entry whole, or as it was before. Returns why it cannot be written, if so."""
+    unfinished = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(entry)
+        unfinished.replace(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return None

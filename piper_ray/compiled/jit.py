@@ -1,0 +1,111 @@
+"""The one way kernels are compiled: no Python, no GIL, and kept in a folder that is named after all their sources.
+
+A kernel's code holds that of the kernels it calls, so an entry of the cache would be out of date when any of them
+changes: the folder's name carries a hash over all sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+import numba
+
+from piper_ray.compiled.cache import KernelCache
+
+_FOLDERS = ("compiled", "cost", "engine/kernels", "simulate/kernels")
+"""Where kernels are written."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@cache
+def sources_digest() -> str:
+    """Changes with any kernel: who has the same computes the same."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for folder in _FOLDERS:
+        for source in sorted((package / folder).glob("*.py")):
+            digest.update(f"{folder}/{source.name}".encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
+def cache_folders() -> tuple[Path, ...]:
+    """Where compiled kernels may lie: beside their sources, or in the user's cache where that cannot be written.
+
+    NUMBA_CACHE_DIR is in place of both. Nobody has made them yet, perhaps.
+    """
+    name = f"kernels-{sources_digest()}"
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    if named:
+        return (Path(named) / name,)
+    ours = Path(__file__).parent / "__pycache__"
+    if not (ours / name).exists():  # the first run of this version: drop what others of this checkout left
+        for old in ours.glob("kernels-*"):
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
+    except RuntimeError:  # the user has none
+        return (ours / name,)
+    return ours / name, home / name
+
+
+@contextlib.contextmanager
+def one_compiles() -> Iterator[None]:
+    """One process of a machine at a time, so that one compiles and the others find the code.
+
+    Where no such turns can be taken, each compiles for itself.
+    """
+    with contextlib.ExitStack() as held:
+        for folder in cache_folders():
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                guard = held.enter_context((folder / "compiling").open("w"))
+                fcntl.flock(guard, fcntl.LOCK_EX)
+                break
+        yield
+
+
+def is_kept(kernel_name: str) -> bool:
+    """Whether an earlier run left ``module.function`` compiled, for some types of its arguments."""
+    return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in cache_folders())
+
+
+def is_loaded(function: Callable[..., Any]) -> bool:
+    """Whether this process has called the kernel before: a first call takes its loading, or its compiling, besides."""
+    return bool(getattr(function, "signatures", True))
+
+
+def kernel(function: _Function) -> _Function:
+    """Compiles ``function`` on first call, or loads it from the cache."""
+    return _compiled(function, _nrt=True)
+
+
+def leaf_kernel(function: _Function) -> _Function:
+    """The same for one that makes no arrays: without counting references, most of the time of an inner loop."""
+    return _compiled(function, _nrt=False)
+
+
+def inlined_kernel(function: _Function) -> _Function:
+    """A leaf that LLVM merges into its callers: a call passes records array by array, some five hundred words, which
+    costs more than a short run of it does.
+    """
+    return _compiled(function, _nrt=False, forceinline=True)
+
+
+def _compiled(function: _Function, **flags: bool | str) -> _Function:
+    # Numba's stubs know neither its settings nor these flags.
+    compiler: Any = numba.njit
+    compiled = compiler(nogil=True, error_model="numpy", **flags)(function)
+    if compiled is not function:  # the compiler is not switched off
+        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders())
+    return cast(_Function, compiled)

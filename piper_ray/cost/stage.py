@@ -1,0 +1,43 @@
+"""What a stage takes and holds under Piper's schedule, asynchronous 1F1B (PipeDream-2BW), as the solver has it.
+
+A stage of d replicas, whose layers take ``work_s`` on one device (their time and communication per sample) and whose
+weights take ``resync_s`` for each further replica, takes (work + (d - 1) resync) / d. Each replica holds
+a y + b + shared / d bytes with y microbatches in flight. ``evaluate``, the paper's table and the tests' brute force say
+so on their own, on purpose. Source: Piper, section 3.
+"""
+
+from __future__ import annotations
+
+from piper_ray.compiled.jit import leaf_kernel
+from piper_ray.model.instance import Instance
+
+
+def resync_s_per_byte(instance: Instance) -> float:
+    """4 / (N B): times weights and d - 1, the seconds per sample of a stage on one device."""
+    return 4.0 / (instance.microbatches * instance.bandwidth_bytes_per_s)
+
+
+def transfer_s_per_byte(instance: Instance) -> float:
+    """2 / B: a tensor goes forwards, and its gradient back."""
+    return 2.0 / instance.bandwidth_bytes_per_s
+
+
+@leaf_kernel
+def one_device_s(work_s: float, resync_s: float, d: int) -> float:
+    """d times what a stage of d replicas takes."""
+    return work_s + (d - 1) * resync_s
+
+
+@leaf_kernel
+def in_flight(later_sum: int, d: int) -> int:
+    """y = ceil(s / d) with s = later_sum + d: microbatches that a stage of degree d keeps.
+
+    later_sum: sum of the data-parallel degrees of the stages behind.
+    """
+    return 1 + (later_sum + d - 1) // d
+
+
+@leaf_kernel
+def held_bytes(a_bytes: float, b_bytes: float, shared_bytes: float, y: int, d: int) -> float:
+    """On each of d replicas, with y microbatches in flight."""
+    return a_bytes * y + b_bytes + shared_bytes / d

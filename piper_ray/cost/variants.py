@@ -1,0 +1,142 @@
+"""Stage variants: a tensor-parallel degree together with the TMPCs that a stage of that degree may choose from.
+
+A restriction takes TMPCs away. "All or none" makes two variants of each degree, one that recomputes and one that does
+not; TMPCs that ask for a least data-parallel degree make one for each range of these. The solver knows nothing else of
+roles, or of least degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from piper_ray.model.instance import Instance, Tmpc, divisors
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Infeasibility
+
+ANY_DEGREE = 2**62
+"""Above every data-parallel degree."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """degree: t. tmpcs: for each layer id what it may run; empty if it cannot be in such a stage.
+
+    least_data_parallel_degree, most_data_parallel_degree: its stages have so many replicas. All its TMPCs are there at
+    all these degrees. recompute: the role asked of its layers; None: any.
+    """
+
+    degree: int
+    tmpcs: Mapping[int, tuple[Tmpc, ...]]
+    least_data_parallel_degree: int = 1
+    most_data_parallel_degree: int = ANY_DEGREE
+    recompute: bool | None = field(default=None, compare=False)
+
+
+def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
+    """All variants that the restrictions leave, by ascending degree, non-recomputing before recomputing."""
+    degrees = instance.degrees if restrictions.tensor_parallelism else (1,) if 1 in instance.degrees else ()
+    variants: list[Variant] = []
+    for degree in degrees:
+        for recompute in _recompute_choices(restrictions.recompute):
+            allowed = {layer.id: _allowed(layer.tmpcs.get(degree, ()), recompute) for layer in instance.layers}
+            for variant in _by_replicas(instance, degree, allowed, restrictions.data_parallelism):
+                if variant not in variants:
+                    variants.append(replace(variant, recompute=recompute))
+    return tuple(variants)
+
+
+def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:
+    """A layer that no allowed stage can hold, whatever the memory."""
+    for layer in instance.layers:
+        if not any(variant.tmpcs[layer.id] for variant in variants):
+            degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
+            return Infeasibility(
+                f'layer {layer.id} ("{layer.name}") has configurations for tensor-parallel degree {degrees} only, '
+                "which the number of devices and the restrictions do not allow",
+                None,
+            )
+    return None
+
+
+def replica_ranges(instance: Instance, data_parallelism: bool) -> tuple[tuple[int, int], ...]:
+    """The ranges of data-parallel degrees within which the same TMPCs are there, if a stage can have such a degree.
+
+    Together they hold all degrees that a stage can have.
+    """
+    starts = instance.least_data_parallel_degrees
+    ranges = zip(starts, (*(start - 1 for start in starts[1:]), ANY_DEGREE), strict=True)
+    degrees = [d for d in divisors(instance.microbatches) if d <= instance.data_parallel_limit]
+    possible = degrees if data_parallelism else [1]
+    return tuple((least, most) for least, most in ranges if any(least <= d <= most for d in possible))
+
+
+def _by_replicas(
+    instance: Instance, degree: int, allowed: Mapping[int, tuple[Tmpc, ...]], data_parallelism: bool
+) -> Iterator[Variant]:
+    """One variant for each range of data-parallel degrees with its own TMPCs."""
+    found: Variant | None = None
+    for least, most in replica_ranges(instance, data_parallelism):
+        tmpcs = {
+            layer: tuple(tmpc for tmpc in listed if tmpc.least_data_parallel_degree <= least)
+            for layer, listed in allowed.items()
+        }
+        if found is not None and found.tmpcs == tmpcs:
+            found = replace(found, most_data_parallel_degree=most)
+            continue
+        if found is not None:
+            yield found
+        found = Variant(degree, tmpcs, least, most)
+    if found is not None:
+        yield found
+
+
+def _recompute_choices(recompute: Recompute) -> tuple[bool | None, ...]:
+    return {
+        Recompute.AUTO: (None,),
+        Recompute.ALWAYS: (True,),
+        Recompute.NEVER: (False,),
+        Recompute.ALL_OR_NONE: (False, True),
+    }[recompute]
+
+
+def _allowed(tmpcs: tuple[Tmpc, ...], recompute: bool | None) -> tuple[Tmpc, ...]:
+    """A layer without the choice keeps what it has."""
+    if recompute is None:
+        return tmpcs
+    return tuple(tmpc for tmpc in tmpcs if tmpc.recompute == recompute) or tmpcs
+
+
+def undominated(tmpcs: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
+    """Drops each TMPC that another one never loses to, in any stage of a variant; of equal ones the first stays.
+
+    Memory is a*y + b + shared/d with y, d >= 1. It is linear in y and in 1/d, so no more at y = 1, for d = 1 and for d
+    without bound, and no more a, mean no more memory anywhere.
+    """
+    kept: list[Tmpc] = []
+    for index, tmpc in enumerate(tmpcs):
+        beaten = any(
+            _never_worse(other, tmpc) and (position < index or not _never_worse(tmpc, other))
+            for position, other in enumerate(tmpcs)
+            if position != index
+        )
+        if not beaten:
+            kept.append(tmpc)
+    return tuple(kept)
+
+
+def _never_worse(one: Tmpc, other: Tmpc) -> bool:
+    return (
+        one.time_per_sample_s <= other.time_per_sample_s
+        and one.weights_bytes <= other.weights_bytes
+        and one.activation_bytes <= other.activation_bytes
+        and one.activation_bytes + one.fixed_bytes <= other.activation_bytes + other.fixed_bytes
+        and _once_bytes(one) <= _once_bytes(other)
+        and all(size <= other.forward_sync_bytes.get(u, 0.0) for u, size in one.forward_sync_bytes.items())
+        and all(size <= other.backward_sync_bytes.get(w, 0.0) for w, size in one.backward_sync_bytes.items())
+    )
+
+
+def _once_bytes(tmpc: Tmpc) -> float:
+    """Memory at y = 1 and d = 1."""
+    return tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes

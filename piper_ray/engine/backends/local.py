@@ -1,0 +1,136 @@
+"""The default executor: threads of this process. The kernels hold no GIL."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
+
+import numpy as np
+
+from piper_ray.compiled.jit import is_loaded
+from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
+from piper_ray.engine.kernels.blocks import BLOCK_SIZE
+from piper_ray.engine.kernels.level import evaluate_downsets
+from piper_ray.engine.kernels.selection import StepCache, make_step_cache
+from piper_ray.engine.kernels.types import LevelStates, OptionArrays
+from piper_ray.model.events import Listener
+
+_TASK_S = 0.02
+"""Of one task, by what the rates say."""
+
+_HEARTBEAT_S = 0.1
+"""Of a task that takes longer than that."""
+
+_SMALL_LEVEL_S = 1e-3
+"""What a level takes below which threads cost more than they save."""
+
+_LONG_RUN_S = 0.02
+"""Of small levels in one kernel call, which cannot be interrupted."""
+
+
+class LocalBackend:
+    """Splits a level into tasks of about equal cost for ``threads`` threads."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._scratch = threading.local()
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="piper-ray")
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    def next_batch(self, states: StateTables) -> NextBatch:
+        """Level by level, as threads are soon told; small levels in one kernel call."""
+        end_level = end_of_small_levels(states)
+        if end_level > states.level:
+            return NextBatch(end_level, here=True)
+        return NextBatch(states.level + 1, here=False)
+
+    def has_room(self) -> bool:
+        """Threads share what a level has; two evaluations would only share the same cores."""
+        return False
+
+    def listen(self, listener: Listener) -> None:
+        """There is nothing to tell."""
+
+    def activity(self) -> Activity:
+        return Activity(self._threads, 0)
+
+    def stats(self) -> None:
+        return None
+
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+        # Every downset looks at the same blocks, so equal counts are about equal cost.
+        bounds = (last - first) * states.blocks_used
+        tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
+        loaded = is_loaded(evaluate_downsets)
+        edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
+
+        def run(begin: int, end: int) -> tuple[LevelStates, float]:
+            began = time.perf_counter()
+            found: LevelStates = evaluate_downsets(
+                begin,
+                end,
+                states.tables,
+                states.target,
+                states.fronts,
+                states.blocks,
+                0,
+                no_states(end - begin),
+                self._scratch_of(states.tables.options),
+            )
+            return found, time.perf_counter() - began
+
+        futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]
+        parts: list[LevelStates] = []
+        worked_s = 0.0
+        try:
+            for future in futures:
+                while not wait([future], timeout=_HEARTBEAT_S).done:
+                    heartbeat(edges[len(parts)] - first)
+                part, seconds = future.result()
+                parts.append(part)
+                worked_s += seconds
+                heartbeat(edges[len(parts)] - first)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        if loaded:
+            states.rates.far.record(bounds, worked_s)
+        return joined(parts)
+
+    def _scratch_of(self, options: OptionArrays) -> StepCache:
+        """The calling thread's scratch for these options."""
+        if getattr(self._scratch, "options", None) is not options:
+            self._scratch.options, self._scratch.cache = options, make_step_cache(options)
+        cache: StepCache = self._scratch.cache
+        return cache
+
+    def close(self) -> None:
+        """Ends the threads, each once it is done with what it has in hand: a search that was stopped does not wait."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def end_of_small_levels(states: StateTables) -> int:
+    """The level after the last that is small and of a run worth one kernel call, from the first unfinished one on.
+
+    Costs are in block bounds, were every downset in between live and every block of theirs full.
+    """
+    starts = states.tables.lattice.level_start
+    level, blocks, total = states.level, states.blocks_used, 0
+    rate = states.rates.far
+    longest = rate.bounds_within(_LONG_RUN_S)
+    while level < starts.size - 1:
+        size = int(starts[level + 1] - starts[level])
+        total += size * blocks
+        if rate.seconds(size * blocks) > _SMALL_LEVEL_S or (total > longest and level > states.level):
+            break
+        blocks += 1 + size // BLOCK_SIZE
+        level += 1
+    return level

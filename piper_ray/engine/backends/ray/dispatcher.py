@@ -1,0 +1,367 @@
+"""The driver's side at run time: a thread that carries out what the coordinator says, over Ray."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+from ray.exceptions import RayError
+
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
+from piper_ray.engine.backends.ray.coordinator import (
+    HERE,
+    Block,
+    Command,
+    Coordinator,
+    GiveUp,
+    Late,
+    Send,
+    WithoutWorkers,
+)
+from piper_ray.engine.backends.ray.machines import Machines, RayView
+from piper_ray.engine.backends.ray.pool import Answered, Pool, Started
+from piper_ray.engine.backends.ray.publication import Publisher
+from piper_ray.engine.backends.ray.session import Session
+from piper_ray.engine.backends.ray.worker import BlockOrder
+from piper_ray.engine.evaluation.state_tables import StateTables, joined
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.model.errors import ClusterError
+
+_TICK_S = 0.25
+
+_LONG_WAIT_S = 30.0
+"""Without a worker, before the user is told."""
+
+
+@dataclass
+class Batch:
+    """Blocks whose answers belong together. answer: their states, once all are there."""
+
+    states: StateTables
+    edges: Sequence[int]
+    expected_s: float  # of each block
+    answer: Future[LevelStates] = field(default_factory=Future)
+    found: dict[int, LevelStates] = field(default_factory=dict)
+    worked_s: float = 0.0
+    first_block: int = 0
+
+    @property
+    def done(self) -> int:
+        """Downsets answered. Asked for on another thread: ``list`` looks at the dict in one go."""
+        return sum(part.counts.size for part in list(self.found.values()))
+
+    def span(self, block: int) -> tuple[int, int]:
+        place = block - self.first_block
+        return self.edges[place], self.edges[place + 1]
+
+    @property
+    def blocks(self) -> range:
+        return range(self.first_block, self.first_block + len(self.edges) - 1)
+
+
+@dataclass(frozen=True)
+class _Added:
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class _Cancelled:
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class _ComputedHere:
+    block: int
+    states: Future[tuple[LevelStates, float]]  # and the seconds that they took
+
+
+@dataclass(frozen=True)
+class _CountAnew:
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+_Event = _Added | _Cancelled | _CountAnew | _ComputedHere | Started | Answered
+
+
+class Dispatcher:
+    """Owns coordinator, pool and publisher: only its thread touches them."""
+
+    def __init__(
+        self,
+        session: Session,
+        workers: int | None,
+        cpus_per_worker: int,
+        memory_bytes: float,
+        without_workers: WithoutWorkers,
+    ) -> None:
+        self.publisher = Publisher(session.node)
+        self.blocks_by_node: Counter[str] = Counter()
+        self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._coordinator = Coordinator(without_workers)
+        self._without_workers = without_workers
+        self._memory_bytes = memory_bytes
+        self._machines = Machines(RayView(), self.notes.put, session.node, trusted=session.owned)
+        self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._machines, self._events.put)
+        self._ids = itertools.count()
+        self._batches: dict[int, Batch] = {}  # by block
+        self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
+        self._here = LocalBackend(1)
+        self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
+        self._failure: Exception | None = None
+        self._had_workers = False
+        self._slow: set[str] = set()  # machines that the user has been told of
+        self._alone_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def workers(self) -> int:
+        return self._coordinator.workers
+
+    @property
+    def in_flight(self) -> int:
+        return self._coordinator.in_flight
+
+    def host_of(self, node: str) -> str:
+        return self._machines.name(node)
+
+    def submit(self, batch: Batch) -> None:
+        self._events.put(_Added(batch))
+
+    def cancel(self, batch: Batch) -> None:
+        self._events.put(_Cancelled(batch))
+
+    def count_anew(self) -> None:
+        """Of what is submitted from now on, blocks and traffic."""
+        anew = _CountAnew()
+        self._events.put(anew)
+        anew.done.wait(_TICK_S)
+
+    def close(self) -> None:
+        """Ends the thread and the actors; nothing is waited for."""
+        self._events.put(None)
+        self._thread.join()
+        self._here_thread.shutdown(wait=True, cancel_futures=True)
+        self._here.close()
+
+    def _run(self) -> None:
+        with closing(self._pool):
+            while True:
+                try:
+                    event = self._events.get(timeout=_TICK_S)
+                except queue.Empty:
+                    self._guarded(partial(self._coordinator.tick, time.monotonic()))
+                else:
+                    if event is None:
+                        return
+                    self._guarded(partial(self._take, event))
+                self._guarded(self._keep_up)
+
+    def _keep_up(self) -> list[Command]:
+        now = time.monotonic()
+        self._pool.keep_up(now)
+        if not self._had_workers:
+            self._machines.check()
+        if self._alone_since is None and self._coordinator.workers == 0:
+            self._alone_since = now
+        if self._coordinator.workers > 0:
+            self._alone_since = None
+            self._had_workers = True
+        elif self._alone_since is not None and now - self._alone_since > _LONG_WAIT_S:
+            self._alone_since = float("inf")
+            self.notes.put(
+                f"no worker for {_LONG_WAIT_S:.0f} s: perhaps the cluster has neither CPUs nor memory free for one"
+            )
+        return []
+
+    def _guarded(self, step: Callable[[], list[Command]]) -> None:
+        try:
+            self._carry_out(step())
+        except (RayError, ConnectionError) as error:
+            self._failure = ClusterError(f"the connection to the cluster is lost: {_last_line(error)}")
+            self._fail(self._failure)
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
+            # What was to be sent may not have been: there is no going on from here.
+            self._failure = error
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more can come of what is under way."""
+        for batch in {id(batch): batch for batch in self._batches.values()}.values():
+            self._forget(batch)
+            batch.answer.set_exception(error)
+
+    def _forget(self, batch: Batch) -> None:
+        self._coordinator.cancel(batch.blocks)
+        for block in batch.blocks:
+            self._batches.pop(block, None)
+
+    def _take(self, event: _Event) -> list[Command]:
+        now = time.monotonic()
+        if isinstance(event, _Added):
+            return self._add(event.batch, now)
+        if isinstance(event, _Cancelled):
+            self._forget(event.batch)
+            return []
+        if isinstance(event, _CountAnew):
+            self.blocks_by_node = Counter()
+            self.publisher.count_anew()
+            event.done.set()
+            return []
+        if isinstance(event, Started):
+            return self._start(event, now)
+        if isinstance(event, _ComputedHere):
+            fault = event.states.exception()
+            if fault is not None:
+                return self._coordinator.failed(HERE, event.block, now, _last_line(fault))
+            states, seconds = event.states.result()
+            return self._finish(HERE, event.block, states, seconds, now)
+        return self._answer(event, now)
+
+    def _add(self, batch: Batch, now: float) -> list[Command]:
+        if self._failure is not None:
+            batch.answer.set_exception(self._failure)
+            return []
+        blocks = [Block(next(self._ids), batch.expected_s) for _ in batch.edges[1:]]
+        batch.first_block = blocks[0].id
+        self._batches |= dict.fromkeys(batch.blocks, batch)
+        self._pool.keep_up(now)
+        return self._coordinator.add(blocks, now)
+
+    def _start(self, event: Started, now: float) -> list[Command]:
+        error = event.hello.exception()
+        if error is not None:
+            self._pool.drop(event.worker, now)
+            if self._pool.failures == 3:
+                host = self._machines.name_at(address_of(error))
+                self.notes.put(f"workers do not start: {cause_of(error, host, self._memory_bytes)}")
+            return []
+        if not self._pool.started(event.worker, event.hello.result(), now):
+            return []
+        self._known[event.worker] = {}
+        return self._coordinator.joined(event.worker, now)
+
+    def _answer(self, event: Answered, now: float) -> list[Command]:
+        error = event.reply.exception()
+        if error is None:
+            reply = event.reply.result()
+            if event.worker in self._known:
+                self.blocks_by_node[self._pool.node_of(event.worker)] += 1
+            return self._finish(event.worker, event.block, reply.states, reply.seconds, now)
+        if not isinstance(error, RayError):
+            raise error
+        if event.worker not in self._known:
+            return []  # its loss is known
+        node = self._pool.node_of(event.worker)
+        host = self._machines.name(node)
+        if not is_loss(error):
+            # It lives but cannot do it: it starts afresh with this evaluation's tables.
+            self._known[event.worker] = {}
+            cause = cause_of(error, host, self._memory_bytes)
+            return self._coordinator.failed(event.worker, event.block, now, cause)
+        self._pool.drop(event.worker, now)
+        del self._known[event.worker]
+        gone = not self._machines.is_alive(node, now)
+        cause = cause_of(error, host, self._memory_bytes, machine_gone=gone)
+        commands = self._coordinator.lost(event.worker, now, cause, with_machine=gone)
+        left = self._coordinator.workers
+        self.notes.put(f"a worker on {host} is lost, {left} left; its blocks go to others: {cause}")
+        if left == 0:
+            goes_on = self._without_workers is WithoutWorkers.CONTINUE
+            self.notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
+        return commands
+
+    def _finish(self, worker: int, block: int, states: LevelStates, seconds: float, now: float) -> list[Command]:
+        first, commands = self._coordinator.replied(worker, block, now)
+        batch = self._batches.pop(block, None)
+        if first and batch is not None:
+            batch.found[block] = states
+            batch.worked_s += seconds
+            if len(batch.found) == len(batch.edges) - 1:
+                batch.answer.set_result(joined([batch.found[block] for block in batch.blocks]))
+        return commands
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            batch = self._batches.get(command.block)
+            if batch is None:
+                continue
+            if isinstance(command, Late):
+                self._tell_of(command)
+            elif isinstance(command, GiveUp):
+                self._give_up(command, batch)
+            elif command.worker == HERE:
+                self._compute_here(command.block, batch)
+            else:
+                self._send(command, batch)
+
+    def _tell_of(self, late: Late) -> None:
+        """Once for each machine."""
+        host = self._machines.name(self._pool.node_of(late.worker))
+        if host not in self._slow:
+            self._slow.add(host)
+            self.notes.put(
+                f"{host} is slow or hangs: {late.kept_s:.1f} s for blocks of {late.expected_s:.2f} s, which now go to "
+                "others too"
+            )
+
+    def _give_up(self, command: GiveUp, batch: Batch) -> None:
+        first, last = batch.span(command.block)
+        size_bytes = sum(array.nbytes for array in (*batch.states.fronts, *batch.states.blocks))
+        self._forget(batch)
+        batch.answer.set_exception(
+            ClusterError(
+                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, or failed on them; "
+                f"the last said: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if "
+                "memory ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
+            )
+        )
+
+    def _compute_here(self, block: int, batch: Batch) -> None:
+        def compute() -> tuple[LevelStates, float]:
+            began = time.perf_counter()
+            found = self._here.evaluate_downsets(batch.states, *batch.span(block), _ignore)
+            return found, time.perf_counter() - began
+
+        future = self._here_thread.submit(compute)
+        future.add_done_callback(lambda states: self._events.put(_ComputedHere(block, states)))
+
+    def _send(self, command: Send, batch: Batch) -> None:
+        states = batch.states
+        published = self.publisher.publish(states)
+        key, in_use = published.order.key, self.publisher.keys_in_use()
+        known = {other: level for other, level in self._known[command.worker].items() if other in in_use}
+        self._known[command.worker] = known
+        objects = self.publisher.needed(states, known.get(key))
+        self.publisher.sent(self._pool.node_of(command.worker), objects)
+        first, last = batch.span(command.block)
+        known_level = known.get(key, 1)
+        order = BlockOrder(
+            evaluation=published.order,
+            known_level=known_level,
+            level=states.level,
+            first=first,
+            last=last,
+            in_use=in_use,
+        )
+        known[key] = states.level
+        levels = [objects[-1].ref] if known_level < states.level else []
+        self._pool.send(command.worker, command.block, order, levels)
+
+
+def _ignore(done: int) -> None:
+    pass
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

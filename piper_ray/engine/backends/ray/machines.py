@@ -1,0 +1,250 @@
+"""The machines of the cluster: each is asked what it runs before it is counted on, and left out if that is another.
+
+Work may reach a machine that has just joined before it has answered: who does the work says what it runs, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from piper_ray.engine.backends.ray.causes import cause_of, is_loss
+from piper_ray.engine.backends.ray.software import Software, difference, question
+from piper_ray.model.errors import ClusterError
+
+_LOOK_EVERY_S = 2.0
+
+_ATTEMPTS = 3
+"""To ask a machine whose processes die before they can answer, and to use one where work fails."""
+
+_ASK_AGAIN_S = 30.0
+"""After that many attempts: what ails it may pass."""
+
+
+class Node(NamedTuple):
+    """A machine as Ray has it. id: new each time that its Ray starts."""
+
+    id: str
+    host: str
+    address: str
+    cpus: float
+    memory_bytes: float
+
+    @property
+    def name(self) -> str:
+        """As a person would look for it."""
+        return self.host if self.host == self.address else f"{self.host} ({self.address})"
+
+
+class View(Protocol):
+    """What can be seen of a cluster. Nothing here waits."""
+
+    def nodes(self) -> list[Node]:
+        """Those that are alive."""
+        ...
+
+    def ask(self, node: str) -> None:
+        """What it runs. Each node is asked again only after its answer."""
+        ...
+
+    def answers(self) -> dict[str, Software | RayError]:
+        """Those that have come since, by node."""
+        ...
+
+
+@final
+class RayView:
+    """The cluster that this process is connected to. options: of the task that asks."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._question: Any = ray.remote(num_cpus=0, max_retries=0, **(options or {}))(question())
+        self._asked: dict[Any, str] = {}
+
+    def nodes(self) -> list[Node]:
+        found: Callable[[], list[dict[str, Any]]] = ray.nodes
+        return [
+            Node(
+                node["NodeID"],
+                node["NodeManagerHostname"],
+                node["NodeManagerAddress"],
+                float(node["Resources"].get("CPU", 0.0)),
+                float(node["Resources"].get("memory", 0.0)),
+            )
+            for node in found()
+            if node["Alive"]
+        ]
+
+    def ask(self, node: str) -> None:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        self._asked[self._question.options(scheduling_strategy=there).remote()] = node
+
+    def answers(self) -> dict[str, Software | RayError]:
+        if not self._asked:
+            return {}
+        done, _ = ray.wait([*self._asked], num_returns=len(self._asked), timeout=0)
+        return {self._asked.pop(ref): _outcome(ref) for ref in done}
+
+
+def _outcome(ref: Any) -> Software | RayError:
+    try:
+        software: Software = ray.get(ref)
+    except RayError as error:
+        return error
+    return software
+
+
+@dataclass
+class _Machine:
+    """good: it runs what this process does. fault: what keeps it out. Neither: it has not answered yet."""
+
+    node: Node
+    good: bool = False
+    fault: str | None = None
+    attempts: int = 0  # to ask it, in vain
+    doubts: int = 0
+    ask_at: float = float("-inf")
+
+
+class Machines:
+    """tell: is told of each machine that is left out, once. here: the driver's own node, which is asked in any case,
+    others only if they have cores. trusted: whether that one is known to run what this process does.
+
+    Not for several threads.
+    """
+
+    def __init__(
+        self, view: View, tell: Callable[[str], None], here: str | None = None, *, trusted: bool = False
+    ) -> None:
+        self._view = view
+        self._tell = tell
+        self._here = here
+        self._trusted = trusted
+        self._machines: dict[str, _Machine] = {}
+        self._names: dict[str, str] = {}  # of all nodes that ever were
+        self._told: set[tuple[str, str]] = set()
+        self._looked_at = float("-inf")
+
+    @property
+    def cpus(self) -> int:
+        """Of all good machines."""
+        return int(sum(node.cpus for node in self._good()))
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of the good machine with cores that has most."""
+        return max((node.memory_bytes for node in self._good() if node.cpus > 0), default=0.0)
+
+    @property
+    def asking(self) -> bool:
+        """Whether some have yet to answer."""
+        return any(not machine.good and machine.fault is None for machine in self._of_interest())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """What keeps machines out, by node."""
+        return {node: machine.fault for node, machine in self._machines.items() if machine.fault is not None}
+
+    def memory_here_bytes(self) -> float:
+        """Of the driver's own machine; 0 if that may not work."""
+        return next((node.memory_bytes for node in self._good() if node.id == self._here), 0.0)
+
+    def name(self, node: str) -> str:
+        return self._names.get(node, "an unknown machine")
+
+    def node_at(self, address: str | None) -> str | None:
+        """The machine with this IP address, or the only one that there is."""
+        found = [node for node, machine in self._machines.items() if machine.node.address == address]
+        return next(iter(found or (self._machines if len(self._machines) == 1 else ())), None)
+
+    def name_at(self, address: str | None) -> str:
+        node = self.node_at(address)
+        return self.name(node) if node is not None else address or "an unknown machine"
+
+    def placement(self) -> dict[str, Any]:
+        """Options of tasks and actors: anywhere but on machines that are left out."""
+        out = ",".join(sorted(self.left_out))  # no spaces: Ray takes them for part of what follows
+        return {"label_selector": {"ray.io/node-id": f"!in({out})"}} if out else {}
+
+    def leave_out(self, node: str, fault: str) -> None:
+        """From now on, whatever it has answered."""
+        machine = self._machines.get(node)
+        if machine is not None:
+            self._fault(machine, fault)
+
+    def doubt(self, node: str, fault: str, now: float) -> None:
+        """Work has failed there for no reason of its own: until it has answered anew, and a few times at the most."""
+        machine = self._machines.get(node)
+        if machine is not None:
+            machine.doubts += 1
+            if machine.doubts < _ATTEMPTS and machine.ask_at == float("inf"):
+                machine.ask_at = now
+            self._fault(machine, fault)
+
+    def check(self) -> None:
+        """Raises ClusterError if no machine can work and none has yet to answer."""
+        out = [(machine.node.name, machine.fault) for machine in self._of_interest() if machine.node.cpus > 0]
+        if out and all(fault is not None for _, fault in out):
+            faults = "\n".join(f"  {name}: {fault}" for name, fault in sorted(set(out)))
+            raise ClusterError(
+                f"no machine of the cluster can work:\n{faults}\nAll machines need what is installed on this one"
+            )
+
+    def look(self, now: float, *, at_once: bool = False) -> None:
+        """To be called often. at_once: something has happened to a machine."""
+        if at_once or now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self._update()
+        for node, answer in self._view.answers().items():
+            machine = self._machines.get(node)
+            if machine is not None:
+                self._answered(machine, answer, now)
+        for machine in self._of_interest():
+            if not machine.good and now >= machine.ask_at:
+                machine.ask_at = float("inf")  # until it is known what becomes of this
+                self._view.ask(machine.node.id)
+
+    def is_alive(self, node: str, now: float) -> bool:
+        """As Ray knows it now."""
+        self.look(now, at_once=True)
+        return node in self._machines
+
+    def _good(self) -> Iterator[Node]:
+        return (machine.node for machine in self._machines.values() if machine.good)
+
+    def _of_interest(self) -> Iterator[_Machine]:
+        return (m for m in self._machines.values() if m.node.cpus > 0 or m.node.id == self._here)
+
+    def _update(self) -> None:
+        alive = {node.id: node for node in self._view.nodes()}
+        for gone in self._machines.keys() - alive.keys():
+            del self._machines[gone]
+        for node in alive.values():
+            self._names[node.id] = node.name
+            machine = self._machines.setdefault(node.id, _Machine(node))
+            machine.node = node
+            machine.good |= self._trusted and node.id == self._here
+
+    def _answered(self, machine: _Machine, answer: Software | RayError, now: float) -> None:
+        if isinstance(answer, RayError):
+            machine.attempts += 1
+            machine.ask_at = now
+            if machine.attempts >= _ATTEMPTS or not is_loss(answer):
+                machine.ask_at = now + _ASK_AGAIN_S
+                self._fault(machine, f"it cannot be asked what it runs: {cause_of(answer, machine.node.host, 0.0)}")
+            return
+        fault = difference(answer)
+        if fault is not None:
+            self._fault(machine, fault)
+        else:
+            machine.good, machine.fault, machine.attempts = True, None, 0
+
+    def _fault(self, machine: _Machine, fault: str) -> None:
+        machine.good, machine.fault = False, fault
+        if machine.node.cpus > 0 and (machine.node.host, fault) not in self._told:
+            self._told.add((machine.node.host, fault))
+            self._tell(f"{machine.node.name} is left out: {fault}")

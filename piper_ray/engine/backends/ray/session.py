@@ -1,0 +1,188 @@
+"""The connection to Ray: one that is there is used and left alone, one that we made ends with us."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from piper_ray.engine.backends.ray import keeper
+from piper_ray.model.errors import ClusterError
+
+LOCAL = "local"
+
+_REACHABLE_WITHIN_S = 10.0
+_ENDS_WITHIN_S = 15.0
+_LOOPBACK = "127.0.0.1"
+_NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+"""Read when Ray is imported."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A connection. node: id of the driver's own node. ours: what ends with it, in reverse; None if it was there."""
+
+    node: str
+    ours: contextlib.ExitStack | None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the connection is ours, and ends with us."""
+        return self.ours is not None
+
+    def close(self) -> None:
+        """Leaves Ray and this process as they were found."""
+        if self.ours is not None:
+            self.ours.close()
+
+
+def connect(address: str | None, cpus: int | None) -> Session:
+    """Uses the Ray of this process if there is one; else attaches to ``address``, or starts one here ("local").
+
+    cpus: of a Ray started here; None: all of the machine. Raises ClusterError if the cluster cannot be reached.
+    """
+    with contextlib.ExitStack() as opened, _as_it_was():
+        if address == LOCAL and not _is_connected():
+            opened.enter_context(_for_a_local_ray())
+        import ray
+
+        if ray.is_initialized():
+            return Session(ray.get_runtime_context().get_node_id(), None)
+        # Warnings of Ray's own go to its log files: the user hears from us.
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+        try:
+            if address == LOCAL:
+                address = opened.enter_context(_local_ray(cpus))
+                options["_node_ip_address"] = _LOOPBACK
+            else:
+                address = address or "auto"
+                _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+            opened.callback(ray.shutdown)
+            ray.init(address, **options)
+            node = ray.get_runtime_context().get_node_id()
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise ClusterError(
+                f"no Ray cluster could be reached at {address or 'auto'}: {_first_line(error)}\n"
+                "Check the address (host:port of the head node), that `ray status` works from here, and that both "
+                "sides have the same RAY_AUTH_MODE; or start a Ray on this machine with --address local"
+            ) from error
+        return Session(node, opened.pop_all())
+
+
+def _is_connected() -> bool:
+    ray: Any = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+@contextlib.contextmanager
+def _local_ray(cpus: int | None) -> Iterator[str]:
+    """The address of a Ray of our own, which ends with the context, or with this process at the latest."""
+    command = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), *([] if cpus is None else [str(cpus)])]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", _NO_HANDLER)}
+    keeps = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+        start_new_session=True,
+    )
+    with keeps:
+        assert keeps.stdin is not None
+        assert keeps.stdout is not None
+        try:
+            address = keeps.stdout.readline().strip()
+            if not address:
+                raise OSError(_last_line(keeps.stdout.read()) or "Ray did not start")
+            yield address
+        finally:
+            keeps.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                keeps.wait(_ENDS_WITHIN_S)
+            if keeps.returncode != 0:  # it was killed
+                keeps.kill()
+                keeper.end_session(keeps.pid)
+
+
+@contextlib.contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Ray takes over SIGTERM, by Python and by a handler of its own below it, and says so where it cannot."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(max(level, logging.ERROR))
+    try:
+        with _environment({_NO_HANDLER: "1"}):
+            yield
+    finally:
+        logger.setLevel(level)
+        if in_main_thread and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """These variables, as far as nobody has set them, within the context."""
+    ours = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in ours.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
+
+
+@contextlib.contextmanager
+def _for_a_local_ray() -> Iterator[None]:
+    """A Ray of our own listens on loopback, and still asks for a token: other users share the machine."""
+    if "ray" in sys.modules:
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    # Else Ray puts the machine's own address in the place of 127.0.0.1, and listens on all interfaces.
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    if "RAY_AUTH_MODE" not in os.environ:
+        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    try:
+        with _environment(settings):
+            _read_environment()
+            yield
+    finally:
+        _read_environment()
+
+
+def _read_environment() -> None:
+    """As Ray does when it is imported and a token is first asked for; before, there is nothing to do."""
+    raylet: Any = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        raylet.Config.initialize("")
+        if hasattr(raylet, "AuthenticationTokenLoader"):  # not in old versions, which ask for no token
+            raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for a quarter of an hour. Raises OSError."""
+    host, separator, port = address.rpartition(":")
+    if separator and "/" not in host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_WITHIN_S).close()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

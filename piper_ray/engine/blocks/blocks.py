@@ -1,0 +1,204 @@
+"""Which layers to merge so that the blocks have no more downsets than a solve takes in seconds.
+
+Blocks grow along the dearest edges first, since a stage is seldom cut there, each up to a cap on its share of all
+work and of all memory; the cap rises until the downsets of the blocks are few enough. So no block is larger than it
+has to be, to within a factor of ``_RISE`` of the cap, and a stage's border is never further from where it could be than
+the blocks that it cuts through are large.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise, permutations
+from operator import and_
+
+from piper_ray.cost.variants import Variant
+from piper_ray.engine.blocks.quotient import Quotient
+from piper_ray.engine.lattice.contracted import ContractedGraph
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.graph import LayerGraph, number_graph
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+
+MOST_DOWNSETS = 20_000
+"""Of the blocks. A solve on as many takes seconds, whatever the cluster."""
+
+_COUNTING_VISITS = 200_000
+_FIRST_CAP = 2.0**-12
+_RISE = 2.0**0.5
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The members (layer ids, in file order) of each block, front to back.
+
+    downsets: of the blocks. largest_share: of the largest block in the work of all layers, or in their memory.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    downsets: int
+    largest_share: float
+
+
+def find_blocks(
+    instance: Instance, variants: Sequence[Variant], contracted: ContractedGraph, most_downsets: int = MOST_DOWNSETS
+) -> Blocks:
+    """Blocks with at most ``most_downsets`` downsets; single layers where these are few enough already.
+
+    Layers that can run at the same tensor-parallel degrees only come into one block, as long as that suffices. Raises
+    LimitError if merging all that may be merged leaves too many.
+    """
+    groups = list(contracted.contraction.members(instance).values())
+    for mixed in (False, True):
+        found = _grow(_Growth(instance, variants, groups, mixed), most_downsets)
+        if found is not None:
+            return found
+    raise LimitError(
+        f"no blocks of operators have at most {most_downsets:,} downsets: layers that share no tensor-parallel degree "
+        "cannot be merged. Give them a degree in common."
+    )
+
+
+def _grow(growth: _Growth, most_downsets: int) -> Blocks | None:
+    counted = len(growth.quotient) + 1
+    for cap in _caps():
+        if cap is not None:
+            growth.merge_below(cap)
+        if len(growth.quotient) < counted:
+            counted = len(growth.quotient)
+            downsets = count_downsets(growth.graph(), _COUNTING_VISITS)
+            if downsets is not None and downsets <= most_downsets:
+                return growth.result(downsets)
+    return None
+
+
+def _caps() -> Iterator[float | None]:
+    """None for no merging at all, then what costs nothing, and so on up to more than everything."""
+    yield from (None, 0.0)
+    cap = _FIRST_CAP
+    while cap < 2.0:
+        yield cap
+        cap *= _RISE
+
+
+class _Growth:
+    """Blocks while they grow, from groups of layers that lose nothing by being merged."""
+
+    def __init__(
+        self, instance: Instance, variants: Sequence[Variant], groups: Sequence[tuple[int, ...]], mixed: bool
+    ) -> None:
+        number = {layer_id: v for v, group in enumerate(groups) for layer_id in group}
+        self._position = {layer.id: index for index, layer in enumerate(instance.layers)}
+        self._groups = groups
+        self._mixed = mixed
+        edges = [
+            (number[edge.source], number[edge.target], size_bytes)
+            for edge, size_bytes in zip(instance.edges, _edge_bytes(instance), strict=True)
+            if number[edge.source] != number[edge.target]
+        ]
+        self.quotient = Quotient(len(groups), edges)
+        work, memory = _shares(instance, variants)
+        self._work = {v: sum(work[layer_id] for layer_id in group) for v, group in enumerate(groups)}
+        self._memory = {v: sum(memory[layer_id] for layer_id in group) for v, group in enumerate(groups)}
+        choices = [[bool(variant.tmpcs[layer.id]) for variant in variants] for layer in instance.layers]
+        mask = [sum(1 << r for r, has in enumerate(row) if has) for row in choices]
+        self._variants = {
+            v: reduce(and_, (mask[self._position[layer_id]] for layer_id in group)) for v, group in enumerate(groups)
+        }
+
+    def merge_below(self, cap: float) -> None:
+        """Merges along edges, dearest first, and blocks without edges, smallest first, up to ``cap``."""
+        heap: list[tuple[float, float, int, int]] = []
+
+        def offer(tail: int, head: int) -> None:
+            share = self._share(tail, head)
+            if share <= cap and self._may_merge(tail, head):
+                heapq.heappush(heap, (-self.quotient.successors[tail][head], share, tail, head))
+
+        for tail, heads in self.quotient.successors.items():
+            for head in heads:
+                offer(tail, head)
+        while heap:
+            _, share, tail, head = heapq.heappop(heap)
+            current = self.quotient.successors.get(tail, {})
+            # What has grown since it was offered was offered anew.
+            if head not in current or share != self._share(tail, head) or not self.quotient.merge(tail, head):
+                continue
+            self._add(tail, head)
+            for before in self.quotient.predecessors[tail]:
+                offer(before, tail)
+            for after in self.quotient.successors[tail]:
+                offer(tail, after)
+        self._merge_apart(cap)
+
+    def _merge_apart(self, cap: float) -> None:
+        quotient = self.quotient
+        alone = [v for v in quotient.members if not quotient.successors[v] and not quotient.predecessors[v]]
+        alone.sort(key=lambda v: (self._variants[v], max(self._work[v], self._memory[v]), v))
+        for one, other in pairwise(alone):
+            if self._share(one, other) <= cap and self._may_merge(one, other):
+                quotient.merge_apart(other, one)
+                self._add(other, one)
+
+    def graph(self) -> LayerGraph:
+        """The blocks, numbered for counting."""
+        blocks = sorted(self.quotient.members)
+        position = {v: index for index, v in enumerate(blocks)}
+        edges = [(position[tail], position[head], 0) for tail in blocks for head in self.quotient.successors[tail]]
+        return number_graph(blocks, edges)
+
+    def result(self, downsets: int) -> Blocks:
+        members = [
+            tuple(sorted((layer for v in block for layer in self._groups[v]), key=self._position.__getitem__))
+            for block in self.quotient.blocks()
+        ]
+        largest = max(max(self._work[v], self._memory[v]) for v in self.quotient.members)
+        return Blocks(tuple(members), downsets, largest)
+
+    def _share(self, one: int, other: int) -> float:
+        return max(self._work[one] + self._work[other], self._memory[one] + self._memory[other])
+
+    def _may_merge(self, one: int, other: int) -> bool:
+        if self._mixed:
+            return self._variants[one] & self._variants[other] != 0
+        return self._variants[one] == self._variants[other]
+
+    def _add(self, kept: int, gone: int) -> None:
+        self._work[kept] += self._work.pop(gone)
+        self._memory[kept] += self._memory.pop(gone)
+        self._variants[kept] &= self._variants.pop(gone)
+
+
+def _shares(instance: Instance, variants: Sequence[Variant]) -> tuple[dict[int, float], dict[int, float]]:
+    """Each layer's share in the least work of all (devices times seconds), and in the least memory of all."""
+    work, memory = {}, {}
+    for layer in instance.layers:
+        options = [(variant.degree, tmpc) for variant in variants for tmpc in variant.tmpcs[layer.id]]
+        work[layer.id] = min(t * tmpc.time_per_sample_s for t, tmpc in options)
+        memory[layer.id] = min(t * (x.activation_bytes + x.fixed_bytes + x.shared_bytes) for t, x in options)
+    return _normalised(work), _normalised(memory)
+
+
+def _normalised(figures: dict[int, float]) -> dict[int, float]:
+    total = sum(figures.values())
+    return {key: figure / total if total > 0.0 else 0.0 for key, figure in figures.items()}
+
+
+def _edge_bytes(instance: Instance) -> Iterable[float]:
+    """What crossing each edge costs, with the extras of its ends' first TMPC and the tensors between its ends."""
+    first = {
+        layer.id: next(iter(next(tmpcs for _, tmpcs in sorted(layer.tmpcs.items()) if tmpcs)))
+        for layer in instance.layers
+    }
+    between: dict[tuple[int, int], float] = {}
+    for tensor in instance.tensors:
+        for ends in permutations(tensor.layers, 2):
+            between[ends] = between.get(ends, 0.0) + tensor.forward_bytes + tensor.backward_bytes
+    for edge in instance.edges:
+        forward = first[edge.target].forward_sync_bytes.get(edge.source, 0.0)
+        backward = first[edge.source].backward_sync_bytes.get(edge.target, 0.0)
+        shared = between.get((edge.source, edge.target), 0.0)
+        yield 2.0 * edge.communication_bytes + forward + backward + shared

@@ -1,0 +1,204 @@
+"""A checkpoint of one solve: the answers of its evaluations, and the finished levels of the one under way.
+
+The search is deterministic: the same answers lead to the same next threshold. So a solve is resumed by running it from
+its start, with the evaluations that are on record answered from there. A checkpoint stays after the solve has ended; a
+solve resumed from it then has its answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from piper_ray.engine.checkpoint.encoding import encode_levels, encode_outcomes
+from piper_ray.engine.checkpoint.identity import Identity
+from piper_ray.engine.checkpoint.records import Records, Saved, prune, write
+from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.model.errors import CheckpointLost, CheckpointRefused
+from piper_ray.storage.claim import Clock, acquire
+from piper_ray.storage.folder import Folder, open_folder, reason, shown
+from piper_ray.storage.lease import Lease
+from piper_ray.storage.names import LEVELS, OUTCOMES, StateFile, state_files
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+SHARE = 100
+"""A write waits until the run since the last one is this many times as long as the write will take."""
+
+LEVELS_EVERY_S = 5.0
+"""At the most often."""
+
+
+@final
+class Checkpoint:
+    """An open checkpoint, which only this process writes. ``open`` makes one; ``close`` gives it up, as does ``with``.
+
+    Writing takes less than 1 % of the run. What is not yet written for that reason is written by the next call that
+    finds it due, and by ``close``; a solve that is killed loses 100 times what a write takes (for levels, 5 s if that
+    is more) and the batch of levels under way. Storage that fails during the run costs the checkpoint, not the solve.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        location: str,
+        identity: Identity,
+        lease: Lease,
+        saved: Saved,
+        clock: Clock,
+        on_warning: Callable[[str], None],
+        first_cost_s: float,
+    ) -> None:
+        self._folder = folder
+        self._location = location
+        self._identity = identity
+        self._lease = lease
+        self._outcomes = saved.outcomes
+        self._levels = saved.levels
+        self._levels_key = saved.levels[0] if saved.levels else None  # whose levels are in the newest file of them
+        self._damaged = saved.damaged
+        self._clock = clock
+        self._on_warning = on_warning
+        self._written_at = clock.monotonic()
+        self._cost_s = {OUTCOMES: first_cost_s, LEVELS: first_cost_s}
+        self._sequence = 0
+        self._unwritten = False
+        self._failing = False
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        identity: Identity,
+        *,
+        on_warning: Callable[[str], None],
+        clock: Clock = time,
+        filesystem: FileSystem | None = None,
+    ) -> Checkpoint:
+        """The checkpoint at a folder's path or URI (file, s3, gs: what pyarrow.fs knows), begun if there is none.
+
+        on_warning: is told in words of what is amiss but does not end the solve. filesystem: where ``location`` is a
+        path in it.
+
+        Raises CheckpointRefused if it is of another input or other options, if another solve works on it, and if the
+        location cannot be read and written.
+        """
+        text = os.fspath(location)
+        try:
+            folder = open_folder(text, filesystem)
+            records = Records(folder, shown(text), identity, on_warning)
+            began = clock.monotonic()
+            saved = records.load()
+            first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
+            lease = acquire(folder, clock, on_warning)
+        except OSError as error:
+            raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
+        try:
+            if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
+                saved = records.load()
+            checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
+            prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
+            return checkpoint
+        except BaseException as error:
+            lease.release()
+            if isinstance(error, OSError):
+                raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
+            raise
+
+    @property
+    def answers(self) -> int:
+        """Evaluations on record."""
+        return len(self._outcomes)
+
+    def outcome(self, key: EvaluationKey) -> Outcome | None:
+        """The answer of an evaluation, if it is on record."""
+        return self._outcomes.get(key)
+
+    def record_outcome(self, key: EvaluationKey, outcome: Outcome) -> bool:
+        """Puts an answer on record. True: it is durable. False: it will be once a write is due.
+
+        Raises CheckpointLost if another solve has taken over.
+        """
+        self._outcomes[key] = outcome
+        self._unwritten = True
+        if self._levels is not None and self._levels[0] == key:
+            self._levels = None
+        return self._is_due(OUTCOMES) and self._write_outcomes()
+
+    def levels(self, key: EvaluationKey) -> LevelStates | None:
+        """The levels from 1 on that an earlier solve had finished of this evaluation, by downset, if any were saved."""
+        return self._levels[1] if self._levels is not None and self._levels[0] == key else None
+
+    def record_levels(self, key: EvaluationKey, states: Callable[[], LevelStates]) -> bool:
+        """To be called after each batch of levels. True: the finished levels have been written, and are durable.
+
+        states: all finished levels from 1 on; called only if a write is due. Raises CheckpointLost if another solve
+        has taken over.
+        """
+        if self._unwritten and self._is_due(OUTCOMES):
+            self._write_outcomes()
+        if not self._is_due(LEVELS, LEVELS_EVERY_S):
+            return False
+        self._levels_key = key
+        written = self._write(LEVELS, lambda: encode_levels(self._identity.facts, key, states()))
+        if written:
+            self._levels = None
+        return written
+
+    def close(self) -> None:
+        """Writes what is not yet written, and lets other solves open the checkpoint."""
+        try:
+            if self._unwritten:
+                self._write_outcomes()
+        except CheckpointLost:
+            pass  # the other solve finds these answers itself
+        finally:
+            self._lease.release()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _is_due(self, kind: str, least_s: float = 0.0) -> bool:
+        return self._clock.monotonic() - self._written_at >= max(SHARE * self._cost_s[kind], least_s)
+
+    def _write_outcomes(self) -> bool:
+        written = self._write(OUTCOMES, lambda: encode_outcomes(self._identity.facts, self._outcomes))
+        self._unwritten = not written
+        return written
+
+    def _write(self, kind: str, content: Callable[[], bytes]) -> bool:
+        """Whether the storage took it. A failure is told once, until a write succeeds again."""
+        began = self._clock.monotonic()
+        try:
+            names = self._folder.names()
+            self._lease.check(names)
+            self._sequence += 1
+            file = write(self._folder, kind, self._lease.epoch, self._sequence, content())
+        except OSError as error:
+            if not self._failing:
+                self._on_warning(
+                    f"the checkpoint at {self._location} cannot be written: {reason(error)}; the solve goes on"
+                )
+            self._failing = True
+            return False
+        else:
+            self._failing = False
+            prune(self._folder, [*state_files(names), file], self._is_obsolete)
+            return True
+        finally:
+            self._written_at = self._clock.monotonic()
+            self._cost_s[kind] = self._written_at - began
+
+    def _is_obsolete(self, file: StateFile) -> bool:
+        """Levels serve until the answer of their evaluation is durable."""
+        return file in self._damaged or (file.kind == LEVELS and self._levels_key in self._outcomes)

@@ -1,0 +1,78 @@
+"""What a checkpoint is a checkpoint of: the input, the options that change evaluations, and the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from piper_ray.model.errors import CheckpointRefused
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.version import __version__
+
+FORMAT = 1
+"""Of a checkpoint's files; one higher whenever an older program could misread them."""
+
+_DIGEST = "digest"
+
+Facts = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """facts: by what they belong to ("input", "options", "version"), in words for the user. Equal: all texts are."""
+
+    facts: Facts
+
+    @classmethod
+    def of(cls, instance: Instance, restrictions: Restrictions) -> Identity:
+        """Every figure of the instance counts, to the last bit; its name does not."""
+        return cls(
+            {
+                "input": {
+                    "devices": str(instance.devices),
+                    "microbatches": str(instance.microbatches),
+                    "memory": f"{_figure(instance.memory_bytes)} bytes",
+                    "bandwidth": f"{_figure(instance.bandwidth_bytes_per_s)} bytes/s",
+                    "layers": str(len(instance.layers)),
+                    "edges": str(len(instance.edges)),
+                    _DIGEST: instance.digest,
+                },
+                "options": {
+                    "tensor parallelism": _allowed(restrictions.tensor_parallelism),
+                    "data parallelism": _allowed(restrictions.data_parallelism),
+                    "recompute": restrictions.recompute.value,
+                },
+                "version": {"piper_ray": __version__, "format": str(FORMAT)},
+            }
+        )
+
+    def require(self, found: Facts, location: str) -> None:
+        """Raises CheckpointRefused unless ``found``, the facts of the checkpoint at ``location``, are these."""
+        if found == self.facts:
+            return
+        groups = [group for group in self.facts if found.get(group) != self.facts[group]]
+        differences = [text for group in groups for text in _differences(found.get(group, {}), self.facts[group])]
+        kinds = " and ".join(f"of {_ARTICLE[group]} {group}" for group in groups)
+        raise CheckpointRefused(
+            f"the checkpoint at {location} is {kinds}: {'; '.join(differences)}. "
+            "Give what it was made with, or another folder"
+        )
+
+
+_ARTICLE = {"input": "another", "options": "other", "version": "another"}
+
+
+def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    names = [name for name in here if there.get(name) != here[name]]
+    told = [f"{name} {there.get(name, 'unknown')} there, {here[name]} here" for name in names if name != _DIGEST]
+    return told or ["as many layers and edges, but not the same"]
+
+
+def _allowed(allowed: bool) -> str:
+    return "allowed" if allowed else "forbidden"
+
+
+def _figure(value: float) -> str:
+    """Tells apart what differs in the last bit."""
+    return repr(value).removesuffix(".0")

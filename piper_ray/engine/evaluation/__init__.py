@@ -1,0 +1,1 @@
+"""One threshold evaluated over the lattice: pruned, scheduled, remembered."""

@@ -1,0 +1,78 @@
+"""What a solve will need, before it starts; and the refusal of what does not fit."""
+
+from __future__ import annotations
+
+import os
+
+from piper_ray.engine.lattice.counting import count_pairs
+from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.model.errors import LimitError
+from piper_ray.model.solution import Forecast
+
+_PROCESS_BYTES = 170e6
+_SHARE_OF_MACHINE = 0.8
+_BOUNDS_PER_S = 5e7
+_EVALUATIONS = 10
+_OPEN_SHARE = 0.1
+_WAY_OUT = (
+    "Plan blocks of layers instead (--contract operators), or raise the limit with --memory-limit on a machine that "
+    "has the memory."
+)
+
+
+def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
+    """Peak bytes for each downset: bit sets (with scratch of the same size, and once more when
+    they are cut to their number), crossing edges, sums, states and blocks.
+
+    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays and, at worst, one block a downset.
+    """
+    words = max(1, (graph.size + 63) // 64)
+    crossing = 2.0 * len(graph.edges) / max(1, graph.size)
+    enumeration = 2 * (2 * words + 2)
+    return 8.0 * (enumeration + crossing + 18 * variants + 2 + 6 + 2 * words)
+
+
+def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast:
+    """Exact counts where they come quickly; memory from them; time as a rough guess for one core and little slack."""
+    if downsets is None:
+        return Forecast(None, None, None, None)
+    block_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants
+    return Forecast(
+        downsets=downsets,
+        pairs=count_pairs(graph),
+        memory_bytes=_memory_bytes(graph, variants, downsets),
+        seconds=0.01 + downsets * 1e-6 + block_bounds / _BOUNDS_PER_S,
+    )
+
+
+def _memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
+    return _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
+
+
+def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory_limit_bytes: float | None) -> int:
+    """How many downsets fit into the limit. Raises LimitError if more are known to come."""
+    limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
+    limit = int(max(0.0, limit_bytes - _PROCESS_BYTES) / bytes_per_downset(graph, variants))
+    if downsets is not None and downsets > limit:
+        raise LimitError(
+            f"the graph has {downsets:,} downsets, which take about {_gib(_memory_bytes(graph, variants, downsets))}; "
+            f"the limit is {_gib(limit_bytes)}. {_WAY_OUT}"
+        )
+    return limit
+
+
+def over_limit(limit: int, limit_bytes: float | None) -> LimitError:
+    """The refusal of a graph whose downsets could not be counted beforehand."""
+    return LimitError(
+        f"the graph has more than {limit:,} downsets, all that fit into "
+        f"{_gib(limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE)}. {_WAY_OUT}"
+    )
+
+
+def machine_memory_bytes() -> float:
+    """Physical memory of this machine."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:,.1f} GiB"

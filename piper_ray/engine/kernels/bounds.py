@@ -1,0 +1,123 @@
+"""Kernel: the least data-parallel degree with which a stage can keep the threshold and the memory limit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.cost.stage import held_bytes, in_flight
+from piper_ray.engine.kernels.types import BitArray, ClusterArrays, IndexArray
+
+_GUARD = 1e-9
+
+
+@leaf_kernel
+def first_divisor_by_time(
+    work_s: float, resync_s: float, threshold_s: float, divisor_at_least: IndexArray, divisors: int
+) -> int:
+    """Index of the first divisor d that work + (d - 1) * resync <= threshold * d does not rule out.
+
+    ``divisors``, their number, if it rules out all. Errs towards the smaller.
+    """
+    if work_s <= threshold_s:
+        return 0
+    room_s = threshold_s - resync_s
+    if room_s <= 0.0:
+        return divisors
+    least = np.ceil((work_s - resync_s) / room_s - _GUARD)
+    if least >= divisor_at_least.size:
+        return divisors
+    return int(divisor_at_least[np.int64(least)])
+
+
+@inlined_kernel
+def first_divisor_by_memory(
+    a_bytes: float, b_bytes: float, shared_bytes: float, later_sum: int, cluster: ClusterArrays
+) -> int:
+    """Index of the first divisor d with a * y + b + shared / d <= M for y = ceil((later_sum + d) / d), which is
+    1 + ceil(later_sum / d).
+
+    ``later_sum`` is the sum of data-parallel degrees of the stages behind. The number of divisors if there is none.
+    Errs towards the smaller.
+    """
+    first = _first_divisor_by_activations(
+        a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, cluster.divisors.size
+    )
+    if shared_bytes > 0.0:
+        first = _first_divisor_by_shares(
+            first, a_bytes, b_bytes, shared_bytes, cluster.memory_bytes, later_sum, cluster.divisors
+        )
+    return first
+
+
+@leaf_kernel
+def _first_divisor_by_shares(
+    first: int,
+    a_bytes: float,
+    b_bytes: float,
+    shared_bytes: float,
+    memory_bytes: float,
+    later_sum: int,
+    divisors: IndexArray,
+) -> int:
+    """From ``first`` on, by bisection: neither y nor what is shared grows with d."""
+    low, high = first, divisors.size
+    while low < high:
+        middle = (low + high) >> 1
+        d = divisors[middle]
+        needed_bytes = held_bytes(a_bytes, b_bytes, shared_bytes, in_flight(later_sum, d), d)
+        if needed_bytes <= memory_bytes * (1.0 + _GUARD):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@leaf_kernel
+def _first_divisor_by_activations(
+    a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
+) -> int:
+    """The same where nothing is shared, by a formula."""
+    room_bytes = memory_bytes - b_bytes
+    if room_bytes < a_bytes * (1.0 + later_sum) or a_bytes <= 0.0:
+        if room_bytes < a_bytes or room_bytes < 0.0:
+            return divisors
+        if a_bytes <= 0.0 or later_sum == 0:
+            return 0
+        waiting = np.floor(room_bytes / a_bytes + _GUARD) - 1.0
+        if waiting < 1.0:
+            return divisors
+        least = np.ceil(later_sum / waiting - _GUARD)
+        if least >= divisor_at_least.size:
+            return divisors
+        return int(divisor_at_least[np.int64(least)])
+    return 0
+
+
+@leaf_kernel
+def meets(one: BitArray, other: BitArray) -> bool:
+    """Whether two bit sets have a member in common."""
+    for word in range(one.size):
+        if one[word] & other[word] != 0:
+            return True
+    return False
+
+
+@leaf_kernel
+def is_subset(small: BitArray, large: BitArray) -> bool:
+    """Of two bit sets."""
+    for word in range(small.size):
+        if small[word] & ~large[word] != 0:
+            return False
+    return True
+
+
+@leaf_kernel
+def bit_position(power_of_two: np.uint64) -> int:
+    """log2 of a power of two, by binary search over the halves."""
+    position = 0
+    for shift in (32, 16, 8, 4, 2, 1):
+        if power_of_two >> np.uint64(shift):
+            power_of_two >>= np.uint64(shift)
+            position += shift
+    return position

@@ -1,0 +1,234 @@
+"""Kernel: one option for each item, least total cost within a memory limit (multiple-choice knapsack), exactly.
+
+Items with the same options are common (equal layers), so states are merged by dominance as in Nemhauser and Ullmann
+(1969), and cut by the Lagrangian bound at the multiplier of the LP relaxation, found greedily along the convex hulls
+of the items (Kellerer, Pferschy and Pisinger, Knapsack Problems, 2004, chapter 11).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+INFEASIBLE = np.inf
+TOO_HARD = -1.0
+_MOST_STATES = 1_000_000
+"""Partial choices of one step, some 50 MB; past that the answer is TOO_HARD."""
+
+
+@kernel
+def hull_steps(
+    start: IndexArray, cost: FloatArray, memory: FloatArray, begin: IndexArray
+) -> tuple[IndexArray, FloatArray, FloatArray]:
+    """Steps along each item's lower hull from its cheapest option to its smallest, by falling bytes saved per second.
+
+    Option o of item k lies in start[k] .. start[k + 1] - 1; begin[k] is one of least cost. Returns the option reached,
+    and for each step its extra cost and the memory it saves.
+    """
+    items = start.size - 1
+    reached = np.empty(cost.size, np.int64)
+    extra = np.empty(cost.size)
+    saved = np.empty(cost.size)
+    count = 0
+    for k in range(items):
+        at = begin[k]
+        while True:
+            best, best_slope = -1, -1.0
+            for o in range(start[k], start[k + 1]):
+                if memory[o] < memory[at]:
+                    rise = cost[o] - cost[at]
+                    slope = (memory[at] - memory[o]) / rise if rise > 0.0 else np.inf
+                    if slope > best_slope or (slope == best_slope and memory[o] < memory[best]):
+                        best, best_slope = o, slope
+            if best < 0:
+                break
+            reached[count] = best
+            extra[count] = max(0.0, cost[best] - cost[at])
+            saved[count] = memory[at] - memory[best]
+            count += 1
+            at = best
+    slopes = np.empty(count)
+    for c in range(count):
+        slopes[c] = -saved[c] / extra[c] if extra[c] > 0.0 else -np.inf
+    order = np.argsort(slopes, kind="mergesort")
+    return reached[order], extra[order], saved[order]
+
+
+@kernel
+def cheapest(start: IndexArray, cost: FloatArray, memory: FloatArray, item: int) -> int:
+    """The option of least cost; of equal ones the one of least memory."""
+    best = int(start[item])
+    for o in range(start[item] + 1, start[item + 1]):
+        if cost[o] < cost[best] or (cost[o] == cost[best] and memory[o] < memory[best]):
+            best = o
+    return best
+
+
+@kernel
+def least_cost(
+    start: IndexArray,
+    cost: FloatArray,
+    memory: FloatArray,
+    limit: float,
+    budget: float,
+    any_within: bool,
+    choice: IndexArray,
+) -> float:
+    """Least cost with memory at most ``limit``, and its options in ``choice`` (int64[items]).
+
+    INFEASIBLE if there is none of cost at most ``budget``. any_within: the first choice found within the budget will
+    do. TOO_HARD if there are too many partial choices to tell, as there can be when all options save memory at about
+    the same rate and all items differ.
+    """
+    items = start.size - 1
+    item_of = np.empty(cost.size, np.int64)
+    total_cost, total_memory = 0.0, 0.0
+    for k in range(items):
+        item_of[start[k] : start[k + 1]] = k
+        choice[k] = cheapest(start, cost, memory, k)
+        total_cost += cost[choice[k]]
+        total_memory += memory[choice[k]]
+    if total_cost > budget:
+        return INFEASIBLE
+    if total_memory <= limit:
+        return total_cost
+
+    # Greedy along the hulls: its value before the last step bounds from below (LP), after it from above.
+    reached, extra, saved = hull_steps(start, cost, memory, choice)
+    multiplier = -1.0
+    for c in range(reached.size):
+        choice[item_of[reached[c]]] = reached[c]
+        if total_memory - saved[c] <= limit:
+            multiplier = extra[c] / saved[c]
+            if total_cost + (total_memory - limit) * multiplier > budget * (1.0 + 1e-12):
+                return INFEASIBLE
+            total_cost += extra[c]
+            break
+        total_cost += extra[c]
+        total_memory -= saved[c]
+    if multiplier < 0.0:
+        return INFEASIBLE
+    if any_within and total_cost <= budget:
+        return total_cost
+    return _merge_states(start, cost, memory, limit, budget, any_within, multiplier, choice, total_cost)
+
+
+@kernel
+def _rests(
+    start: IndexArray, cost: FloatArray, memory: FloatArray, multiplier: float
+) -> tuple[IndexArray, FloatArray, FloatArray]:
+    """Three ways to choose for items k.. without looking back: cheapest, smallest, least cost + multiplier * memory.
+
+    Options int64[3, items], and cost and memory of items k.. as float64[3, items + 1].
+    """
+    items = start.size - 1
+    option = np.empty((3, items), np.int64)
+    rest_cost = np.zeros((3, items + 1))
+    rest_memory = np.zeros((3, items + 1))
+    for k in range(items - 1, -1, -1):
+        option[0, k] = cheapest(start, cost, memory, k)
+        option[1, k] = start[k]
+        option[2, k] = start[k]
+        for o in range(start[k] + 1, start[k + 1]):
+            if memory[o] < memory[option[1, k]]:
+                option[1, k] = o
+            if cost[o] + multiplier * memory[o] < cost[option[2, k]] + multiplier * memory[option[2, k]]:
+                option[2, k] = o
+        for way in range(3):
+            rest_cost[way, k] = rest_cost[way, k + 1] + cost[option[way, k]]
+            rest_memory[way, k] = rest_memory[way, k + 1] + memory[option[way, k]]
+    return option, rest_cost, rest_memory
+
+
+@kernel
+def _merge_states(
+    start: IndexArray,
+    cost: FloatArray,
+    memory: FloatArray,
+    limit: float,
+    budget: float,
+    any_within: bool,
+    multiplier: float,
+    choice: IndexArray,
+    greedy_cost: float,
+) -> float:
+    """Adds item after item to all undominated partial choices that the bound leaves below the best known.
+
+    ``choice`` comes in as the greedy choice, which stands if nothing cheaper is found. Each partial choice is also
+    completed in three simple ways: that finds a choice early where there are many.
+    """
+    items = start.size - 1
+    option, rest_cost, rest_memory = _rests(start, cost, memory, multiplier)
+    best = greedy_cost
+    best_state, best_way, best_items = np.int64(-1), 0, 0
+
+    # States of all items so far, so that the choice can be read backwards.
+    pool_parent = np.empty(1024, np.int64)
+    pool_option = np.empty(1024, np.int64)
+    pool = 1
+    pool_parent[0] = -1
+    pool_option[0] = -1
+    state_cost = np.zeros(1)
+    state_memory = np.zeros(1)
+    state_id = np.zeros(1, np.int64)
+    for k in range(items):
+        width = start[k + 1] - start[k]
+        if state_cost.size * width > _MOST_STATES:
+            return TOO_HARD
+        new_cost = np.empty(state_cost.size * width)
+        new_memory = np.empty(new_cost.size)
+        new_from = np.empty(new_cost.size, np.int64)
+        new_option = np.empty(new_cost.size, np.int64)
+        count = 0
+        most = min(budget, best) + 1e-12 * (abs(budget) + multiplier * limit if np.isfinite(budget) else abs(best))
+        for s in range(state_cost.size):
+            for o in range(start[k], start[k + 1]):
+                c = state_cost[s] + cost[o]
+                m = state_memory[s] + memory[o]
+                if m + rest_memory[1, k + 1] > limit * (1.0 + 1e-12):
+                    continue
+                if c + rest_cost[2, k + 1] + multiplier * (m + rest_memory[2, k + 1] - limit) > most:
+                    continue
+                new_cost[count] = c
+                new_memory[count] = m
+                new_from[count] = state_id[s]
+                new_option[count] = o
+                count += 1
+        order = np.argsort(new_cost[:count], kind="mergesort")
+        state_cost = np.empty(count)
+        state_memory = np.empty(count)
+        state_id = np.empty(count, np.int64)
+        kept = 0
+        for at in order:
+            if kept > 0 and new_memory[at] >= state_memory[kept - 1]:
+                continue
+            if pool == pool_parent.size:
+                pool_parent = np.concatenate((pool_parent, np.empty(pool, np.int64)))
+                pool_option = np.concatenate((pool_option, np.empty(pool, np.int64)))
+            pool_parent[pool] = new_from[at]
+            pool_option[pool] = new_option[at]
+            state_cost[kept] = new_cost[at]
+            state_memory[kept] = new_memory[at]
+            state_id[kept] = pool
+            for way in range(3):
+                whole = new_cost[at] + rest_cost[way, k + 1]
+                if whole < best and new_memory[at] + rest_memory[way, k + 1] <= limit:
+                    best, best_state, best_way, best_items = whole, np.int64(pool), way, k + 1
+            kept += 1
+            pool += 1
+        state_cost = state_cost[:kept]
+        state_memory = state_memory[:kept]
+        state_id = state_id[:kept]
+        if any_within and best <= budget:
+            break
+
+    if best_state >= 0:
+        for k in range(best_items, items):
+            choice[k] = option[best_way, k]
+        at = best_state
+        for k in range(best_items - 1, -1, -1):
+            choice[k] = pool_option[at]
+            at = pool_parent[at]
+    return best if best <= budget else INFEASIBLE

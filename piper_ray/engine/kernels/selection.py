@@ -1,0 +1,230 @@
+"""Kernel: is there a TMPC choice with which a stage keeps both the threshold and the memory limit?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.cost.stage import held_bytes, one_device_s
+from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
+from piper_ray.engine.kernels.types import (
+    BitArray,
+    CostArrays,
+    FloatArray,
+    IndexArray,
+    LatticeArrays,
+    OptionArrays,
+    Tables,
+)
+
+NO, YES, UNKNOWN = 0, 1, 2
+_SLOTS = 1024
+
+
+class StepCache(NamedTuple):
+    """Hull steps of all classes for recently used (variant, d, y). Private to one thread; good for every evaluation of
+    one problem, whatever the threshold.
+
+    Steps say what one vertex of a class saves by moving to its next option, best ratio first. They depend on d only
+    where options differ in what replicas share out; elsewhere d is kept as 0.
+    """
+
+    y: IndexArray  # int64[slots]: the y that the slot holds; 0 if none
+    d: IndexArray  # int64[slots]
+    steps: IndexArray  # int64[slots]: how many
+    step_class: IndexArray  # int64[slots, steps]
+    step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
+    extra_s: FloatArray  # float64[slots, steps]
+    saved_bytes: FloatArray  # float64[slots, steps]
+
+
+@kernel
+def make_step_cache(options: OptionArrays) -> StepCache:
+    """Empty cache with room for the variant with the most choices."""
+    variants = options.degree.size
+    most = 1
+    for r in range(variants):
+        first, last = options.class_start[r], options.class_start[r + 1]
+        most = max(most, options.choice_start[last] - options.choice_start[first])
+    slots = variants * _SLOTS
+    return StepCache(
+        np.zeros(slots, np.int64),
+        np.zeros(slots, np.int64),
+        np.zeros(slots, np.int64),
+        np.empty((slots, most), np.int64),
+        np.empty((slots, most), np.int64),
+        np.empty((slots, most)),
+        np.empty((slots, most)),
+    )
+
+
+@inlined_kernel
+def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) -> int:
+    """The slot that holds the steps of (r, d, y), filled if need be."""
+    of_degree = d if options.choices_share[r] == 1 else 0
+    slot = r * _SLOTS + (y + 31 * of_degree) % _SLOTS
+    if cache.y[slot] != y or cache.d[slot] != of_degree:
+        _fill_slot(cache, options, slot, r, of_degree, y)
+    return slot
+
+
+@kernel
+def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
+    first, last = options.class_start[r], options.class_start[r + 1]
+    classes = last - first
+    start = np.zeros(classes + 1, np.int64)
+    for c in range(classes):
+        choices = options.choice_start[first + c + 1] - options.choice_start[first + c]
+        start[c + 1] = start[c] + 1 + choices
+    cost = np.zeros(start[classes])
+    memory = np.zeros(start[classes])
+    owner = np.zeros(start[classes], np.int64)
+    for c in range(classes):
+        owner[start[c] : start[c + 1]] = first + c
+        for o in range(start[c] + 1, start[c + 1]):
+            choice = options.choice_start[first + c] + o - start[c] - 1
+            cost[o] = options.choice_p_s[choice]
+            memory[o] = options.choice_a[choice] * y + options.choice_b[choice]
+            if d > 0:
+                memory[o] += options.choice_shared[choice] / d
+    reached, extra, saved = hull_steps(start, cost, memory, start[:classes])
+    cache.y[slot], cache.d[slot] = y, d
+    cache.steps[slot] = reached.size
+    for k in range(reached.size):
+        cache.step_class[slot, k] = owner[reached[k]]
+        cache.step_vertex[slot, k] = options.class_vertex[owner[reached[k]]]
+        cache.extra_s[slot, k] = extra[k]
+        cache.saved_bytes[slot, k] = saved[k]
+
+
+@leaf_kernel
+def quick_fit(
+    i: int,
+    j: int,
+    bits: BitArray,
+    class_bits: BitArray,
+    cache: StepCache,
+    slot: int,
+    excess_bytes: float,
+    budget_s: float,
+) -> int:
+    """Whether the stage I \\ J of a uniform variant can save ``excess_bytes`` in ``budget_s`` more work.
+
+    ``slot`` holds the steps of the stage's (variant, d, y). Counts start from every vertex at its fastest option, whose
+    memory exceeds the limit by ``excess_bytes`` > 0. Decides by the LP relaxation over classes and by rounding it up;
+    UNKNOWN if the two disagree.
+    """
+    step_class, step_vertex = cache.step_class, cache.step_vertex
+    extra_s, saved_bytes = cache.extra_s, cache.saved_bytes
+    words = bits.shape[1]
+    spent_s = 0.0
+    for k in range(cache.steps[slot]):
+        v = step_vertex[slot, k]
+        count = 0
+        if v >= 0:
+            word = v >> 6
+            if ((bits[i, word] & ~bits[j, word]) >> np.uint64(v & 63)) & np.uint64(1) != 0:
+                count = 1
+        else:
+            for word in range(words):
+                rest = bits[i, word] & ~bits[j, word] & class_bits[step_class[slot, k], word]
+                while rest != 0:
+                    rest &= rest - np.uint64(1)
+                    count += 1
+        if count == 0:
+            continue
+        extra, saved = extra_s[slot, k], saved_bytes[slot, k]
+        if count * saved >= excess_bytes:
+            share = excess_bytes / saved
+            if spent_s + share * extra > budget_s:
+                return NO
+            return YES if spent_s + np.ceil(share) * extra <= budget_s else UNKNOWN
+        excess_bytes -= count * saved
+        spent_s += count * extra
+        if spent_s > budget_s:
+            return NO
+    return NO
+
+
+@leaf_kernel
+def _contains(row: BitArray, v: int) -> bool:
+    return bool((row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
+
+
+@kernel
+def stage_items(
+    inner: BitArray, outer: BitArray, tables: Tables, r: int, d: int, y: int
+) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+    """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage.
+
+    What the stage pays for tensors, whatever it chooses, is in the costs of its first vertex.
+    """
+    lattice, options = tables.lattice, tables.options
+    size, width = 0, 0
+    for v in range(options.in_start.size - 1):
+        if _contains(outer, v) and not _contains(inner, v):
+            size += 1
+            width += options.option_start[r, v + 1] - options.option_start[r, v]
+    vertices = np.empty(size, np.int64)
+    start = np.zeros(size + 1, np.int64)
+    cost = np.empty(width)
+    memory = np.empty(width)
+    k, at = 0, 0
+    for v in range(options.in_start.size - 1):
+        if not _contains(outer, v) or _contains(inner, v):
+            continue
+        vertices[k] = v
+        for o in range(options.option_start[r, v], options.option_start[r, v + 1]):
+            total = one_device_s(options.option_p_s[o], options.option_resync_s[o], d)
+            charge = options.charge_start[o]
+            for e in range(options.in_start[v], options.in_start[v + 1]):
+                if not _contains(outer, lattice.edge_tail[options.in_edge[e]]):
+                    total += options.charge_s[charge]
+                charge += 1
+            for e in range(options.out_start[v], options.out_start[v + 1]):
+                if _contains(inner, lattice.edge_head[options.out_edge[e]]):
+                    total += options.charge_s[charge]
+                charge += 1
+            cost[at] = total
+            memory[at] = held_bytes(options.option_a[o], options.option_b[o], options.option_shared[o], y, d)
+            at += 1
+        k += 1
+        start[k] = at
+    if size > 0 and lattice.tensor_bits.shape[0] > 0:
+        cost[: start[1]] += cut_tensors_s(inner, outer, lattice, tables.costs)
+    return vertices, start, cost, memory
+
+
+@leaf_kernel
+def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, costs: CostArrays) -> float:
+    """What the stage pays for tensors with ends in it and outside."""
+    total_s = 0.0
+    for tensor in range(lattice.tensor_bits.shape[0]):
+        inside, outside = False, False
+        for word in range(outer.size):
+            ends = lattice.tensor_bits[tensor, word]
+            of_stage = ends & outer[word] & ~inner[word]
+            if of_stage != 0:
+                inside = True
+            if of_stage != ends:
+                outside = True
+        if inside and outside:
+            total_s += 0.5 * costs.both_s[0, lattice.edge_tail.size + tensor]
+    return total_s
+
+
+@kernel
+def exact_fit(i: int, j: int, tables: Tables, r: int, d: int, y: int, budget_s: float) -> int:
+    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and the memory there is.
+
+    UNKNOWN if there are too many partial choices to tell.
+    """
+    bits = tables.lattice.bits
+    vertices, start, cost, memory = stage_items(bits[j], bits[i], tables, r, d, y)
+    choice = np.empty(vertices.size, np.int64)
+    found = least_cost(start, cost, memory, tables.cluster.memory_bytes, budget_s, True, choice)
+    if found == TOO_HARD:
+        return UNKNOWN
+    return YES if found <= budget_s else NO

@@ -1,0 +1,103 @@
+"""Kernels: sums over downsets, each from its parent's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.bounds import is_subset, meets
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
+
+
+@kernel
+def downset_sums(parent: IndexArray, added: IndexArray, values: FloatArray) -> FloatArray:
+    """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices."""
+    sums = np.zeros((parent.size, values.shape[1]))
+    for i in range(1, parent.size):
+        for column in range(values.shape[1]):
+            sums[i, column] = sums[parent[i], column] + values[added[i], column]
+    return sums
+
+
+@kernel
+def crossing_edges(
+    parent: IndexArray,
+    added: IndexArray,
+    edge_tail: IndexArray,
+    in_start: IndexArray,
+    in_edge: IndexArray,
+    out_count: IndexArray,
+) -> tuple[IndexArray, IndexArray]:
+    """For each downset the edges from outside to inside, as int64[m + 1] starts and int64[..] edges.
+
+    Adding v drops the edges that leave v (all its successors were inside) and adds those that enter it.
+    """
+    m = parent.size
+    start = np.zeros(m + 1, np.int64)
+    count = np.zeros(m, np.int64)
+    for i in range(1, m):
+        v = added[i]
+        count[i] = count[parent[i]] - out_count[v] + (in_start[v + 1] - in_start[v])
+    for i in range(m):
+        start[i + 1] = start[i] + count[i]
+    edges = np.empty(start[m], np.int64)
+    for i in range(1, m):
+        v = added[i]
+        at = start[i]
+        for k in range(start[parent[i]], start[parent[i] + 1]):
+            if edge_tail[edges[k]] != v:
+                edges[at] = edges[k]
+                at += 1
+        for k in range(in_start[v], in_start[v + 1]):
+            edges[at] = in_edge[k]
+            at += 1
+    return start, edges
+
+
+@kernel
+def cut_tensors(
+    parent: IndexArray,
+    added: IndexArray,
+    bits: BitArray,
+    tensor_bits: BitArray,
+    tensor_start: IndexArray,
+    tensors: IndexArray,
+) -> tuple[IndexArray, IndexArray]:
+    """For each downset the tensors with ends inside and outside, as int64[m + 1] starts and int64[..] tensors.
+
+    tensor_start: int64[n + 1]; tensors: int64[..], those of each vertex. Adding v drops the tensors that are inside as
+    a whole then, and adds those whose first end is v.
+    """
+    m = parent.size
+    start = np.zeros(m + 1, np.int64)
+    found = np.empty(1024, np.int64)
+    for i in range(1, m):
+        at = start[i]
+        before = start[parent[i]], start[parent[i] + 1]
+        v = added[i]
+        most = at + before[1] - before[0] + tensor_start[v + 1] - tensor_start[v]
+        while most > found.size:
+            found = np.concatenate((found, np.empty_like(found)))
+        for k in range(before[0], before[1]):
+            if not is_subset(tensor_bits[found[k]], bits[i]):
+                found[at] = found[k]
+                at += 1
+        for k in range(tensor_start[v], tensor_start[v + 1]):
+            ends = tensor_bits[tensors[k]]
+            if not meets(ends, bits[parent[i]]) and not is_subset(ends, bits[i]):
+                found[at] = tensors[k]
+                at += 1
+        start[i + 1] = at
+    return start, found[: start[m]].copy()
+
+
+@kernel
+def crossing_sums(start: IndexArray, edges: IndexArray, values: FloatArray) -> FloatArray:
+    """float64[m, columns]: for each downset the sum of ``values`` (float64[e, columns]) over its crossing edges."""
+    m = start.size - 1
+    sums = np.zeros((m, values.shape[1]))
+    for i in range(m):
+        for k in range(start[i], start[i + 1]):
+            for column in range(values.shape[1]):
+                sums[i, column] += values[edges[k], column]
+    return sums

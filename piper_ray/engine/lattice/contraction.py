@@ -1,0 +1,214 @@
+"""Layers that can join a neighbour before the lattice is built, without losing the best plan.
+
+Each step merges a layer z that costs nothing into a neighbour v of its own:
+
+Forward rule: z has an edge to v, and every other successor of z comes behind v too. Take any plan. Moving z from its
+stage T into v's stage S (a later one, or the same) keeps every edge forwards. z adds no time, weights or memory to S,
+because it has a TMPC without any in each variant that v can run in; that one it is given. If z was all of T, that stage
+goes away and frees its devices. Of communication there is:
+- the edge from z to v: no longer charged, in T or in S;
+- the other edges of z: they must cost nothing, whatever TMPC their ends run, so that it does not matter where z is;
+- a tensor with z and v among its ends: T paid for it, as v was outside, and pays no more than before; S paid for it,
+  as z was outside, and pays no more than before; to other stages z is outside in any case;
+- a tensor with z and without v must cost nothing.
+So no stage gets slower or larger.
+
+Backward rule: the same with directions reversed.
+
+Where memory cannot bind, because a device holds all layers together in their largest form, a layer that takes nothing
+but memory costs nothing.
+
+What joins a neighbour at which it hangs by one edge is merged always. The rest changes which of equally good plans is
+found, so it is asked for where the lattice is large without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from piper_ray.cost.variants import Variant
+from piper_ray.model.instance import Instance, Tmpc
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """``keeper[z] = v`` for each merged layer id; chains are resolved, so v itself is never merged.
+
+    ample_memory: memory cannot bind, and does not count in what is free.
+    """
+
+    keeper: Mapping[int, int]
+    ample_memory: bool = False
+
+    def members(self, instance: Instance) -> dict[int, tuple[int, ...]]:
+        """For each kept layer id, all layer ids that stand for it, in file order."""
+        groups: dict[int, list[int]] = {layer.id: [] for layer in instance.layers if layer.id not in self.keeper}
+        for layer in instance.layers:
+            groups[self.keeper.get(layer.id, layer.id)].append(layer.id)
+        return {kept: tuple(ids) for kept, ids in groups.items()}
+
+    def free_tmpc(self, tmpcs: Sequence[Tmpc]) -> Tmpc | None:
+        """The first TMPC that costs nothing, if there is one."""
+        return next((tmpc for tmpc in tmpcs if _is_free(tmpc, self.ample_memory)), None)
+
+
+def memory_is_ample(instance: Instance) -> bool:
+    """Whether one device holds all layers in their largest form, with as many microbatches as can be in flight.
+
+    Not asked, and False, where no layer takes memory alone.
+    """
+    tmpcs = (tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed)
+    if not any(_is_free(tmpc, True) and not _is_free(tmpc, False) for tmpc in tmpcs):
+        return False
+    limit = instance.data_parallel_limit
+    needed_bytes = sum(
+        max(
+            (x.activation_bytes * limit + x.fixed_bytes + x.shared_bytes for xs in layer.tmpcs.values() for x in xs),
+            default=0.0,
+        )
+        for layer in instance.layers
+    )
+    return needed_bytes <= instance.memory_bytes
+
+
+def contract(instance: Instance, variants: Sequence[Variant], *, all_that_is_free: bool = False) -> Contraction:
+    """Applies both rules until none applies; without ``all_that_is_free`` to layers of one neighbour and no memory."""
+    ample_memory = all_that_is_free and memory_is_ample(instance)
+    if not any(_is_free(x, ample_memory) for variant in variants for xs in variant.tmpcs.values() for x in xs):
+        return Contraction({}, ample_memory)
+    most_neighbours = len(instance.layers) if all_that_is_free else 1
+    return _Contracting(instance, variants, most_neighbours, ample_memory).run()
+
+
+def without_contraction() -> Contraction:
+    """Every layer for itself: the slow twin of ``contract``."""
+    return Contraction({})
+
+
+def _is_free(tmpc: Tmpc, ample_memory: bool) -> bool:
+    if tmpc.time_per_sample_s != 0.0 or tmpc.weights_bytes != 0.0:
+        return False
+    return ample_memory or tmpc.activation_bytes == tmpc.fixed_bytes == tmpc.shared_bytes == 0.0
+
+
+class _Contracting:
+    """Groups of layers while they are merged, each under the id of the layer that is kept."""
+
+    def __init__(
+        self, instance: Instance, variants: Sequence[Variant], most_neighbours: int, ample_memory: bool
+    ) -> None:
+        self._most_neighbours = most_neighbours
+        self._ids = [layer.id for layer in instance.layers]
+        self._ample_memory = ample_memory
+        self._runs_in = {v: frozenset(r for r, variant in enumerate(variants) if variant.tmpcs[v]) for v in self._ids}
+        self._free_in = {
+            v: frozenset(
+                r for r, variant in enumerate(variants) if any(_is_free(x, ample_memory) for x in variant.tmpcs[v])
+            )
+            for v in self._ids
+        }
+        self._successors: dict[int, set[int]] = {v: set() for v in self._ids}
+        self._predecessors: dict[int, set[int]] = {v: set() for v in self._ids}
+        for edge in instance.edges:
+            self._successors[edge.source].add(edge.target)
+            self._predecessors[edge.target].add(edge.source)
+        # What a layer's edges to its neighbours cost: only those that cost anything count.
+        self._dear: dict[int, set[int]] = {v: set() for v in self._ids}
+        for source, target in _dear_edges(instance):
+            self._dear[source].add(target)
+            self._dear[target].add(source)
+        self._tensors: dict[int, list[set[int]]] = {v: [] for v in self._ids}
+        for tensor in instance.tensors:
+            if tensor.forward_bytes + tensor.backward_bytes > 0.0:
+                ends = set(tensor.layers)
+                for v in ends:
+                    self._tensors[v].append(ends)
+
+    def run(self) -> Contraction:
+        keeper: dict[int, int] = {}
+        pending = list(self._ids)
+        while pending:
+            z = pending.pop()
+            if z in keeper or not self._free_in[z]:
+                continue
+            v = self._home(z)
+            if v is None:
+                continue
+            keeper[z] = v
+            pending += [v, *self._merge(z, v)]
+
+        def resolve(layer_id: int) -> int:
+            while layer_id in keeper:
+                layer_id = keeper[layer_id]
+            return layer_id
+
+        return Contraction({z: resolve(z) for z in keeper}, self._ample_memory)
+
+    def _home(self, z: int) -> int | None:
+        """The neighbour that z may join, if there is one."""
+        if len(self._successors[z]) + len(self._predecessors[z]) > self._most_neighbours:
+            return None
+        for ahead in (self._successors, self._predecessors):
+            v = _nearest(ahead[z], ahead)
+            if (
+                v is not None
+                and self._runs_in[v] <= self._free_in[z]
+                and self._dear[z] <= {v}
+                and all(v in ends or len(ends) == 1 for ends in self._tensors[z])
+            ):
+                return v
+        return None
+
+    def _merge(self, z: int, v: int) -> Iterable[int]:
+        """z's neighbours become v's; returns them."""
+        for ahead, back in ((self._successors, self._predecessors), (self._predecessors, self._successors)):
+            for x in ahead[z]:
+                back[x].discard(z)
+                if x != v:
+                    ahead[v].add(x)
+                    back[x].add(v)
+        self._dear[v].discard(z)
+        for ends in self._tensors[z]:
+            ends.discard(z)
+        return (self._successors[z] | self._predecessors[z]) - {v}
+
+
+def _nearest(candidates: Iterable[int], ahead: Mapping[int, set[int]]) -> int | None:
+    """The one from which paths lead to all others, if there is one."""
+    listed = sorted(candidates)
+    if len(listed) == 1:
+        return listed[0]
+    nearest: int | None = None
+    reached: set[int] = set()
+    for v in listed:
+        # Who is behind another one cannot be it, and who is not must be behind it, or there is none.
+        if v not in reached:
+            nearest, reached = v, _reached_from(v, ahead)
+    return nearest if all(v in reached for v in listed) else None
+
+
+def _reached_from(v: int, ahead: Mapping[int, set[int]]) -> set[int]:
+    """``v`` and all that paths lead to."""
+    seen, pending = {v}, [v]
+    while pending:
+        for x in ahead[pending.pop()]:
+            if x not in seen:
+                seen.add(x)
+                pending.append(x)
+    return seen
+
+
+def _dear_edges(instance: Instance) -> Iterable[tuple[int, int]]:
+    """The edges that cost a stage something, with some TMPC of one of their ends."""
+    extras = {
+        layer.id: (
+            {u for xs in layer.tmpcs.values() for x in xs for u, size in x.forward_sync_bytes.items() if size > 0.0},
+            {w for xs in layer.tmpcs.values() for x in xs for w, size in x.backward_sync_bytes.items() if size > 0.0},
+        )
+        for layer in instance.layers
+    }
+    for edge in instance.edges:
+        forward, backward = extras[edge.target][0], extras[edge.source][1]
+        if edge.communication_bytes > 0.0 or edge.source in forward or edge.target in backward:
+            yield edge.source, edge.target

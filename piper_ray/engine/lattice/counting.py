@@ -1,0 +1,125 @@
+"""How many downsets and nested pairs a graph has, without listing them."""
+
+from __future__ import annotations
+
+from piper_ray.engine.lattice.graph import LayerGraph, descendants
+
+_MOST_VISITS = 1_000_000
+"""Vertices looked at, over all sub-posets, before giving up: about a second."""
+
+_MOST_VERTICES = 2_500
+
+
+class _TooMuchWork(Exception):
+    pass
+
+
+def count_downsets(graph: LayerGraph, most_visits: int = _MOST_VISITS) -> int | None:
+    """The number of downsets, or None if the graph is too entangled to count within ``most_visits``."""
+    return _count_all(descendants(graph.successors), most_visits)
+
+
+def count_pairs(graph: LayerGraph) -> int | None:
+    """The number of pairs of downsets J < I, or None as above.
+
+    A pair J <= I is a downset of the graph taken twice, where the copy of v that stands for J needs the one for I.
+    """
+    n = graph.size
+    twice = [tuple(heads) for heads in graph.successors]
+    twice += [(*(head + n for head in heads), v) for v, heads in enumerate(graph.successors)]
+    nested, downsets = _count_all(descendants(twice), _MOST_VISITS), count_downsets(graph)
+    return nested - downsets if nested is not None and downsets is not None else None
+
+
+def count_cuts(graph: LayerGraph) -> list[int] | None:
+    """For each edge of ``graph.edges`` the number of downsets with its head and without its tail; None as above."""
+    if graph.size > _MOST_VERTICES:
+        return None
+    counter = _Counter(descendants(graph.successors), _MOST_VISITS)
+    everything = (1 << graph.size) - 1
+    try:
+        return [
+            counter.count(everything & ~(counter.above(tail) | counter.below(head))) for tail, head, _ in graph.edges
+        ]
+    except (_TooMuchWork, RecursionError):
+        return None
+
+
+def _count_all(descendants: list[int], most_visits: int) -> int | None:
+    if len(descendants) > _MOST_VERTICES:
+        return None
+    try:
+        return _Counter(descendants, most_visits).count((1 << len(descendants)) - 1)
+    except (_TooMuchWork, RecursionError):
+        return None
+
+
+class _Counter:
+    """Downsets of sub-posets, as bit masks of vertices; what was counted once is known. Raises _TooMuchWork."""
+
+    def __init__(self, descendants: list[int], most_visits: int) -> None:
+        n = len(descendants)
+        self._descendants = descendants
+        self._ancestors = [0] * n
+        for v, mask in enumerate(descendants):
+            for w in _bits(mask):
+                self._ancestors[w] |= 1 << v
+        self._related = [descendants[v] | self._ancestors[v] | 1 << v for v in range(n)]
+        self._known: dict[int, int] = {}
+        self._visits_left = most_visits
+
+    def above(self, v: int) -> int:
+        """``v`` and its ancestors."""
+        return self._ancestors[v] | 1 << v
+
+    def below(self, v: int) -> int:
+        """``v`` and its descendants."""
+        return self._descendants[v] | 1 << v
+
+    def count(self, poset: int) -> int:
+        """The number of downsets of a convex ``poset``."""
+        if poset & (poset - 1) == 0:
+            return 2 if poset else 1
+        if poset in self._known:
+            return self._known[poset]
+        self._visits_left -= poset.bit_count()
+        if self._visits_left < 0:
+            raise _TooMuchWork
+        total = 1
+        for part in self._components(poset):
+            if part != poset:
+                total *= self.count(part)
+                continue
+            # Either v is outside, and so are its ancestors, or it is inside with its descendants. The most related v,
+            # and of those the most central one, leaves the smallest two parts.
+            v = max(_bits(part), key=lambda v: self._centrality(v, part))
+            total *= self.count(part & ~self.above(v)) + self.count(part & ~self.below(v))
+        self._known[poset] = total
+        return total
+
+    def _centrality(self, v: int, part: int) -> tuple[int, int]:
+        below, above = (self._descendants[v] & part).bit_count(), (self._ancestors[v] & part).bit_count()
+        return (self._related[v] & part).bit_count(), -abs(below - above)
+
+    def _components(self, poset: int) -> list[int]:
+        parts = []
+        while poset:
+            part, frontier = 0, poset & -poset
+            while frontier:
+                part |= frontier
+                grown = 0
+                for v in _bits(frontier):
+                    grown |= self._related[v]
+                frontier = grown & poset & ~part
+            parts.append(part)
+            poset &= ~part
+        return parts
+
+
+def _bits(mask: int) -> list[int]:
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

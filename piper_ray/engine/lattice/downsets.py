@@ -1,0 +1,126 @@
+"""The lattice of downsets of a layer graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.engine.kernels.enumeration import enumerate_downsets
+from piper_ray.engine.kernels.sums import crossing_edges, cut_tensors
+from piper_ray.engine.kernels.types import BitArray, IndexArray, LatticeArrays, frozen
+from piper_ray.engine.lattice.bits import bit_rows, offsets
+from piper_ray.engine.lattice.graph import LayerGraph, descendants
+from piper_ray.model.errors import LimitError
+
+_FIRST_ROOM = 4096
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """All downsets, ids in (level, lexicographic) order: 0 is the empty set, the last one is V.
+
+    parent, added: int64[m]; downset i is parent[i] with vertex added[i] (-1 for the empty set).
+    """
+
+    graph: LayerGraph
+    parent: IndexArray
+    added: IndexArray
+    arrays: LatticeArrays
+
+    @property
+    def size(self) -> int:
+        return int(self.parent.size)
+
+    @property
+    def levels(self) -> int:
+        return int(self.arrays.level_start.size) - 1
+
+
+def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) -> Lattice:
+    """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
+    words = max(1, (graph.size + 63) // 64)
+    room = min(limit, expected or _FIRST_ROOM)
+    while True:
+        bits, addable = np.zeros((room, words), np.uint64), np.zeros((room, words), np.uint64)
+        parent, added = np.zeros(room, np.int64), np.zeros(room, np.int64)
+        level_start = np.zeros(graph.size + 2, np.int64)
+        count = enumerate_downsets(
+            bit_rows(graph.successors, graph.size),
+            offsets(len(tails) for tails in graph.predecessors),
+            np.array([u for tails in graph.predecessors for u in tails], np.int64),
+            bits,
+            addable,
+            parent,
+            added,
+            level_start,
+        )
+        if count > 0:
+            return _with_crossings(graph, parent[:count].copy(), added[:count].copy(), bits[:count].copy(), level_start)
+        if room == limit:
+            raise LimitError(f"the lattice has more than {limit:,} downsets")
+        room = min(limit, 8 * room)
+
+
+def listed_pairs(lattice: Lattice) -> int:
+    """The number of nested pairs J < I, by looking at all pairs: for lattices of a thousand downsets or so."""
+    bits = lattice.arrays.bits
+    return sum(int(np.count_nonzero(~(bits[:i] & ~bits[i]).any(axis=1))) for i in range(lattice.size))
+
+
+def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> Lattice:
+    """The n + 1 downsets along one order of the vertices, each after its successors: a lattice for upper bounds."""
+    bits = np.zeros((graph.size + 1, max(1, (graph.size + 63) // 64)), np.uint64)
+    for i, v in enumerate(order):
+        bits[i + 1] = bits[i]
+        bits[i + 1, v >> 6] |= np.uint64(1 << (v & 63))
+    count = graph.size + 1
+    return _with_crossings(
+        graph,
+        np.arange(-1, count - 1, dtype=np.int64),
+        np.array([-1, *order], np.int64),
+        bits,
+        np.arange(count + 1, dtype=np.int64),
+    )
+
+
+def _with_crossings(
+    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, level_start: IndexArray
+) -> Lattice:
+    in_edges: list[list[int]] = [[] for _ in range(graph.size)]
+    out_count = np.zeros(graph.size, np.int64)
+    for e, (tail, head, _) in enumerate(graph.edges):
+        in_edges[head].append(e)
+        out_count[tail] += 1
+    edge_tail = np.array([tail for tail, _, _ in graph.edges], np.int64)
+    edge_head = np.array([head for _, head, _ in graph.edges], np.int64)
+    crossing_start, crossing = crossing_edges(
+        parent,
+        added,
+        edge_tail,
+        offsets(len(edges) for edges in in_edges),
+        np.array([e for edges in in_edges for e in edges], np.int64),
+        out_count,
+    )
+    vertex_level = np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
+    tensor_bits = bit_rows([ends for ends, _ in graph.tensors], graph.size)
+    cut_start, cut = _cuts(graph, parent, added, bits, tensor_bits)
+    arrays = LatticeArrays(
+        bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level, tensor_bits, cut_start, cut
+    )
+    return Lattice(graph, parent, added, frozen(arrays))
+
+
+def _cuts(
+    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, tensor_bits: BitArray
+) -> tuple[IndexArray, IndexArray]:
+    if not graph.tensors:
+        return np.zeros(1, np.int64), np.zeros(0, np.int64)
+    of_vertex: list[list[int]] = [[] for _ in range(graph.size)]
+    for tensor, (ends, _) in enumerate(graph.tensors):
+        for v in ends:
+            of_vertex[v].append(tensor)
+    start = offsets(len(tensors) for tensors in of_vertex)
+    listed = np.array([tensor for tensors in of_vertex for tensor in tensors], np.int64)
+    return cut_tensors(parent, added, bits, tensor_bits, start, listed)

@@ -1,0 +1,130 @@
+"""What solves of one graph share: variants, contraction, lattice and stage sums. None of it depends on N, M or B.
+
+Of K it depends in one way: tensor-parallel degrees above K are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from piper_ray.cost.variants import Variant, layer_without_choice, replica_ranges, stage_variants
+from piper_ray.engine.forecast import downset_limit, over_limit
+from piper_ray.engine.lattice.contracted import ContractedGraph
+from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
+from piper_ray.engine.lattice.counting import count_pairs
+from piper_ray.engine.lattice.downsets import build_lattice, listed_pairs
+from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.tables.options import build_options
+from piper_ray.engine.tables.problem import Workload
+from piper_ray.model.errors import LimitError
+from piper_ray.model.events import Listener, StepFinished, silent
+from piper_ray.model.instance import Edge, Instance, Layer
+from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.solution import Infeasibility
+
+_FEW_DOWNSETS = 1_200
+"""Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
+
+
+class Shape(NamedTuple):
+    """What of a point, beside its graph, decides on its preparation. degrees: t up to K. replica_ranges: those of the
+    data-parallel degrees that it can have, see ``variants``. ample_memory: see ``lattice.contraction``.
+    """
+
+    tensor_parallelism: bool
+    recompute: Recompute
+    degrees: tuple[int, ...]
+    replica_ranges: tuple[tuple[int, int], ...]
+    ample_memory: bool
+
+    @classmethod
+    def of(cls, instance: Instance, restrictions: Restrictions) -> Shape:
+        degrees = tuple(t for t in instance.degrees if t <= instance.devices)
+        ranges = replica_ranges(instance, restrictions.data_parallelism)
+        ample = memory_is_ample(instance)
+        return cls(restrictions.tensor_parallelism, restrictions.recompute, degrees, ranges, ample)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What comes before the lattice, and is quick whatever its size."""
+
+    variants: tuple[Variant, ...]
+    contracted: ContractedGraph
+
+    @property
+    def contraction(self) -> Contraction:
+        return self.contracted.contraction
+
+    @property
+    def graph(self) -> LayerGraph:
+        return self.contracted.graph
+
+    @classmethod
+    def of(cls, instance: Instance, restrictions: Restrictions) -> Outline:
+        variants = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
+        return cls(variants, ContractedGraph.of(instance, variants))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """For all points with these layers, edges and shape. Exactly one of workload and impossible is there.
+
+    lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed.
+    """
+
+    layers: tuple[Layer, ...]
+    edges: tuple[Edge, ...]
+    shape: Shape
+    outline: Outline
+    workload: Workload | None
+    impossible: Infeasibility | None
+    lattice_s: float
+    stage_costs_s: float
+
+    @cached_property
+    def pairs(self) -> int | None:
+        """Nested pairs of downsets; None if there is no lattice or they cannot be counted quickly."""
+        if self.workload is None:
+            return None
+        lattice = self.workload.lattice
+        return listed_pairs(lattice) if lattice.size <= _FEW_DOWNSETS else count_pairs(self.outline.graph)
+
+    def serves(self, instance: Instance, restrictions: Restrictions) -> bool:
+        """Whether it was made for this graph and shape. Instances made with ``replace`` share their layers."""
+        same = self.layers is instance.layers and self.edges is instance.edges
+        return same and self.shape == Shape.of(instance, restrictions)
+
+
+def prepare(
+    instance: Instance,
+    restrictions: Restrictions,
+    memory_limit_bytes: float | None = None,
+    listener: Listener = silent,
+) -> Preparation:
+    """Builds lattice and stage sums. Raises LimitError if the lattice does not fit into the limit, or the machine."""
+    started = time.perf_counter()
+    shape = Shape.of(instance, restrictions)
+    outline = Outline.of(instance, restrictions)
+    variants, graph = outline.variants, outline.graph
+    impossible = layer_without_choice(instance, variants)
+    if impossible is not None:
+        return Preparation(instance.layers, instance.edges, shape, outline, None, impossible, 0.0, 0.0)
+    expected = outline.contracted.downsets
+    limit = downset_limit(graph, len(variants), expected, memory_limit_bytes)
+    try:
+        lattice = build_lattice(graph, limit, expected)
+    except LimitError:
+        raise over_limit(limit, memory_limit_bytes) from None
+    lattice_s = time.perf_counter() - started
+    listener(StepFinished("lattice", lattice_s, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
+
+    began = time.perf_counter()
+    workload = Workload.build(lattice, build_options(instance, graph, variants))
+    stage_costs_s = time.perf_counter() - began
+    tmpcs = sum(len(of_vertex) for of_variant in workload.options.tmpcs for of_vertex in of_variant)
+    listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))
+    return Preparation(instance.layers, instance.edges, shape, outline, workload, None, lattice_s, stage_costs_s)

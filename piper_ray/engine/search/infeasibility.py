@@ -1,0 +1,139 @@
+"""Why an instance has no plan, and how much memory or how many devices would do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.cost.stage import in_flight
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.evaluation.threshold import OnProgress
+from piper_ray.engine.kernels.selection import stage_items
+from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.search import ceiling_s
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Infeasibility
+
+_BELOW = 1.0 - 1e-9
+
+
+def explain(instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress) -> Infeasibility:
+    """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan.
+
+    ``on_progress`` is called as by ``evaluate_threshold``; what it raises ends the search for that figure.
+    """
+    least_bytes = least_memory_bytes(instance, problem, executor, on_progress)
+    if least_bytes is None:
+        return Infeasibility(
+            f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, "
+            "whatever the memory",
+            None,
+        )
+    layer = _largest_layer(problem)
+    need_bytes, layer_id = layer
+    if need_bytes > problem.cluster.memory_bytes:
+        named = instance.layer_by_id[layer_id]
+        reason = (
+            f'layer {named.id} ("{named.name}") alone needs {_bytes_text(need_bytes)} on each device at best; '
+            f"a device has {_bytes_text(instance.memory_bytes)}"
+        )
+    else:
+        reason = (
+            f"every layer fits alone, but no {instance.devices} devices of {_bytes_text(instance.memory_bytes)} hold "
+            "all stages with the microbatches they keep in flight"
+        )
+    return Infeasibility(reason, least_bytes)
+
+
+def _largest_layer(problem: Problem) -> tuple[float, int]:
+    """The layer whose least memory at y = 1 is largest, with that figure."""
+    options = problem.workload.options
+    most_replicas = _most_replicas(problem)
+    return max(
+        (
+            min(
+                tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes / d
+                for d, of_variant in zip(most_replicas, options.tmpcs, strict=True)
+                for tmpc in of_variant[v]
+            ),
+            layer_id,
+        )
+        for v, layer_id in enumerate(problem.workload.lattice.graph.layer_ids)
+    )
+
+
+def _most_replicas(problem: Problem) -> list[int]:
+    """Of each variant the largest data-parallel degree that the devices allow, or its least."""
+    cluster = problem.cluster
+    found = []
+    for variant, first, end in zip(
+        problem.workload.options.variants, cluster.first_divisor, cluster.end_divisor, strict=True
+    ):
+        degrees = cluster.divisors[first:end]
+        within = degrees[degrees * variant.degree <= cluster.devices]
+        found.append(int(within[-1]) if within.size else variant.least_data_parallel_degree)
+    return found
+
+
+def least_memory_bytes(
+    instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress
+) -> float | None:
+    """The least M with a plan, by the same search as for time: the bottleneck is now the memory of a stage."""
+    unbounded_s = ceiling_s(instance)
+    limit = problem.cluster.data_parallel_limit
+    ceiling = sum(
+        max(
+            (
+                tmpc.activation_bytes * limit + tmpc.fixed_bytes + tmpc.shared_bytes
+                for of_degree in layer.tmpcs.values()
+                for tmpc in of_degree
+            ),
+            default=0.0,
+        )
+        for layer in instance.layers
+    )
+    # Each layer must fit somewhere with y >= 1, and the devices together hold every layer at least as often as it must
+    # be replicated, with what its replicas share out once.
+    options = problem.workload.options
+    shares = [
+        min(
+            variant.degree
+            * (variant.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
+            for variant, of_variant in zip(options.variants, options.tmpcs, strict=True)
+            for tmpc in of_variant[v]
+        )
+        for v in range(problem.workload.lattice.graph.size)
+    ]
+    lower = max(instance.memory_bytes, _largest_layer(problem)[0] * _BELOW, sum(shares) / instance.devices * _BELOW)
+    bracket = Bracket(lower=lower, ceiling=max(ceiling, lower) * (1.0 + 1e-9))
+    while not bracket.closed:
+        if bracket.exhausted:
+            return None
+        memory_bytes = bracket.propose()
+        cluster = problem.cluster._replace(memory_bytes=memory_bytes * (1.0 + MEMORY_TOLERANCE))
+        with_memory = problem.with_cluster(cluster)
+        outcome = executor.evaluate(with_memory, unbounded_s, on_progress=on_progress)
+        if outcome.feasible:
+            used = max(_least_stage_bytes(with_memory, stage) for stage in outcome.stages)
+            bracket.record_feasible(memory_bytes, min(used, memory_bytes))
+        else:
+            bracket.record_infeasible(memory_bytes)
+    return bracket.upper
+
+
+def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
+    vertices, start, _, memory = stage_items(
+        problem.lattice.bits[traced.inner],
+        problem.lattice.bits[traced.outer],
+        problem.tables,
+        traced.variant,
+        traced.data_parallel_degree,
+        in_flight(traced.later_sum, traced.data_parallel_degree),
+    )
+    return float(sum(np.min(memory[start[k] : start[k + 1]]) for k in range(vertices.size)))
+
+
+def _bytes_text(size_bytes: float) -> str:
+    return f"{size_bytes:,.0f} bytes" if size_bytes >= 1000.0 else f"{size_bytes:g} bytes"

@@ -1,0 +1,97 @@
+"""What an evaluation is about: the tables of one workload on one cluster, as the kernels take them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.engine.kernels.selection import StepCache, make_step_cache
+from piper_ray.engine.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
+from piper_ray.engine.lattice.downsets import Lattice
+from piper_ray.engine.tables.options import Options
+from piper_ray.engine.tables.rate import Rates
+from piper_ray.engine.tables.sums import StageSums, build_sums, cost_arrays
+from piper_ray.model.instance import Instance, divisors
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Lattice and stage sums: what does not depend on K, N, M, B."""
+
+    lattice: Lattice
+    options: Options
+    sums: StageSums
+
+    @classmethod
+    def build(cls, lattice: Lattice, options: Options) -> Workload:
+        return cls(lattice, options, build_sums(lattice, options))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A workload on a cluster. resync_s_per_byte: 4 / (N B); times weights and d - 1, s of a stage on one device."""
+
+    workload: Workload
+    tables: Tables
+    resync_s_per_byte: float
+    rates: Rates = field(default_factory=Rates, repr=False, compare=False)
+    _scratch: threading.local = field(default_factory=threading.local, repr=False, compare=False)
+
+    @property
+    def lattice(self) -> LatticeArrays:
+        return self.tables.lattice
+
+    @property
+    def costs(self) -> CostArrays:
+        return self.tables.costs
+
+    @property
+    def options(self) -> OptionArrays:
+        return self.tables.options
+
+    @property
+    def cluster(self) -> ClusterArrays:
+        return self.tables.cluster
+
+    @property
+    def scratch(self) -> StepCache:
+        """Scratch of the calling thread."""
+        if not hasattr(self._scratch, "cache"):
+            self._scratch.cache = make_step_cache(self.options)
+        cache: StepCache = self._scratch.cache
+        return cache
+
+    def with_cluster(self, cluster: ClusterArrays) -> Problem:
+        """The same tables with another memory limit, say; N and B must be the same."""
+        return replace(self, tables=self.tables._replace(cluster=cluster))
+
+
+def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
+    """Scales the workload's sums to the instance's N and B, and takes its K and M."""
+    limit = instance.data_parallel_limit
+    resync, transfer = resync_s_per_byte(instance), transfer_s_per_byte(instance)
+    degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
+    allowed = np.array(degrees, np.int64)
+    least = [variant.least_data_parallel_degree for variant in workload.options.variants]
+    most = [variant.most_data_parallel_degree for variant in workload.options.variants]
+    tables = Tables(
+        lattice=workload.lattice.arrays,
+        costs=frozen(cost_arrays(workload.sums, workload.options, resync, transfer)),
+        options=frozen(workload.options.in_seconds(resync, transfer)),
+        cluster=frozen(
+            ClusterArrays(
+                devices=instance.devices,
+                data_parallel_limit=limit,
+                memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
+                divisors=allowed,
+                divisor_at_least=np.searchsorted(allowed, np.arange(allowed[-1] + 1)).astype(np.int64),
+                first_divisor=np.searchsorted(allowed, np.array(least, np.int64)).astype(np.int64),
+                end_divisor=np.searchsorted(allowed, np.array(most, np.int64), side="right").astype(np.int64),
+            )
+        ),
+    )
+    return Problem(workload, tables, resync)

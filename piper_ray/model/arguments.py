@@ -1,0 +1,131 @@
+"""What callers give to public functions and dataclasses: what is wrong is a UsageError that says what to pass."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from reprlib import Repr
+from typing import TypedDict, TypeVar, cast
+
+from piper_ray.model import limits
+from piper_ray.model.errors import UsageError
+from piper_ray.model.plain import as_tuple, figure, plain
+
+Choice = TypeVar("Choice", bound=Enum)
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it, clipped."""
+    return _SHORT.repr(value)
+
+
+def whole(value: object) -> int | None:
+    """A whole number, of numpy too, as an int; None for what is none: 8.0 and True are none."""
+    value = plain(value)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: object) -> float | None:
+    """A number, of numpy too, as a float; None for what is none, or too large for a float."""
+    found = figure(value)
+    return found if isinstance(found, float) else None
+
+
+def positive(name: str, value: object) -> int:
+    """A whole number of at least 1. Raises UsageError."""
+    found = whole(value)
+    if found is None:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {shown(value)}")
+    if found < 1:
+        raise UsageError(f"{name} must be at least 1, not {found}")
+    return found
+
+
+def whole_numbers(name: str, values: object) -> tuple[int, ...]:
+    """Whole numbers, of numpy too, as a tuple. Raises UsageError for anything else."""
+    given = as_tuple(values)
+    found = tuple(value for value in map(whole, given if isinstance(given, tuple) else ()) if value is not None)
+    if not isinstance(given, tuple) or len(found) < len(given):
+        raise UsageError(f"{name} must be whole numbers, such as [8, 16, 32], not {shown(values)}")
+    return found
+
+
+def flag(name: str, value: object) -> bool:
+    """Raises UsageError unless the value is True or False."""
+    value = plain(value)
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False, not {shown(value)}")
+    return value
+
+
+def choice(name: str, value: object, kind: type[Choice]) -> Choice:
+    """A member of ``kind``, given as such or by its text. Raises UsageError."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise UsageError(f"{name} {shown(value)} is unknown; expected one of {known}") from None
+
+
+def location(name: str, value: object) -> str:
+    """A path, or a URI, as text. Raises UsageError."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise UsageError(f"{name} must be a path, not {shown(value)}")
+    return os.fsdecode(value)
+
+
+def of_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Raises UsageError unless the value is of that kind."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} must be {expected}, not {shown(value)}")
+
+
+def function(name: str, value: object) -> None:
+    """Raises UsageError unless the value can be called."""
+    if not callable(value):
+        raise UsageError(f"{name} must be a function, not {shown(value)}")
+
+
+class ClusterFigures(TypedDict, total=False):
+    """Those of K, N, M and B that were given."""
+
+    devices: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+
+
+_COUNTS = {"devices": limits.DEVICES, "microbatches": limits.MICROBATCHES}
+
+
+def cluster_figures(
+    devices: object, microbatches: object, memory_bytes: object, bandwidth_bytes_per_s: object
+) -> ClusterFigures:
+    """K, N, M and B in place of an instance's own; None is not given. Raises UsageError with all that is wrong."""
+    given = {
+        "devices": devices,
+        "microbatches": microbatches,
+        "memory_bytes": memory_bytes,
+        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+    }
+    found: dict[str, int | float] = {}
+    wrong = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        read = whole(value) if name in _COUNTS else number(value)
+        least, most = (1, _COUNTS[name]) if name in _COUNTS else (limits.LEAST_RATE, limits.FIGURE)
+        if read is not None and least <= read <= most:
+            found[name] = read
+            continue
+        expected = f"a whole number from 1 to {most}" if name in _COUNTS else "a finite number > 0"
+        if isinstance(value, str) and name not in _COUNTS:
+            parser = "parse_bytes" if name == "memory_bytes" else "parse_bytes_per_s"
+            expected += f" (piper_ray.workloads.formats.{parser} makes one of such a text)"
+        wrong.append(f"{name} {shown(value)} is out of range; expected {expected}")
+    if wrong:
+        raise UsageError("; ".join(wrong))
+    return cast(ClusterFigures, found)

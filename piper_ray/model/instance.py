@@ -1,0 +1,261 @@
+"""The problem: layers, their configurations, edges, and the cluster they are to run on (Piper, section 3).
+
+Plain frozen data. ``formats`` builds it from files, and checks it wherever it comes from; nothing here reads, solves or
+prints. Numbers of other libraries (numpy's, say) become Python's own; whether they make sense is looked at later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from piper_ray.model.arguments import cluster_figures
+from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain
+
+_CHECKED = "_checked"
+
+
+@dataclass(frozen=True)
+class Tmpc:
+    """A tensor model parallelism configuration: one way to run one layer on t devices.
+
+    time_per_sample_s: p, forward and backward, on the t devices together.
+    weights_bytes: w, on each device.
+    activation_bytes: a, on each device and for each microbatch in flight; memory is a*y + b.
+    fixed_bytes: b, on each device.
+    forward_sync_bytes: fw, for each predecessor's layer id, on top of the edge's cost.
+    backward_sync_bytes: bw, for each successor's layer id, on top of the edge's cost.
+    recompute: the configuration recomputes activations in the backward pass.
+    shared_bytes: what the d replicas of a stage share out among them: each holds a d-th. With it memory is
+    a*y + b + shared/d.
+    least_data_parallel_degree: the configuration is there only in stages of at least so many replicas.
+
+    A neighbour that a sync table does not name costs nothing on top: tables that differ in zeros only are equal.
+    """
+
+    id: str
+    time_per_sample_s: float
+    weights_bytes: float
+    activation_bytes: float
+    fixed_bytes: float
+    forward_sync_bytes: Mapping[int, float] = field(default_factory=dict)
+    backward_sync_bytes: Mapping[int, float] = field(default_factory=dict)
+    recompute: bool = False
+    shared_bytes: float = 0.0
+    least_data_parallel_degree: int = 1
+
+    def __post_init__(self) -> None:
+        convert_fields(
+            self, figure, "time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"
+        )
+        convert_fields(self, _table, "forward_sync_bytes", "backward_sync_bytes")
+        convert_fields(self, plain, "recompute")
+        convert_fields(self, count, "least_data_parallel_degree")
+
+    def __eq__(self, other: object) -> bool:
+        return _comparable(self) == _comparable(other) if isinstance(other, Tmpc) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.time_per_sample_s))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t."""
+
+    id: int
+    name: str
+    tmpcs: Mapping[int, tuple[Tmpc, ...]]
+
+    def __post_init__(self) -> None:
+        convert_fields(self, count, "id")
+        convert_fields(self, _rows, "tmpcs")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor that layer ``source`` hands to layer ``target``: c bytes per sample when it crosses stages."""
+
+    source: int
+    target: int
+    communication_bytes: float
+
+    def __post_init__(self) -> None:
+        convert_fields(self, count, "source", "target")
+        convert_fields(self, figure, "communication_bytes")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor with several ends that each stage sends or receives once, however many of its layers make or use it.
+
+    Its makers and users are ``layers``, in any order. A stage with some of them and not all has to move it:
+    ``forward_bytes`` per sample in the forward pass, ``backward_bytes`` in the backward pass. It sets no order of the
+    stages: edges do. An edge's own bytes, in contrast, are charged for each edge, as Piper does.
+    """
+
+    layers: tuple[int, ...]
+    forward_bytes: float
+    backward_bytes: float
+
+    def __post_init__(self) -> None:
+        convert_fields(self, counts, "layers")
+        convert_fields(self, figure, "forward_bytes", "backward_bytes")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Everything a plan depends on. Layers and edges keep the order of the file.
+
+    tensors: what is charged once for each stage, beside what is charged for each edge.
+    notes: what its reader assumed or changed, or holds for a slip, a sentence each; no matter of what a plan costs.
+    devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
+    bandwidth_bytes_per_s: B, from a device to the outside.
+    """
+
+    layers: tuple[Layer, ...]
+    edges: tuple[Edge, ...]
+    devices: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    name: str = ""
+    tensors: tuple[Tensor, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")
+        convert_fields(self, count, "devices", "microbatches")
+        convert_fields(self, figure, "memory_bytes", "bandwidth_bytes_per_s")
+
+    def replace(
+        self,
+        *,
+        devices: int | None = None,
+        microbatches: int | None = None,
+        memory_bytes: float | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+    ) -> Instance:
+        """The same workload on another cluster; what is None stays as it is.
+
+        Raises UsageError for figures that make no sense.
+        """
+        figures = cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
+        changed = dataclasses.replace(self, **figures)
+        if self.checked:
+            changed.mark_checked()
+        return changed
+
+    @property
+    def checked(self) -> bool:
+        """Whether it was found to keep all rules (``formats.objects``)."""
+        return _CHECKED in vars(self)
+
+    def mark_checked(self) -> None:
+        """For who has found that it keeps all rules."""
+        vars(self)[_CHECKED] = True
+
+    @cached_property
+    def layer_by_id(self) -> Mapping[int, Layer]:
+        return {layer.id: layer for layer in self.layers}
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor-parallel degrees that any layer has, ascending."""
+        return tuple(sorted({t for layer in self.layers for t, tmpcs in layer.tmpcs.items() if tmpcs}))
+
+    @cached_property
+    def least_data_parallel_degrees(self) -> tuple[int, ...]:
+        """1, and the least data-parallel degrees that configurations ask for, ascending."""
+        asked = {x.least_data_parallel_degree for layer in self.layers for xs in layer.tmpcs.values() for x in xs}
+        return tuple(sorted({1, *asked}))
+
+    @cached_property
+    def data_parallel_limit(self) -> int:
+        """min(N, K): no plan's data-parallel degrees sum to more."""
+        return min(self.microbatches, self.devices)
+
+    @cached_property
+    def neighbours(self) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """For each layer id the ids before it and those after it, in the order of the edges."""
+        before: dict[int, list[int]] = {layer.id: [] for layer in self.layers}
+        after: dict[int, list[int]] = {layer.id: [] for layer in self.layers}
+        for edge in self.edges:
+            before.setdefault(edge.target, []).append(edge.source)
+            after.setdefault(edge.source, []).append(edge.target)
+        return {layer.id: (tuple(before[layer.id]), tuple(after[layer.id])) for layer in self.layers}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over every figure, in file order: two instances with one digest have the same plans."""
+        document: list[object] = [
+            [
+                [
+                    layer.id,
+                    layer.name,
+                    [
+                        [t, [_tmpc_figures(tmpc, *self.neighbours[layer.id]) for tmpc in layer.tmpcs[t]]]
+                        for t in sorted(layer.tmpcs)
+                    ],
+                ]
+                for layer in self.layers
+            ],
+            [[edge.source, edge.target, edge.communication_bytes + 0.0] for edge in self.edges],
+            [self.devices, self.microbatches, self.memory_bytes, self.bandwidth_bytes_per_s],
+        ]
+        if self.tensors:
+            document.append([[x.layers, x.forward_bytes + 0.0, x.backward_bytes + 0.0] for x in self.tensors])
+        return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
+
+
+def _table(sizes: object) -> object:
+    """A sync table with plain numbers."""
+    if not isinstance(sizes, Mapping) or all(type(u) is int and type(size) is float for u, size in sizes.items()):
+        return sizes
+    return {count(u): figure(size) for u, size in sizes.items()}
+
+
+def _rows(tmpcs: object) -> object:
+    """The TMPCs of a layer as tuples, without degrees that have none."""
+    if not isinstance(tmpcs, Mapping) or all(type(t) is int and type(row) is tuple and row for t, row in tmpcs.items()):
+        return tmpcs
+    rows = {count(t): as_tuple(row) for t, row in tmpcs.items()}
+    return {t: row for t, row in rows.items() if row != ()}
+
+
+def _comparable(tmpc: Tmpc) -> dict[str, object]:
+    """All fields, without the zeros of the sync tables."""
+    return {
+        name: {key: size for key, size in value.items() if size} if isinstance(value, Mapping) else value
+        for name, value in vars(tmpc).items()
+    }
+
+
+def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> list[object]:
+    """With 0.0 as 0.0 and not as -0.0, and a figure for every neighbour."""
+    return [
+        tmpc.id,
+        tmpc.time_per_sample_s + 0.0,
+        tmpc.weights_bytes + 0.0,
+        tmpc.activation_bytes + 0.0,
+        tmpc.fixed_bytes + 0.0,
+        [(u, size + 0.0) for u, size in sorted({**dict.fromkeys(before, 0.0), **tmpc.forward_sync_bytes}.items())],
+        [(w, size + 0.0) for w, size in sorted({**dict.fromkeys(after, 0.0), **tmpc.backward_sync_bytes}.items())],
+        tmpc.recompute,
+        # What few instances have adds nothing where it is not there: digests on record stay what they are.
+        *([tmpc.shared_bytes, tmpc.least_data_parallel_degree] if _shards(tmpc) else []),
+    ]
+
+
+def _shards(tmpc: Tmpc) -> bool:
+    return tmpc.shared_bytes != 0.0 or tmpc.least_data_parallel_degree != 1
+
+
+def divisors(number: int) -> list[int]:
+    """All positive divisors of ``number``, ascending: the data-parallel degrees that N microbatches allow."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

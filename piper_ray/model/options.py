@@ -1,0 +1,60 @@
+"""How a solve may run, when it may stop, and how coarsely it looks: nothing here changes which plans are valid."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+
+
+class Contract(str, Enum):
+    """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
+    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported."""
+
+    SAFE = "safe"
+    OPERATORS = "operators"
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """Limits of one solve. Raises UsageError for figures that make no sense.
+
+    gap: stop when (time_per_sample - lower_bound) / time_per_sample is at most this; 0 asks for a proof.
+    time_limit_s: stop after this many seconds with the best plan so far; None: no limit.
+    threads: worker threads; None: one per core available.
+    resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
+    memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
+    contract: which layers are merged before the solve, a ``Contract`` or its text.
+    """
+
+    gap: float = 0.0
+    time_limit_s: float | None = None
+    threads: int | None = None
+    memory_limit_bytes: float | None = None
+    resume: str | None = None
+    contract: Contract = Contract.SAFE
+
+    def __post_init__(self) -> None:
+        gap = arguments.number(self.gap)
+        if gap is None or not 0.0 <= gap < 1.0:
+            raise UsageError(f"gap must be at least 0 and below 1 (0.01 is 1 %), not {arguments.shown(self.gap)}")
+        found: dict[str, object] = {"gap": gap, "contract": arguments.choice("contract", self.contract, Contract)}
+        if self.time_limit_s is not None:
+            found["time_limit_s"] = limit_s = arguments.number(self.time_limit_s)
+            if limit_s is None or not (math.isfinite(limit_s) and limit_s > 0):
+                given = arguments.shown(self.time_limit_s)
+                raise UsageError(f"the time limit must be a positive number of seconds, not {given}")
+        if self.threads is not None:
+            found["threads"] = arguments.positive("threads", self.threads)
+        if self.memory_limit_bytes is not None:
+            found["memory_limit_bytes"] = limit_bytes = arguments.number(self.memory_limit_bytes)
+            if limit_bytes is None or not limit_bytes > 0:
+                given = arguments.shown(self.memory_limit_bytes)
+                raise UsageError(f"the memory limit must be a positive number of bytes, not {given}")
+        if self.resume is not None:
+            found["resume"] = arguments.location("resume", self.resume)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)

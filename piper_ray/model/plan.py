@@ -1,0 +1,62 @@
+"""A plan: the stages, front to back, with their degrees and each layer's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from piper_ray.model.plain import as_tuple, convert_fields, count, counts
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage on ``data_parallel_degree * tensor_parallel_degree`` devices.
+
+    layers: ids of its layers, in the order of the instance's file.
+    tmpc_ids: for each of these layers the id of its TMPC at this tensor-parallel degree.
+    """
+
+    layers: tuple[int, ...]
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+    tmpc_ids: Mapping[int, str]
+
+    def __post_init__(self) -> None:
+        convert_fields(self, counts, "layers")
+        convert_fields(self, count, "data_parallel_degree", "tensor_parallel_degree")
+
+    @property
+    def devices(self) -> int:
+        return self.data_parallel_degree * self.tensor_parallel_degree
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages front to back: what flows along an edge stays within a stage or goes to a later one."""
+
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        convert_fields(self, as_tuple, "stages")
+
+    @property
+    def devices(self) -> int:
+        return sum(stage.devices for stage in self.stages)
+
+    @property
+    def data_parallel_sum(self) -> int:
+        return sum(stage.data_parallel_degree for stage in self.stages)
+
+    def to_dict(self) -> dict[str, object]:
+        """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""
+        return {
+            "stages": [
+                {
+                    "nodes": list(stage.layers),
+                    "dataParallelDegree": stage.data_parallel_degree,
+                    "tensorParallelDegree": stage.tensor_parallel_degree,
+                    "TMPCids": {str(layer): stage.tmpc_ids[layer] for layer in stage.layers},
+                }
+                for stage in self.stages
+            ]
+        }

@@ -1,0 +1,101 @@
+"""A wish to end early, and what there is by then. Whoever wishes and whoever works are in threads of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+INTERRUPT = "interrupt"
+"""Why a search ended that was asked to, as its solution says it."""
+
+_Answer = TypeVar("_Answer")
+
+
+class StopSearch(Exception):
+    """Raised inside a search to end it; ``reason`` is what the user is told."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Wish:
+    """No lock: it is set by signal handlers too."""
+
+    requested = False
+
+
+class Stop(Generic[_Answer]):
+    """``request`` ends the work that was given this, from any thread or signal handler: it looks here about ten times a
+    second.
+
+    Work that is in a long step cannot look. What it offers meanwhile, the answer so far, can be had without it, and
+    what it had to do at its end can be done in its place: then it is given up.
+    """
+
+    def __init__(self) -> None:
+        self._wish = _Wish()
+        self.is_concluded = False
+        self.rest: Callable[[], object] = _nothing
+        self._answer: Callable[[], _Answer | None] = _nothing
+        self._endings: list[Callable[[], object]] = []
+
+    def request(self) -> None:
+        """Once is enough, and there is no way back."""
+        self._wish.requested = True
+
+    @property
+    def requested(self) -> bool:
+        return self._wish.requested
+
+    def check(self) -> None:
+        """Raises StopSearch once the end is wished for."""
+        if self.requested:
+            raise StopSearch(INTERRUPT)
+
+    def offer(self, answer: Callable[[], _Answer | None]) -> None:
+        """answer: tells at any moment, on any thread, what there is, in place of what was offered before."""
+        self._answer = answer
+
+    def conclude(self, answer: _Answer) -> None:
+        """answer: all there will be. Where the end is wished for, nobody has to wait for what is left of the work, and
+        ``rest`` is called before it."""
+        self.offer(lambda: answer)
+        if self.requested:
+            self.is_concluded = True
+            self.rest()
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether something was offered."""
+        return self._answer is not _nothing
+
+    def answer(self) -> _Answer | None:
+        """None as long as there is none."""
+        return self._answer()
+
+    def part(self) -> Stop[Any]:
+        """For a part of the work: the same wish, with answers of its own."""
+        part: Stop[Any] = Stop()
+        part._wish, part._endings = self._wish, self._endings
+        return part
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """end: what the work would do at its end, should it be given up meanwhile. Safe beside the work itself."""
+        self._endings.append(end)
+        try:
+            yield
+        finally:
+            self._endings.remove(end)
+
+    def give_up(self) -> None:
+        """Ends in place of the work, which gets no further: the process is about to end. What fails is left."""
+        for end in reversed(self._endings.copy()):
+            with contextlib.suppress(Exception):
+                end()
+
+
+def _nothing() -> None:
+    return None

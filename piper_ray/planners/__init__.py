@@ -1,0 +1,69 @@
+"""Planners to compare with: simpler ways to plan, all valued by the same ``evaluate``.
+
+result = piper_ray.planners.plan(instance, "pipedream-2bw", restrictions=restrictions)
+result.plan, result.time_per_sample, result.note
+"""
+
+from __future__ import annotations
+
+from piper_ray.evaluate import evaluate
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.planners.data_parallel import DataParallel
+from piper_ray.planners.equal_runs import EqualRuns
+from piper_ray.planners.gpipe import GPipe
+from piper_ray.planners.megatron import Megatron
+from piper_ray.planners.named import PLANNERS, planner_of
+from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
+from piper_ray.planners.pipedream_2bw import PipeDream2BW
+from piper_ray.planners.piper_published import PiperPublished
+from piper_ray.planners.planner import BaselineResult, Planner, Proposal
+from piper_ray.planners.tensor_parallel import TensorParallel
+from piper_ray.workloads.formats.load import Source, instance_of
+
+__all__ = [
+    "plan",
+    "planner_of",
+    "PLANNERS",
+    "BaselineResult",
+    "Planner",
+    "Proposal",
+    # the planners and their parameters
+    "PipeDream2BW",
+    "DataParallel",
+    "TensorParallel",
+    "GPipe",
+    "Megatron",
+    "EqualRuns",
+    "PipeDream",
+    "Level",
+    "States",
+    "Partition",
+    "PiperPublished",
+]
+
+
+def plan(
+    instance: Instance | Source, planner: str | Planner, *, restrictions: Restrictions = Restrictions()
+) -> BaselineResult:
+    """What a planner proposes, valued by ``evaluate``. planner: as ``planner_of`` takes it, or one with its parameters.
+
+    instance: may be what ``load`` takes, such as a path. Raises UsageError for arguments that make no sense, InputError
+    for an instance that is not sound, and LimitError where a planner's tables would be too large.
+    """
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    if isinstance(planner, type) or not (isinstance(planner, str) or callable(getattr(planner, "propose", None))):
+        names = ", ".join(PLANNERS)
+        raise UsageError(
+            f"planner must be a planner such as Megatron(), or one of {names}; not {arguments.shown(planner)}"
+        )
+    instance = instance_of(instance)
+    if isinstance(planner, str):
+        name, planner = planner, planner_of(planner)
+    else:
+        name = repr(planner)
+    proposal = planner.propose(instance, restrictions)
+    evaluation = None if proposal.plan is None else evaluate(instance, proposal.plan)
+    return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note)

@@ -1,0 +1,87 @@
+"""Planners by name, with what may be set behind a colon: ``pipedream:states=order,levels=4x100GB/s+8x10GB/s``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+from piper_ray.planners.data_parallel import DataParallel
+from piper_ray.planners.gpipe import GPipe
+from piper_ray.planners.megatron import Megatron
+from piper_ray.planners.pipedream import Level, PipeDream, States
+from piper_ray.planners.pipedream_2bw import PipeDream2BW
+from piper_ray.planners.piper_published import PiperPublished
+from piper_ray.planners.planner import Planner
+from piper_ray.planners.tensor_parallel import TensorParallel
+
+PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
+    {
+        "pipedream-2bw": PipeDream2BW,
+        "data-parallel": DataParallel,
+        "tensor-parallel": TensorParallel,
+        "gpipe": GPipe,
+        "megatron": Megatron,
+        "pipedream": PipeDream,
+        "piper-published": PiperPublished,
+    }
+)
+"""By name, with default parameters."""
+
+
+def planner_of(text: str) -> Planner:
+    """``NAME`` or ``NAME:key=value,key=value``. Raises UsageError for a name, key or value that is unknown."""
+    arguments.of_kind("planner", text, str, "a text such as 'megatron'")
+    name, _, settings = text.partition(":")
+    if name not in PLANNERS:
+        raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join(PLANNERS)}")
+    known = _SETTINGS.get(name, {})
+    chosen: dict[str, Any] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        if key not in known:
+            raise UsageError(
+                f"planner {name} has no setting {key!r}; "
+                + (f"expected one of {', '.join(known)}" if known else "it has none")
+            )
+        field, parse = known[key]
+        try:
+            chosen[field] = parse(value)
+        except ValueError:
+            raise UsageError(f"planner {name}: {value!r} is no value for {key}") from None
+    return PLANNERS[name](**chosen)
+
+
+def _flag(text: str) -> bool:
+    """Named alone it is on."""
+    if text not in ("", "yes", "no"):
+        raise ValueError(text)
+    return text != "no"
+
+
+def _levels(text: str) -> tuple[Level, ...]:
+    """``4x100GB/s+8x10GB/s``: groups of 4 devices, and 8 such groups."""
+    from piper_ray.workloads.formats import parse_bytes_per_s
+
+    parts = [part.partition("x") for part in text.split("+")]
+    return tuple(
+        Level(int(machines), parse_bytes_per_s(bandwidth, unit_required=True)) for machines, _, bandwidth in parts
+    )
+
+
+def _ratio(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+_SETTINGS: Mapping[str, Mapping[str, tuple[str, Callable[[str], object]]]] = {
+    "pipedream-2bw": {"separate": ("separate", _flag)},
+    "megatron": {"devices-per-node": ("devices_per_node", int)},
+    "pipedream": {
+        "states": ("states", States),
+        "levels": ("levels", _levels),
+        "activation-compression-ratio": ("activation_compression_ratio", _ratio),
+    },
+}
+"""Of each planner, by the name a user writes: the field, and how its value is read (ValueError if it is none)."""

@@ -1,0 +1,8 @@
+"""PipeDream's own planner (Narayanan et al., SOSP 2019)."""
+
+from __future__ import annotations
+
+from piper_ray.planners.pipedream.parameters import Level, Partition, States
+from piper_ray.planners.pipedream.planner import PipeDream
+
+__all__ = ["Level", "Partition", "PipeDream", "States"]

@@ -1,0 +1,174 @@
+"""PipeDream's planner on an instance: what it minimises, its parameters, and its partition as a plan of ours.
+
+    A[i][j][c] = (T + 4 (c - 1) P / (B c w)) / c                 the first stage, alone
+    A[i][j][c] = min over k, m of max(A[i][k][c - m], (T + 4 (m - 1) P / (B m)) / m,
+                                      2 out_k / (B m r), 2 out_j / (B m r))
+
+over states i < k < j (layers closed under predecessors), with T and P the time and the weights of the layers between
+two states, out_k the activations that leave state k, c machines and B bytes per s. With levels of machines T is the
+value of the level below on all its w machines (w = 1 at the lowest). Weights are synchronised with each minibatch.
+PipeDream's own check of memory, by default off, is left out; ``propose`` has the instance's a y + b in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from piper_ray.evaluate import evaluate
+from piper_ray.model import arguments
+from piper_ray.model.errors import InfeasibleError, InvalidPlan, UsageError
+from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.planners.choices import UniformChoice, uniform_choices
+from piper_ray.planners.pipedream.parameters import Level, Partition, States
+from piper_ray.planners.planner import Proposal
+from piper_ray.workloads.formats.load import Source, instance_of
+
+_NO_CHOICE = (
+    "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows, that any number of replicas "
+    "may run"
+)
+
+
+@dataclass(frozen=True)
+class PipeDream:
+    """levels: lowest first; empty: all devices in one level at the instance's bandwidth.
+
+    activation_compression_ratio: r above; None leaves the activations out.
+    """
+
+    levels: tuple[Level, ...] = ()
+    states: States = States.DOWNSETS
+    activation_compression_ratio: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", arguments.choice("states", self.states, States))
+        levels: object = self.levels
+        if not isinstance(levels, (tuple, list)) or not all(isinstance(level, Level) for level in levels):
+            raise UsageError(f"levels must be Level objects, lowest first, not {arguments.shown(levels)}")
+        object.__setattr__(self, "levels", tuple(levels))
+        if self.activation_compression_ratio is not None:
+            ratio = arguments.number(self.activation_compression_ratio)
+            if ratio is None or not ratio > 0.0:
+                given = arguments.shown(self.activation_compression_ratio)
+                raise UsageError(f"the activation compression ratio must be above 0, not {given}")
+            object.__setattr__(self, "activation_compression_ratio", ratio)
+
+    def partition(self, instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Partition:
+        """PipeDream's own answer: any replication, whether or not it divides N, and whatever the memory.
+
+        Uses t = 1 and no recomputation, where there is the choice. A machine may stay idle if that is no slower.
+        Raises InfeasibleError if a layer has no TMPC at t = 1, and LimitError for too many states.
+        """
+        arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+        instance = instance_of(instance)
+        choices = _choices(instance, restrictions)
+        if not choices:
+            raise InfeasibleError(_NO_CHOICE)
+        levels = self._levels(instance, instance.devices)
+        degrees = [range(1, (level.machines if restrictions.data_parallelism else 1) + 1) for level in levels]
+        found, _ = self._partition(instance, choices[0], levels, degrees, None, math.inf)
+        assert found is not None, "without a memory limit one stage on one machine always does"
+        return found
+
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        """The best partition with replications that divide N and, with one level, stages that fit in memory.
+
+        With several levels one that does not fit is no plan. PipeDream knows nothing of recomputation: it plans once
+        without and once with it everywhere, and the better plan by ``evaluate`` stays.
+        """
+        choices = _choices(instance, restrictions)
+        levels = self._levels(instance, instance.data_parallel_limit)
+        allowed = divisors(instance.microbatches) if restrictions.data_parallelism else [1]
+        degrees = [[d for d in allowed if d <= level.machines] for level in levels]
+        best: tuple[float, Plan, str] | None = None
+        tried = 0
+        notes = [] if choices else [_NO_CHOICE]
+        for choice in choices:
+            found, pairs = self._partition(
+                instance, choice, levels, degrees, instance.microbatches, instance.memory_bytes
+            )
+            tried += pairs
+            if found is None:
+                notes.append(f"{choice.recompute_words}: no partition fits in memory")
+                continue
+            note = (
+                f"replication {'-'.join(map(str, found.replication))}, NOAM {found.noam}, {choice.recompute_words}, "
+                f"{found.states:,} states; PipeDream's own estimate {found.time_per_stage_s:.6g} s"
+            )
+            plan = _plan(found, choice)
+            try:
+                time_s = evaluate(instance, plan).time_per_sample_s
+            except InvalidPlan as invalid:
+                notes.append(f"{note}: {invalid.violations[0]}")
+                continue
+            if best is None or time_s < best[0]:
+                best = (time_s, plan, note)
+        return Proposal(None, tried, "; ".join(notes)) if best is None else Proposal(best[1], tried, best[2])
+
+    def _levels(self, instance: Instance, most: int) -> tuple[Level, ...]:
+        """The levels, of at most ``most`` machines together: the top one is cut down to that."""
+        machines = math.prod(level.machines for level in self.levels)
+        if machines > instance.devices:
+            raise UsageError(f"the levels make {machines} machines, but there are {instance.devices} devices")
+        if not self.levels:
+            return (Level(most, instance.bandwidth_bytes_per_s),)
+        *lower, top = self.levels
+        below = machines // top.machines
+        return (*lower, replace(top, machines=max(1, min(top.machines, most // below))))
+
+    def _partition(
+        self,
+        instance: Instance,
+        choice: UniformChoice,
+        levels: Sequence[Level],
+        degrees: Sequence[Sequence[int]],
+        microbatches: int | None,
+        memory_bytes: float,
+    ) -> tuple[Partition | None, int]:
+        """None if nothing fits; and how many pairs of states were looked at."""
+        # What follows compiles kernels: only when a partition is asked for.
+        from piper_ray.planners.pipedream.search import LevelTask, best_partition
+        from piper_ray.planners.pipedream.states import build_states
+
+        states = build_states(instance, choice.tmpcs, self.states)
+        ratio = self.activation_compression_ratio
+        tasks = [
+            LevelTask(
+                machines=level.machines,
+                degrees=allowed,
+                sync_s_per_byte=4.0 / level.bandwidth_bytes_per_s,
+                transfer_s_per_byte=0.0 if ratio is None else 2.0 / (level.bandwidth_bytes_per_s * ratio),
+            )
+            for level, allowed in zip(levels, degrees, strict=True)
+        ]
+        found = best_partition(states, tasks, microbatches, memory_bytes)
+        if found is None:
+            return None, states.pairs
+        time_s, cuts = found
+        partition = Partition(
+            stages=tuple(states.layers_between(cut.front, cut.rest) for cut in cuts),
+            replication=tuple(cut.degree for cut in cuts),
+            time_per_stage_s=time_s,
+            states=states.size - 1,
+        )
+        return partition, states.pairs
+
+
+def _choices(instance: Instance, restrictions: Restrictions) -> list[UniformChoice]:
+    """At t = 1, of TMPCs that any number of replicas may run: PipeDream's planner tries them all."""
+    choices = uniform_choices(instance, restrictions)
+    return [choice for choice in choices if choice.degree == 1 and choice.least_data_parallel_degree == 1]
+
+
+def _plan(partition: Partition, choice: UniformChoice) -> Plan:
+    tmpc_ids: Mapping[int, str] = {layer: tmpc.id for layer, tmpc in choice.tmpcs.items()}
+    return Plan(
+        tuple(
+            Stage(layers, degree, 1, {layer: tmpc_ids[layer] for layer in layers})
+            for layers, degree in zip(partition.stages, partition.replication, strict=True)
+        )
+    )

@@ -1,0 +1,393 @@
+"""The table dp[I][k][s] of the paper, compiled (Piper, NeurIPS 2021, section 4: the dynamic program over downsets).
+
+All compiled functions stay in this file: numba's cache notices a change in a kernel's own file only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from piper_ray.planners.published.arrays import Arrays, Floats, Integers
+
+njit = numba.njit(cache=True)
+
+# Costs closer than this, relative to the stage's cost, count as equal when fronts are pruned: sums of the same layers'
+# costs in another order must not multiply the states.
+_SAME_COST = 1e-13
+
+ANY_DEGREE = 2**62  # above every data-parallel degree
+
+
+class Cluster(NamedTuple):
+    """data_parallel_degrees: int64[...], the divisors of N to try, ascending.
+
+    memory_bytes: M, with the tolerance included.
+    """
+
+    devices: int
+    data_parallel_limit: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    data_parallel_degrees: Integers
+
+
+class Choosing(NamedTuple):
+    """How TMPCs are chosen. exact: False takes the greedy choice, upstream's.
+
+    lower_s, upper_s: bounds on the optimum. A stage that is at most lower_s as it is need not become faster, and one
+    that must be above upper_s is in no best plan: neither needs the exact choice.
+    """
+
+    exact: bool
+    lower_s: float
+    upper_s: float
+
+
+@njit
+def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, chosen: Integers) -> tuple[float, float]:
+    """Upstream's heuristic: from the fastest option of each layer, the cheapest swaps by cost per byte saved.
+
+    start: int64[layers + 1], options of layer i are start[i]..start[i+1]. cost, memory: float64[options].
+    chosen: int64[layers], the fastest options, which do not fit; becomes the choice.
+    Returns its cost (inf if nothing fits) and the last swap's ratio.
+    """
+    used = memory[chosen].sum()
+    least = 0.0
+    for i in range(len(chosen)):
+        least += memory[start[i] : start[i + 1]].min()
+    if least > limit:
+        return np.inf, 0.0
+    layer_of = np.empty(len(cost), dtype=np.int64)
+    ratios = np.full(len(cost), np.inf)
+    for i in range(len(chosen)):
+        for option in range(start[i], start[i + 1]):
+            layer_of[option] = i
+            saved = memory[chosen[i]] - memory[option]
+            if saved > 0.0:
+                ratios[option] = (cost[option] - cost[chosen[i]]) / saved
+    ratio = 0.0
+    for option in np.argsort(ratios, kind="mergesort"):
+        i = layer_of[option]
+        saved = memory[chosen[i]] - memory[option]
+        if saved > 0.0:
+            used -= saved
+            chosen[i] = option
+            ratio = ratios[option]
+            if used <= limit:
+                break
+    return cost[chosen].sum(), ratio
+
+
+@njit
+def exact_choice(
+    start: Integers, cost: Floats, memory: Floats, limit: float, price: float, best: float, chosen: Integers
+) -> float:
+    """The cheapest choice that fits, if it costs less than ``best``; else returns ``best`` and leaves ``chosen``.
+
+    Keeps the Pareto front of (memory, cost) over the layers so far. A state is dropped when the rest cannot fit or
+    cannot beat ``best``: by Lagrange, for any price >= 0 per byte, no completion of a state costs less than
+    its cost + price * (its memory - limit) + sum over the rest of min(cost + price * memory).
+    """
+    layers = len(start) - 1
+    rest_memory = np.zeros(layers + 1)
+    rest_priced = np.zeros(layers + 1)
+    for i in range(layers - 1, -1, -1):
+        rest_memory[i] = rest_memory[i + 1] + memory[start[i] : start[i + 1]].min()
+        priced = cost[start[i] : start[i + 1]] + price * memory[start[i] : start[i + 1]]
+        rest_priced[i] = rest_priced[i + 1] + priced.min()
+    same = _SAME_COST * best
+
+    front_memory = np.zeros(1)
+    front_cost = np.zeros(1)
+    front_node = np.zeros(1, dtype=np.int64)
+    # The tree of all states kept: its parent, and the option that led to it.
+    parents = [-1]
+    taken = [-1]
+    for i in range(layers):
+        options = start[i + 1] - start[i]
+        count = len(front_cost) * options
+        grown_memory = np.empty(count)
+        grown_cost = np.empty(count)
+        for o in range(options):
+            for j in range(len(front_cost)):
+                grown_memory[o * len(front_cost) + j] = front_memory[j] + memory[start[i] + o]
+                grown_cost[o * len(front_cost) + j] = front_cost[j] + cost[start[i] + o]
+        next_memory = np.empty(count)
+        next_cost = np.empty(count)
+        next_node = np.empty(count, dtype=np.int64)
+        kept = 0
+        cheapest = np.inf
+        for g in np.argsort(grown_memory, kind="mergesort"):
+            if grown_memory[g] + rest_memory[i + 1] > limit:
+                break
+            bound = grown_cost[g] + price * (grown_memory[g] - limit) + rest_priced[i + 1]
+            if grown_cost[g] < cheapest - same and bound < best - same:
+                cheapest = grown_cost[g]
+                next_memory[kept] = grown_memory[g]
+                next_cost[kept] = grown_cost[g]
+                next_node[kept] = len(parents)
+                parents.append(front_node[g % len(front_cost)])
+                taken.append(start[i] + g // len(front_cost))
+                kept += 1
+        front_memory = next_memory[:kept]
+        front_cost = next_cost[:kept]
+        front_node = next_node[:kept]
+    if len(front_cost) == 0:
+        return best
+    # Costs fall as memory grows: the last state is the cheapest.
+    node = front_node[-1]
+    for i in range(layers - 1, -1, -1):
+        chosen[i] = taken[node]
+        node = parents[node]
+    return float(front_cost[-1])
+
+
+@njit
+def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing: Choosing, chosen: Integers) -> float:
+    """The stage's time when the fastest options, ``chosen``, do not fit; writes what fits instead there.
+
+    inf if nothing fits or, for an exact choice, matters.
+    """
+    time, price = greedy_choice(start, cost, memory, limit, chosen)
+    # A price of zero: the swaps came for nothing, and nothing is faster.
+    if not choosing.exact or time <= choosing.lower_s or price <= 0.0 or time == np.inf:
+        return time
+    bound = -price * limit
+    for i in range(len(chosen)):
+        bound += (cost[start[i] : start[i + 1]] + price * memory[start[i] : start[i + 1]]).min()
+    if bound > choosing.upper_s:
+        return np.inf
+    return exact_choice(start, cost, memory, limit, price, time, chosen)
+
+
+@njit
+def gather(
+    arrays: Arrays, big: int, small: int, degree: int, mode: int, d: int
+) -> tuple[Integers, Integers, NDArray[np.float64]]:
+    """Options of the layers of stage big \\ small at degrees[degree] that d replicas may run: start, option numbers,
+    bytes over the cut. The first layer's options hold those of the tensors, which all choices cost.
+
+    ``start`` has length 1 when some layer has none.
+    """
+    layers = arrays.member.shape[1]
+    start = np.zeros(layers + 1, dtype=np.int64)
+    most = arrays.option_start[(degree + 1) * layers] - arrays.option_start[degree * layers]
+    options = np.empty(most, dtype=np.int64)
+    cut_bytes = np.zeros(most)
+    stage_layers = 0
+    count = 0
+    for v in range(layers):
+        if not arrays.member[big, v] or arrays.member[small, v]:
+            continue
+        for option in range(arrays.option_start[degree * layers + v], arrays.option_start[degree * layers + v + 1]):
+            if arrays.allowed[mode, option] and arrays.least_degree[option] <= d:
+                options[count] = option
+                for j in range(arrays.neighbour_start[v + 1] - arrays.neighbour_start[v]):
+                    other = arrays.neighbour[arrays.neighbour_start[v] + j]
+                    if not arrays.member[big, other] or arrays.member[small, other]:
+                        cut_bytes[count] += arrays.crossing_bytes[arrays.crossing_start[option] + j]
+                count += 1
+        stage_layers += 1
+        start[stage_layers] = count
+        if start[stage_layers] == start[stage_layers - 1]:
+            return start[:1], options[:0], cut_bytes[:0]
+    if stage_layers > 0:
+        cut_bytes[: start[1]] += tensor_bytes(arrays, big, small)
+    return start[: stage_layers + 1], options[:count], cut_bytes[:count]
+
+
+@njit
+def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
+    """What stage big \\ small sends and receives of tensors with ends in it and outside."""
+    total = 0.0
+    for tensor in range(arrays.tensor_end.shape[0]):
+        inside, outside = False, False
+        for v in range(arrays.member.shape[1]):
+            if arrays.tensor_end[tensor, v]:
+                if arrays.member[big, v] and not arrays.member[small, v]:
+                    inside = True
+                else:
+                    outside = True
+        if inside and outside:
+            total += arrays.tensor_bytes[tensor]
+    return total
+
+
+@njit
+def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int, cluster: Cluster) -> Floats:
+    """What each option adds to its stage's time at data-parallel degree d, in s per sample."""
+    resync = 4.0 * (d - 1) / d / (cluster.microbatches * cluster.bandwidth_bytes_per_s)
+    return (
+        arrays.time_s[options] / d
+        + cut_bytes / (d * cluster.bandwidth_bytes_per_s)
+        + arrays.weights_bytes[options] * resync
+    )
+
+
+@njit
+def fastest_options(start: Integers, cost: Floats) -> Integers:
+    fastest = np.empty(len(start) - 1, dtype=np.int64)
+    for i in range(len(fastest)):
+        fastest[i] = start[i] + np.argmin(cost[start[i] : start[i + 1]])
+    return fastest
+
+
+@njit
+def stage_time(
+    arrays: Arrays,
+    start: Integers,
+    options: Integers,
+    cost: Floats,
+    fastest: Integers,
+    y: int,
+    d: int,
+    limit: float,
+    choosing: Choosing,
+    chosen: Integers,
+) -> float:
+    """The stage's time with up to y microbatches in flight, and in ``chosen`` the option of each layer."""
+    time = 0.0
+    used = 0.0
+    for i in range(len(fastest)):
+        chosen[i] = fastest[i]
+        time += cost[fastest[i]]
+        option = options[fastest[i]]
+        used += arrays.activation_bytes[option] * y + arrays.fixed_bytes[option] + arrays.shared_bytes[option] / d
+    if used <= limit:
+        return time
+    memory = arrays.activation_bytes[options] * y + arrays.fixed_bytes[options] + arrays.shared_bytes[options] / d
+    return choose(start, cost, memory, limit, choosing, chosen)
+
+
+@njit
+def stage_times(
+    arrays: Arrays,
+    start: Integers,
+    options: Integers,
+    cost: Floats,
+    d: int,
+    cluster: Cluster,
+    choosing: Choosing,
+    most_y: int,
+) -> Floats:
+    """float64[y + 1]: the stage's time on d replicas with up to y microbatches in flight, for y = 1.. as long as
+    anything fits.
+    """
+    times = np.empty(most_y + 1)
+    times[0] = np.inf
+    fastest = fastest_options(start, cost)
+    chosen = np.empty_like(fastest)
+    for y in range(1, most_y + 1):
+        times[y] = stage_time(arrays, start, options, cost, fastest, y, d, cluster.memory_bytes, choosing, chosen)
+        # What does not fit, or is too slow to matter, is so for every larger y.
+        if times[y] == np.inf:
+            return times[:y]
+    return times
+
+
+@njit
+def is_subset(arrays: Arrays, small: int, big: int) -> bool:
+    for v in range(arrays.member.shape[1]):  # noqa: SIM110 - all() is no numba
+        if arrays.member[small, v] and not arrays.member[big, v]:
+            return False
+    return True
+
+
+@njit
+def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: int, d: int, by_sum: Floats) -> None:
+    """One stage before the rest: dp[I][k][s] = min(dp[I][k][s], max(dp[I'][k - devices][s - d], T(s)))."""
+    stage = by_sum[d:]
+    for k in range(devices, rows.shape[0]):
+        rest = rest_rows[k - devices]
+        if rest[-1] == np.inf:
+            continue
+        row = rows[k, d : d + len(stage)]
+        for i in range(len(stage)):
+            row[i] = min(row[i], max(stage[i], rest[i]))
+
+
+@njit
+def fill(arrays: Arrays, table: NDArray[np.float64], cluster: Cluster, choosing: Choosing) -> int:
+    """Fills float64[downsets, K + 1, S + 1]: the least max-time in s for at most k devices and degrees summing to at
+    most s. Returns how many pairs of nested downsets there are."""
+    table[:] = np.inf
+    table[0] = 0.0
+    most_s = cluster.data_parallel_limit
+    any_least = np.any(arrays.least_degree > 1)
+    pairs = 0
+    for big in range(1, len(arrays.size)):
+        for small in range(big):
+            if not is_subset(arrays, small, big):
+                continue
+            pairs += 1
+            for degree in range(len(arrays.degrees)):
+                t = arrays.degrees[degree]
+                # No stage of this degree can hold these layers, or none can in any mode: modes keep one option a layer.
+                for mode in range(len(arrays.allowed)):
+                    start, options, cut_bytes = gather(arrays, big, small, degree, mode, ANY_DEGREE)
+                    if len(start) == 1:
+                        break
+                    for d in cluster.data_parallel_degrees:
+                        if t * d > cluster.devices:
+                            break
+                        if any_least:
+                            start, options, cut_bytes = gather(arrays, big, small, degree, mode, d)
+                            if len(start) == 1:
+                                continue
+                        cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
+                        times = stage_times(arrays, start, options, cost, d, cluster, choosing, -(-most_s // d))
+                        if len(times) == 1:
+                            continue
+                        by_sum = np.empty(min(most_s, (len(times) - 1) * d) + 1)
+                        for s in range(d, len(by_sum)):
+                            by_sum[s] = times[-(-s // d)]
+                        update(table[big], table[small], t * d, d, by_sum)
+        # "At most": more devices or a larger sum never hurt.
+        for k in range(table.shape[1]):
+            for s in range(table.shape[2]):
+                if k > 0:
+                    table[big, k, s] = min(table[big, k, s], table[big, k - 1, s])
+                if s > 0:
+                    table[big, k, s] = min(table[big, k, s], table[big, k, s - 1])
+    return pairs
+
+
+@njit
+def find_stage(
+    arrays: Arrays, table: NDArray[np.float64], cell: tuple[int, int, int], cluster: Cluster, choosing: Choosing
+) -> tuple[int, int, int, Integers]:
+    """The first stage of a plan that attains dp[I][k][s], for a (k, s) that no smaller one attains.
+
+    Returns I', the degree's index, d and the options chosen, in the order of the layers.
+    """
+    big, k, s = cell
+    target = table[big, k, s]
+    for small in range(big):
+        if not is_subset(arrays, small, big):
+            continue
+        for degree in range(len(arrays.degrees)):
+            t = arrays.degrees[degree]
+            for mode in range(len(arrays.allowed)):
+                for d in cluster.data_parallel_degrees:
+                    if t * d > k or d > s:
+                        break
+                    if table[small, k - t * d, s - d] > target:
+                        continue
+                    start, options, cut_bytes = gather(arrays, big, small, degree, mode, d)
+                    if len(start) == 1:
+                        continue
+                    chosen = np.empty(len(start) - 1, dtype=np.int64)
+                    cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
+                    fastest = fastest_options(start, cost)
+                    y = -(-s // d)
+                    time = stage_time(
+                        arrays, start, options, cost, fastest, y, d, cluster.memory_bytes, choosing, chosen
+                    )
+                    if time <= target:
+                        return small, degree, d, options[chosen]
+    raise AssertionError("a finite cell of the table has no first stage")

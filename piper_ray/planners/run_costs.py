@@ -1,0 +1,125 @@
+"""What the stages cost when layers in a given order are cut into runs: all degrees and choices at once, with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.evaluate import MEMORY_TOLERANCE
+from piper_ray.model.instance import Instance
+from piper_ray.planners.choices import UniformChoice
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_FITS = 1.0 + MEMORY_TOLERANCE / 2
+"""Half of what ``evaluate`` allows, which adds the same bytes in another order."""
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """Figures of n layers in order and of their e edges, for r choices.
+
+    layers: float64[5, r, n]: p (s), w, a, b and what replicas share out (bytes). tail, head: int64[e], places in the
+    order, tail < head.
+    out_bytes, in_bytes: float64[r, e], 2 (c + bw) and 2 (c + fw): charged to the stage of the tail and of the head.
+    tensor, end: int64[..], the ends of tensors: the tensor's number and a place in the order. tensor_bytes: float64[h],
+    charged to each stage with some of a tensor's ends.
+    """
+
+    instance: Instance
+    degree: Integers
+    layers: Floats
+    tail: Integers
+    head: Integers
+    out_bytes: Floats
+    in_bytes: Floats
+    tensor: Integers
+    end: Integers
+    tensor_bytes: Floats
+
+    @classmethod
+    def build(cls, instance: Instance, order: Sequence[int], choices: Sequence[UniformChoice]) -> RunCosts:
+        place = {layer: i for i, layer in enumerate(order)}
+        chosen = [[choice.tmpcs[layer] for layer in order] for choice in choices]
+        return cls(
+            instance,
+            degree=np.array([choice.degree for choice in choices], np.int64),
+            layers=np.array(
+                [
+                    [[tmpc.time_per_sample_s for tmpc in row] for row in chosen],
+                    [[tmpc.weights_bytes for tmpc in row] for row in chosen],
+                    [[tmpc.activation_bytes for tmpc in row] for row in chosen],
+                    [[tmpc.fixed_bytes for tmpc in row] for row in chosen],
+                    [[tmpc.shared_bytes for tmpc in row] for row in chosen],
+                ],
+                np.float64,
+            ),
+            tail=np.array([place[edge.source] for edge in instance.edges], np.int64),
+            head=np.array([place[edge.target] for edge in instance.edges], np.int64),
+            out_bytes=np.array(
+                [
+                    [
+                        2.0 * (e.communication_bytes + c.tmpcs[e.source].backward_sync_bytes.get(e.target, 0.0))
+                        for e in instance.edges
+                    ]
+                    for c in choices
+                ],
+                np.float64,
+            ),
+            in_bytes=np.array(
+                [
+                    [
+                        2.0 * (e.communication_bytes + c.tmpcs[e.target].forward_sync_bytes.get(e.source, 0.0))
+                        for e in instance.edges
+                    ]
+                    for c in choices
+                ],
+                np.float64,
+            ),
+            tensor=np.array([i for i, tensor in enumerate(instance.tensors) for _ in tensor.layers], np.int64),
+            end=np.array([place[layer] for tensor in instance.tensors for layer in tensor.layers], np.int64),
+            tensor_bytes=np.array([t.forward_bytes + t.backward_bytes for t in instance.tensors], np.float64),
+        )
+
+    def of(self, starts: Integers, data_parallel_degrees: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Slowest stage's time in s and whether memory suffices, float64 and bool [r, len(data_parallel_degrees)].
+
+        starts: int64[l], where in the order each stage begins, ascending from 0. All stages have the same d; so the
+        i-th of l has y = ceil((l - i) d / d) = l - i microbatches in flight whatever d is.
+        """
+        stages = len(starts)
+        work_s, weights, activation, fixed, shared = np.add.reduceat(self.layers, starts, axis=2)
+        own_bytes = activation * np.arange(stages, 0, -1) + fixed
+        bandwidth = self.instance.bandwidth_bytes_per_s
+        once_s = work_s + self._crossing_bytes(starts) / bandwidth
+        resync_s = 4.0 * weights / (self.instance.microbatches * bandwidth)
+        d = data_parallel_degrees[None, :, None]
+        needed_bytes = (own_bytes[:, None, :] + shared[:, None, :] / d).max(axis=2)
+        fits = needed_bytes <= self.instance.memory_bytes * _FITS
+        times: Floats = (once_s[:, None, :] / d + (d - 1) / d * resync_s[:, None, :]).max(axis=2)
+        return times, fits
+
+    def _crossing_bytes(self, starts: Integers) -> Floats:
+        """float64[r, l]: what each stage sends and receives, both ways."""
+        choices, stages = self.degree.size, len(starts)
+        tail = np.searchsorted(starts, self.tail, side="right") - 1
+        head = np.searchsorted(starts, self.head, side="right") - 1
+        crosses = tail != head
+        row = stages * np.arange(choices)[:, None]
+        cells = np.concatenate([row + tail[crosses], row + head[crosses]], axis=1)
+        charges = np.concatenate([self.out_bytes[:, crosses], self.in_bytes[:, crosses]], axis=1)
+        sums: Floats = np.bincount(cells.ravel(), charges.ravel(), choices * stages).astype(np.float64)
+        return sums.reshape(choices, stages) + self._tensor_bytes(starts)
+
+    def _tensor_bytes(self, starts: Integers) -> Floats:
+        """float64[l]: what each stage pays for tensors with ends in it and outside."""
+        stage = np.searchsorted(starts, self.end, side="right") - 1
+        touches = np.zeros((len(self.tensor_bytes), len(starts)), np.bool_)
+        touches[self.tensor, stage] = True
+        cut = touches & (touches.sum(axis=1, keepdims=True) > 1)
+        paid: Floats = self.tensor_bytes @ cut
+        return paid

@@ -1,0 +1,242 @@
+"""Each figure of a layer with its formula and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper_ray.model.errors import UsageError
+from piper_ray.report.figures import given_size_text, range_text, time_text
+from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
+from piper_ray.workloads.estimate.formulas import number_text, substituted
+from piper_ray.workloads.estimate.memory import kept_bytes
+from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
+from piper_ray.workloads.estimate.roofline import (
+    achieved_fraction,
+    backward_s,
+    exchange_s,
+    forward_s,
+    product_s,
+    shape_on,
+    traffic_s,
+)
+
+
+def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
+    """All about one kind of layer; ``layer`` is its key, its name or the number of a layer. Raises UsageError."""
+    kind = _find(result, layer)
+    numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
+    yield f"{kind.name} ({kind.key}): layers {range_text(numbers)} of {result.architecture.name}"
+    yield from _symbols(result, kind)
+    yield ""
+    yield from _rules(result)
+    yield ""
+    yield f"Parameters: {kind.parameters:,}"
+    for operator in kind.operators:
+        if kind.value(operator.parameters):
+            yield f"  {_term(operator.name, operator.parameters, kind)}{_share(kind, operator.parameters_split)}"
+    yield ""
+    yield from _saved(kind)
+    for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
+        yield ""
+        yield from _passes(result, kind, *sharing)
+        for mode in result.modes[kind.key]:
+            if (mode.degree, mode.sequence_parallel) == sharing:
+                yield from _figures(result, kind, mode)
+
+
+def _find(result: Estimate, layer: str) -> LayerKind:
+    kinds = result.architecture.kinds
+    nodes = result.architecture.nodes
+    if layer.isdecimal() and int(layer) < len(nodes):
+        return nodes[int(layer)].kind
+    for kind in kinds:
+        if layer in (kind.key, kind.name):
+            return kind
+    raise UsageError(
+        f"--explain {layer}: no such layer; expected a number from 0 to {len(nodes) - 1} or one of "
+        f"{', '.join(kind.key for kind in kinds)}"
+    )
+
+
+def _symbols(result: Estimate, kind: LayerKind) -> Iterator[str]:
+    used = {
+        word
+        for operator in kind.operators
+        for formula in (
+            operator.parameters,
+            operator.forward_bytes,
+            *(saved.bytes for saved in operator.saved),
+            *(side for p in operator.products for side in (p.rows, p.columns, p.depth, p.count)),
+        )
+        for word in formula.split()
+    }
+    for symbol, value in kind.symbols.items():
+        if symbol in used:
+            yield f"  {symbol} = {number_text(value)}  {result.architecture.legend.get(symbol, '')}".rstrip()
+
+
+def _rules(result: Estimate) -> Iterator[str]:
+    gpu, setting = result.setting.gpu, result.setting
+    ring = f"{given_size_text(gpu.link_bytes_per_s)}/s{' x (t-1)' if gpu.mesh else ''} x {gpu.link_fraction:g}"
+    memory = f"{given_size_text(gpu.memory_bytes_per_s)}/s x {gpu.memory_fraction:g}"
+    yield f"On {gpu.name}:"
+    yield (
+        f"  product m x k by k x n: 2 m k n / ({gpu.matrix_flop_per_s:.4g} FLOP/s x share), share = "
+        f"{gpu.matrix_fraction:g} m/(m+{gpu.edge:g}) n/(n+{gpu.edge:g}) k/(k+{gpu.depth_edge:g});"
+    )
+    yield f"    not less than 2 (m k + k n + m n) bytes / ({memory}); backward: once for each operand"
+    yield f"  other work: bytes / ({memory})"
+    yield f"  all-reduce over {gpu.link}: 2 (t-1) x (bytes / t / ({ring}) + {time_text(gpu.link_latency_s, 1)})"
+    yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
+    yield f"  set aside for one layer while it is recomputed: {setting.workspace_bytes:,.0f} bytes"
+
+
+def _half_b(result: Estimate) -> str:
+    return f"{given_size_text(result.setting.bytes_per_s)}/s / 2"
+
+
+def _term(name: str, formula: str, kind: LayerKind) -> str:
+    return f"{name}: {formula} = {substituted(formula, kind.symbols)} = {kind.value(formula):,.0f}"
+
+
+def _share(kind: LayerKind, split: Split) -> str:
+    if not kind.tensor_parallel:
+        return ""
+    return {Split.TENSOR: ", 1/t on each", Split.SEQUENCE: ", 1/t on each with sp", Split.WHOLE: ""}[split]
+
+
+def _saved(kind: LayerKind) -> Iterator[str]:
+    yield "Kept by a microbatch for its backward pass, bytes:"
+    for operator in kind.operators:
+        for saved in operator.saved:
+            cheap = "; selective makes it again" if saved.cheap else ""
+            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(kind, saved.split)}{cheap}"
+    if kind.recomputable:
+        yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(kind, Split.SEQUENCE)}"
+
+
+def _passes(result: Estimate, kind: LayerKind, degree: int, sequence: bool) -> Iterator[str]:
+    gpu = result.setting.gpu
+    yield f"t = {degree}{', sp' if sequence else ''}: forward and backward pass of each operator"
+    for operator in kind.operators:
+        there = forward_s(operator, kind, gpu, degree, sequence)
+        back = backward_s(operator, kind, gpu, degree, sequence)
+        yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
+        yield from (f"    {line}" for line in _work(result, kind, operator, degree, sequence))
+    for exchange in kind.exchanges if degree > 1 else ():
+        once = time_text(exchange_s(exchange, kind, gpu, degree, sequence), 4)
+        formula, how = exchange.bytes, "all-reduce"
+        if sequence:
+            how = "reduce-scatter and all-gather"
+            if exchange.expert_bytes:
+                formula, how = exchange.expert_bytes, "all-to-all"
+        yield (
+            f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
+            f"{exchange.backward:g} backward"
+        )
+
+
+def _work(result: Estimate, kind: LayerKind, operator: Operator, degree: int, sequence: bool) -> Iterator[str]:
+    gpu = result.setting.gpu
+    for product in operator.products:
+        shape = shape_on(product, kind, degree, sequence)
+        sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
+        times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
+        yield (
+            f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
+            f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
+            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu):.3f} of the peak"
+            f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
+            f"{time_text(product_s(shape, gpu, operator.on_chip), 4)}"
+        )
+    parts = operator.split.parts(degree, sequence)
+    for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
+        if kind.value(formula):
+            size = kind.value(formula) / parts
+            shown = f"({formula}) / {parts}" if parts > 1 else formula
+            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
+
+
+def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
+    costs = result.costs(kind, mode)
+    yield f"  TMPC {mode.id} at t = {mode.degree}"
+    yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
+    if mode.offload:
+        yield f"        offload: {_offload_text(result, kind, mode, costs)}"
+    if mode.zero_shards > 1:
+        yield f"        gathering: {_zero_text(result, mode, costs)}"
+    yield f"    a = {_kept_text(kind, mode)}"
+    training = result.setting.training
+    zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
+    yield (
+        f"    b = {costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + "
+        f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer)"
+        f"{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
+    )
+    yield f"    w = {costs.parameters:,.0f} x {training.gradient_bytes:g} = {costs.gradient_bytes:,.0f} bytes"
+    if kind.value(kind.output):
+        yield f"    {_edge_text(result, kind, mode)}"
+
+
+def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
+    output, setting = kind.value(kind.output), result.setting
+    gathers = mode.degree > 1 and not mode.sequence_parallel
+    return (
+        f"c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each layer that "
+        f"reads it; bw = {output:,.0f} / {mode.degree} - c{' + gathering' if gathers else ''} = "
+        f"{sync_bytes(output, mode, setting):,.0f} bytes; fw of what it reads likewise"
+    )
+
+
+def _kept_text(kind: LayerKind, mode: Mode) -> str:
+    if mode.recomputation is Recomputation.FULL:
+        listed = [(kind.checkpoint, Split.SEQUENCE)]
+    else:
+        selective = mode.recomputation is Recomputation.SELECTIVE
+        saved = [saved for operator in kind.operators for saved in operator.saved]
+        listed = [(item.bytes, item.split) for item in saved if not (selective and item.cheap)]
+    terms = [
+        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "")
+        for formula, split in listed
+        for parts in [split.parts(mode.degree, mode.sequence_parallel)]
+    ]
+    total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"
+    return f"0; in host memory {total}" if mode.offload else total
+
+
+def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> str:
+    gpu = result.setting.gpu
+    rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
+    moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
+    return (
+        f"{kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and through "
+        f"the GPU's memory: {time_text(costs.offload_s, 4)}"
+    )
+
+
+def _zero_text(result: Estimate, mode: Mode, costs: Costs) -> str:
+    weight_bytes, shards = result.setting.training.weight_bytes, mode.zero_shards
+    return (
+        f"{costs.parameters:,.0f} x {weight_bytes:g} bytes x {shards - 1}/{shards} / ({_half_b(result)}) x {shards} "
+        f"replicas / {result.setting.microbatches:,} microbatches = {time_text(costs.zero_s, 4)}"
+    )
+
+
+def _time_terms(costs: Costs) -> str:
+    terms = [
+        ("forward", costs.forward_s),
+        ("backward", costs.backward_s),
+        ("again", costs.recompute_s),
+        ("exchanges", costs.exchange_forward_s + costs.exchange_backward_s + costs.exchange_recompute_s),
+        ("offload", costs.offload_s),
+        ("gathering updated weights", costs.zero_s),
+    ]
+    return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")
+
+
+def _excess_text(result: Estimate, costs: Costs) -> str:
+    if not costs.excess_bytes:
+        return ""
+    return f" + {costs.transient_bytes:,.0f} while recomputing - {result.setting.workspace_bytes:,.0f} set aside"

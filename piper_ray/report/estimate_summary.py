@@ -1,0 +1,93 @@
+"""What an estimate is, in words: the header of the file it is written to, and the lines on the screen."""
+
+from __future__ import annotations
+
+import math
+
+from piper_ray.report.figures import given_size_text, plural, printable, size_text
+from piper_ray.workloads.estimate.build import Estimate
+
+
+def file_text(result: Estimate, command: str) -> str:
+    """The workload as TOML under a header that says how to make it again and how to read it."""
+    from piper_ray.workloads.formats import to_toml
+
+    header = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header_lines(result, command))
+    return f"{header}\n{to_toml(result.instance)}"
+
+
+def header_lines(result: Estimate, command: str) -> list[str]:
+    """How the workload was made and what its figures are."""
+    setting, gpu = result.setting, result.setting.gpu
+    gradient_bytes = setting.training.gradient_bytes
+    memory = f"{given_size_text(gpu.memory_bytes)} less {size_text(setting.workspace_bytes, 3)}"
+    return [
+        f"{result.architecture.name} on {result.devices:,} GPUs ({gpu.name}), estimated by formulas and not measured:",
+        f"  {command}",
+        "(`--explain LAYER` shows how a figure comes about.)",
+        "",
+        f"{result.architecture.parameters:,} parameters. A sample is a microbatch: {result.architecture.sample};",
+        f"{result.instance.microbatches:,} microbatches are a batch.",
+        "",
+        "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; selective, full: what the backward pass",
+        f"recomputes{_options_text(result)}.",
+        "time_s         forward and backward pass of a microbatch on t GPUs, recomputation and exchanges included",
+        f"weights        what data parallelism synchronises: gradients, {gradient_bytes:g} bytes a parameter",
+        "activation     what a microbatch in flight keeps",
+        f"fixed          weights, gradients and optimizer state, {_state_bytes(result):g} bytes a parameter",
+        f"inputs         a GPU's share of a tensor over t = {setting.largest_degree}",
+        "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
+        f"memory         {memory} for one layer while it is recomputed",
+        f"bandwidth      {_link_text(result)}, both directions together",
+    ]
+
+
+def summary_lines(result: Estimate) -> list[str]:
+    """What was estimated, and whether memory can be enough."""
+    instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
+    tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
+    kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
+    memory = given_size_text(gpu.memory_bytes)
+    return [
+        f"Model     {architecture.name}: {architecture.parameters:,} parameters, {kinds}",
+        f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)}",
+        memory_line(result),
+    ]
+
+
+def memory_line(result: Estimate) -> str:
+    """The least that the layers need on all GPUs together with one microbatch in flight, and the GPUs for that."""
+    instance = result.instance
+    needed_bytes = sum(
+        min(degree * (tmpc.activation_bytes + tmpc.fixed_bytes) for degree, of in layer.tmpcs.items() for tmpc in of)
+        for layer in instance.layers
+    )
+    least = math.ceil(needed_bytes / instance.memory_bytes)
+    text = f"Memory    at least {given_size_text(needed_bytes)} with one microbatch in flight: {plural(least, 'GPU')}"
+    return f"{text} or more" + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
+
+
+def _state_bytes(result: Estimate) -> float:
+    training = result.setting.training
+    return training.weight_bytes + training.gradient_bytes + training.optimizer_bytes
+
+
+def _options_text(result: Estimate) -> str:
+    modes = [mode for of_kind in result.modes.values() for mode in of_kind]
+    shards = max(mode.zero_shards for mode in modes)
+    text = (
+        f"; zero{shards}: optimizer state over {shards} replicas, in stages of as many replicas or more"
+        if shards > 1
+        else ""
+    )
+    return text + ("; offload: activations in host memory" if any(mode.offload for mode in modes) else "")
+
+
+def _link_text(result: Estimate) -> str:
+    """Which link B stands for."""
+    gpu = result.setting.gpu
+    rate = given_size_text(result.setting.bytes_per_s / 2.0)
+    if result.one_node:
+        return f"{gpu.link} within the node, {rate}/s a GPU"
+    return f"network between nodes, {rate}/s a GPU"

@@ -1,0 +1,148 @@
+"""What a profile is, in words: the header of the file it is written to, and the lines on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from piper_ray.report.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.workloads.measure.measure import Measured
+from piper_ray.workloads.measure.session import Profile, device_name
+
+_WIDE_SPREAD = 0.2
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Layers of one signature."""
+
+    first: Measured
+    numbers: Sequence[int]
+
+
+def kinds_of(layers: Sequence[Measured]) -> list[Kind]:
+    """In the order in which they come first."""
+    numbers: dict[str, list[int]] = {}
+    for index, measured in enumerate(layers):
+        numbers.setdefault(measured.signature, []).append(index)
+    return [Kind(layers[of[0]], of) for of in numbers.values()]
+
+
+def file_text(result: Profile, command: str) -> str:
+    """The workload as TOML under a header that says how to make it again and how to read it."""
+    from piper_ray.workloads.formats import to_toml
+
+    header = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header_lines(result, command))
+    return f"{header}\n{to_toml(result.instance)}"
+
+
+def header_lines(result: Profile, command: str) -> list[str]:
+    """How the workload was made and what its figures are."""
+    cluster = result.cluster
+    memory = f"{given_size_text(cluster.memory_bytes)} less {size_text(result.workspace_bytes, 3)}"
+    parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
+    return [
+        f"{result.instance.name}, measured with torch {torch.__version__} on {device_name(result.device)}:",
+        f"  {command}",
+        "",
+        f"{parameters}. A sample is a microbatch; {cluster.microbatches:,} microbatches are a batch.",
+        "",
+        "TMPCs: plain; full: the backward pass recomputes the layer. Measured at t = 1.",
+        *_degree_lines(result),
+        "time_s         forward and backward pass of a microbatch, median, recomputation included",
+        "weights        what data parallelism synchronises: gradients",
+        "activation     what a microbatch in flight keeps",
+        "fixed          weights, gradients and optimizer state",
+        *_input_lines(result),
+        f"memory         {memory} for one layer while it is recomputed",
+        "",
+        *_table(result),
+    ]
+
+
+def summary_lines(result: Profile) -> list[str]:
+    """What was profiled."""
+    instance, kinds = result.instance, kinds_of(result.layers)
+    total_s = sum(measured.figures.plain.total_s for measured in result.layers)
+    spread_s = sum(measured.figures.plain.spread_s for measured in result.layers)
+    parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
+    layers = f"{plural(len(instance.layers), 'layer')} of {plural(len(kinds), 'kind')}"
+    memory, rate = given_size_text(result.cluster.memory_bytes), given_size_text(instance.bandwidth_bytes_per_s)
+    lines = [
+        f"Model     {instance.name}: {parameters}, {layers}",
+        f"Device    {device_name(result.device)}",
+        f"Passes    {time_text(total_s, 4)} forward and backward of a microbatch, spread {time_text(spread_s, 3)}",
+        f"Cluster   K = {instance.devices:,}, N = {instance.microbatches:,}, {memory} a device, {rate}/s",
+    ]
+    wide = [kind.first.layer.path for kind in kinds if _is_wide(kind.first)]
+    if wide:
+        named = ", ".join(wide[:3]) + (", ..." if len(wide) > 3 else "")
+        lines.append(
+            f"Note      the spread is over {_WIDE_SPREAD:.0%} of the time in {plural(len(wide), 'kind')} ({named}): "
+            "a quiet machine or more --repeats give steadier figures"
+        )
+    return lines
+
+
+def _is_wide(measured: Measured) -> bool:
+    return measured.figures.plain.spread_s > _WIDE_SPREAD * measured.figures.plain.total_s
+
+
+def _unused_text(result: Profile) -> str:
+    return f" ({result.unused:,} of them in no layer)" if result.unused else ""
+
+
+def _degree_lines(result: Profile) -> list[str]:
+    gpu = result.cluster.gpu
+    if not result.shards or gpu is None:
+        return []
+    if any(layers is None for layers in result.shards.values()):
+        return [
+            "plain-estimated, full-estimated: NOT measured. Time at t = 1 divided by t where a matrix can be divided,",
+            f"and all-reduces on {gpu.link} ({gpu.name}).",
+        ]
+    return [
+        "plain-shard, full-shard: measured on one of t shards; all-reduces between them are not measured but estimated",
+        f"on {gpu.link} ({gpu.name}).",
+    ]
+
+
+def _input_lines(result: Profile) -> list[str]:
+    if not result.shards:
+        return ["inputs         tensors from other layers"]
+    return [
+        f"inputs         a device's share of a tensor over t = {max(result.shards)}",
+        "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
+    ]
+
+
+def _table(result: Profile) -> list[str]:
+    rows = [["layers", "first", "forward", "backward", "spread", "with recomputation", "spread"]]
+    for kind in kinds_of(result.layers):
+        plain, again = kind.first.figures.plain, kind.first.figures.recomputed
+        times = [plain.forward_s, plain.backward_s, plain.spread_s]
+        times += [] if again is None else [again.total_s, again.spread_s]
+        row = [_numbers_text(kind.numbers), kind.first.layer.path, *(time_text(time_s, 4) for time_s in times)]
+        rows.append(row + ["-"] * (len(rows[0]) - len(row)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_aligned(row, widths)) for row in rows]
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Two columns of words, the others of numbers."""
+    padded = zip(row, widths, strict=True)
+    return [text.ljust(width) if index < 2 else text.rjust(width) for index, (text, width) in enumerate(padded)]
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    """``0, 3-7``; where there are many such pieces, the first and how many."""
+    pieces: list[list[int]] = []
+    for number in numbers:
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pieces]
+    return ", ".join(texts) if len(texts) <= 4 else f"{', '.join(texts[:3])}, ... ({len(numbers)})"

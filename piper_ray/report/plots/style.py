@@ -1,0 +1,117 @@
+"""How all plots look: figures without a display, colours that the colour-blind tell apart, axes of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from piper_ray.model.errors import UsageError
+from piper_ray.storage.files import written_whole
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+"""After Okabe and Ito; the first is the exact solver's."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+_WIDE = 8.0
+"""Largest over smallest figure from which an axis is logarithmic."""
+
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.0,
+    "svg.hashsalt": "piper-ray",
+    "svg.fonttype": "none",
+}
+_TICKS = 9
+_METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+"""By ending: what would differ between two runs is left out."""
+
+
+def panels(title: str, heads: Sequence[str], *, alike: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure with an axes for each head, in rows of three at most. alike: they share what they measure."""
+    with mpl.rc_context(_STYLE):
+        count = len(heads)
+        columns = 2 if count == 4 else min(count, 3)
+        rows = -(-count // columns)
+        width_in, height_in = (4.2, 3.4) if count > 1 else (6.4, 4.4)
+        figure = Figure(figsize=(width_in * columns + 0.6, height_in * rows + 0.4), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike)
+        figure.suptitle(title, fontsize=11)
+        axes = [axis for row in grid for axis in row]
+        for unused in axes[count:]:
+            unused.remove()
+        for used, head in zip(axes, heads, strict=False):
+            used.set_title(head)
+    return figure, axes[:count]
+
+
+def colour(index: int, count: int, *, ordered: bool) -> str:
+    """Of a series: its own, or (series that are steps of a quantity, or many) one of a scale from dark to light."""
+    if not ordered and count <= len(COLOURS):
+        return COLOURS[index]
+    red, green, blue, _ = mpl.colormaps["viridis"](0.9 * index / max(1, count - 1))
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def devices_axis(axes: Axes, devices: Sequence[int]) -> None:
+    """Ticks at the numbers of devices that there are, or at powers of two where those are many."""
+    values = sorted(set(devices))
+    axes.set_xlabel("devices")
+    if values and values[-1] >= _WIDE * values[0]:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    if len(values) <= _TICKS:
+        axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(axis="x", labelrotation=45 if values and values[-1] >= 1000 else 0)
+
+
+def wide_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic y axis if the figures differ much."""
+    positive = [value for value in values if value > 0]
+    if positive and max(positive) >= _WIDE * min(positive):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """One for all axes, below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        with mpl.rc_context(_STYLE):
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+
+
+def refuse_other_formats(path: Path) -> None:
+    """Raises UsageError unless the name ends in .png, .svg or .pdf."""
+    if path.suffix.lower() not in _METADATA:
+        raise UsageError(f"{path}: plots are written as {', '.join(_METADATA)}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """By the path's ending; whole or not at all, and the same bytes for the same figure. Raises UsageError."""
+    refuse_other_formats(path)
+    ending = path.suffix.lower()
+    with written_whole(path) as file, mpl.rc_context(_STYLE):
+        figure.savefig(file, format=ending[1:], dpi=150, metadata=_METADATA[ending])

@@ -1,0 +1,187 @@
+"""Plots of a sweep: throughput against devices and against memory, and planners beside the exact one."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from piper_ray.report.figures import given_size_text
+from piper_ray.report.plots import style
+from piper_ray.sweep.findings import Method, Record, Scene, exact_times, method_order, slower
+from piper_ray.sweep.schema import PIPER
+
+_FEWEST_SIZES = 3
+_MOST_PANELS = 9
+_MOST_CURVES = 6
+_MOST_MARKERS = 40
+
+
+class _Quantity(NamedTuple):
+    """What a plot against devices shows."""
+
+    title: str
+    axis: str
+    of: Callable[[Record], float | None]
+
+
+_THROUGHPUT = _Quantity("throughput", "samples per second", lambda record: record.throughput)
+_PER_DEVICE = _Quantity(
+    "throughput per device",
+    "samples per second and device",
+    lambda record: None if record.throughput is None else record.throughput / record.devices,
+)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Of a curve among ``count``. ordered: the curves are steps of a quantity."""
+
+    label: str
+    index: int
+    count: int
+    ordered: bool = False
+
+    @property
+    def colour(self) -> str:
+        return style.colour(self.index, self.count, ordered=self.ordered)
+
+
+def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
+    """Each with a name for its file. A figure is of one workload, N and B; one of a single point is left out."""
+    scenes: defaultdict[Scene, list[Record]] = defaultdict(list)
+    for record in records:
+        scenes[record.scene].append(record)
+    exact_s = exact_times(records)
+    for scene, of_scene in scenes.items():
+        memories = sorted({record.memory_bytes for record in of_scene})
+        methods = sorted({record.method for record in of_scene}, key=method_order)
+        devices = sorted({record.devices for record in of_scene})
+        if len(devices) > 1:
+            yield _file_name("throughput", scene), _against_devices(scene, of_scene, _THROUGHPUT)
+            yield _file_name("per-device", scene), _against_devices(scene, of_scene, _PER_DEVICE)
+        if len(memories) >= _FEWEST_SIZES:
+            yield _file_name("memory", scene), _against_memory(scene, of_scene, methods, devices)
+        if len(devices) > 1 and any(slower(r, exact_s) for r in of_scene if r.method.planner != PIPER):
+            yield _file_name("planners", scene), _against_exact(scene, of_scene, methods, memories, exact_s)
+
+
+def _against_devices(scene: Scene, records: Sequence[Record], quantity: _Quantity) -> Figure:
+    """A panel for each memory size and a curve for each method; with one method, a curve for each size instead."""
+    memories = sorted({record.memory_bytes for record in records})
+    methods = sorted({record.method for record in records}, key=method_order)
+    title = f"{_scene_text(scene)}: {quantity.title}"
+    if len(methods) == 1:
+        figure, every = style.panels(f"{title}, {methods[0]}", [""])
+        for index, memory in enumerate(memories):
+            of_curve = [record for record in records if record.memory_bytes == memory]
+            look = _Look(given_size_text(memory), index, len(memories), ordered=True)
+            _curve(every[0], of_curve, quantity, look)
+    else:
+        shown = _spread(memories, _MOST_PANELS)
+        figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
+        for axes, memory in zip(every, shown, strict=True):
+            for index, method in enumerate(methods):
+                of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
+                _curve(axes, of_curve, quantity, _Look(str(method), index, len(methods)))
+    for axes in every:
+        style.devices_axis(axes, [record.devices for record in records])
+    _finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])
+    return figure
+
+
+def _against_memory(
+    scene: Scene, records: Sequence[Record], methods: Sequence[Method], devices: Sequence[int]
+) -> Figure:
+    """A panel for each method, a curve for some numbers of devices."""
+    shown = _spread(devices, _MOST_CURVES)
+    methods = methods[:_MOST_PANELS]
+    figure, every = style.panels(f"{_scene_text(scene)}: throughput by memory", [str(method) for method in methods])
+    for axes, method in zip(every, methods, strict=True):
+        axes.set_xlabel("GiB of memory per device")
+        for index, number in enumerate(shown):
+            of_curve = sorted(
+                (r for r in records if r.method == method and r.devices == number), key=lambda r: r.memory_bytes
+            )
+            points = [(r.memory_bytes / 2**30, r.throughput) for r in of_curve]
+            _line(axes, points, _Look(f"{number:,} devices", index, len(shown), ordered=True))
+    of_shown = [record.throughput or 0.0 for record in records if record.devices in shown]
+    _finish(figure, every, "samples per second", of_shown)
+    return figure
+
+
+def _against_exact(
+    scene: Scene,
+    records: Sequence[Record],
+    methods: Sequence[Method],
+    memories: Sequence[float],
+    exact_s: dict[tuple[Scene, int, float, str], float],
+) -> Figure:
+    """A panel for each memory size: 1 is as fast as the exact plan."""
+    shown = _spread(memories, _MOST_PANELS)
+    title = f"{_scene_text(scene)}: time per sample over the exact plan's"
+    figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
+    ratios: list[float] = []
+    for axes, memory in zip(every, shown, strict=True):
+        axes.axhline(1.0, color=style.COLOURS[0], linewidth=1.0)
+        for index, method in enumerate(methods):
+            of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
+            points = [(float(r.devices), slower(r, exact_s)) for r in of_curve]
+            ratios += [ratio for _, ratio in points if ratio is not None]
+            if method.planner != PIPER:  # in the colours of the other figures
+                _line(axes, points, _Look(str(method), index, len(methods)))
+        style.devices_axis(axes, [record.devices for record in records])
+    _finish(figure, every, "times the exact plan's time", [1.0, *ratios])
+    return figure
+
+
+def _curve(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Look) -> None:
+    """By devices. A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
+    _line(axes, [(float(r.devices), quantity.of(r)) for r in records], look)
+    none = [r.devices for r in records if quantity.of(r) is None]
+    if none:
+        height = 0.02 + 0.03 * look.index
+        axes.plot(none, [height] * len(none), "x", color=look.colour, transform=axes.get_xaxis_transform())
+    unproved = [r for r in records if r.method.planner == PIPER and r.status == "feasible"]
+    if unproved:
+        values = [quantity.of(r) or 0.0 for r in unproved]
+        axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, float | None]], look: _Look) -> None:
+    """Points without a figure leave a hole."""
+    axes.plot(
+        [x for x, _ in points],
+        [float("nan") if y is None else y for _, y in points],
+        color=look.colour,
+        marker=style.MARKERS[look.index % len(style.MARKERS)] if len(points) <= _MOST_MARKERS else "",
+        label=look.label,
+    )
+
+
+def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequence[float]) -> None:
+    for axes in every:
+        style.wide_axis(axes, values)
+    figure.supylabel(quantity, fontsize=9)
+    style.legend(figure, every[0])
+
+
+def _spread(values: Sequence[float], most: int) -> list[float]:
+    """At most so many of them, the first and the last included, evenly."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
+
+
+def _scene_text(scene: Scene) -> str:
+    return f"{scene.workload}, N = {scene.microbatches:,}, B = {given_size_text(scene.bandwidth_bytes_per_s)}/s"
+
+
+def _file_name(kind: str, scene: Scene) -> str:
+    bandwidth = re.sub(r"\s", "", given_size_text(scene.bandwidth_bytes_per_s))
+    return f"{kind}-{scene.workload}-N{scene.microbatches}-B{bandwidth}"

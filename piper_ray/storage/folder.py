@@ -1,0 +1,180 @@
+"""Where a checkpoint's files lie: a folder of this machine, or one of any filesystem that pyarrow.fs can reach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from piper_ray.storage.names import UNFINISHED
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_CREDENTIALS = re.compile(r"//[^/]*@")
+
+
+class Vanished(Exception):
+    """A driver that was at work deleted a file between its listing and its reading."""
+
+
+class Folder(Protocol):
+    """Files by name. Each method raises OSError if the storage fails."""
+
+    def names(self) -> list[str]:
+        """Of files alone: a folder within is nobody's business here."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """None if there is no such file."""
+        ...
+
+    def put(self, name: str, content: bytes, *, durable: bool) -> None:
+        """Atomic: readers find the file whole, or as it was before. durable: it outlives a power cut from now on."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """A file that is not there is no error."""
+        ...
+
+
+def shown(location: str) -> str:
+    """The location as messages may give it: without the credentials of a URI."""
+    return _CREDENTIALS.sub("//", location, count=1)
+
+
+def open_folder(location: str, filesystem: FileSystem | None = None) -> Folder:
+    """The folder at a path or URI, made if it is not there. filesystem: where ``location`` is a path in it.
+
+    Raises OSError if it cannot be had, whatever the reason.
+    """
+    if filesystem is None and not _URI.match(location):
+        return LocalFolder(_required(location))
+
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    path = location
+    if filesystem is None:
+        try:
+            filesystem, path = FileSystem.from_uri(location)
+        except ArrowException as error:
+            raise OSError(str(error)) from error
+    # Replacing a file is atomic on its own only in object stores.
+    return LocalFolder(_required(path)) if isinstance(filesystem, LocalFileSystem) else RemoteFolder(filesystem, path)
+
+
+def _required(path: str) -> str:
+    if not path.strip("/") and path != "/":
+        raise OSError("it names no folder")
+    return path
+
+
+class LocalFolder:
+    """A folder of a POSIX filesystem: a file is written under another name, brought to disk, and renamed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        if self._path.exists() and not self._path.is_dir():
+            raise NotADirectoryError("it is no folder")
+        made = [folder for folder in (self._path, *self._path.parents) if not folder.exists()]
+        self._path.mkdir(parents=True, exist_ok=True)
+        for folder in made:
+            _sync_folder(folder.parent)
+
+    def names(self) -> list[str]:
+        with os.scandir(self._path) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, content: bytes, *, durable: bool) -> None:
+        unfinished = self._path / (name + UNFINISHED)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            unfinished.replace(self._path / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync_folder(self._path)
+
+    def delete(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RemoteFolder:
+    """A folder of an object store, where a PUT is atomic and durable. Needs no rename and no exclusive creation."""
+
+    def __init__(self, filesystem: FileSystem, path: str) -> None:
+        from pyarrow import fs
+
+        self._fs = fs
+        self._filesystem = filesystem
+        self._path = _required(path).rstrip("/")
+        with _as_os_error():
+            kind = filesystem.get_file_info(self._path).type
+            if kind == fs.FileType.File:
+                raise NotADirectoryError("it is no folder")
+            if kind == fs.FileType.NotFound:
+                filesystem.create_dir(self._path, recursive=True)
+
+    def names(self) -> list[str]:
+        with _as_os_error():
+            selector = self._fs.FileSelector(self._path, allow_not_found=True)
+            found = self._filesystem.get_file_info(selector)
+        return [info.base_name for info in found if info.type == self._fs.FileType.File]
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with _as_os_error(), self._filesystem.open_input_file(f"{self._path}/{name}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, content: bytes, *, durable: bool) -> None:  # noqa: ARG002 - it always is
+        with _as_os_error(), self._filesystem.open_output_stream(f"{self._path}/{name}") as stream:
+            stream.write(content)
+
+    def delete(self, name: str) -> None:
+        with _as_os_error(), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_file(f"{self._path}/{name}")
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """pyarrow raises its own errors beside OSError."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except ArrowException as error:
+        raise OSError(str(error)) from error
+
+
+def reason(error: OSError) -> str:
+    """The first line of what the system says."""
+    text = error.strerror or str(error)
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,172 @@
+"""The parts of convolutional networks: units of convolution, batch norm and ReLU, pools, sums, concatenations.
+
+They run at t = 1: Megatron's tensor parallelism has no convolutions. Symbols: b images of a microbatch; y x x the
+picture that comes out, o its channels, i those that go in; k x l the kernel. A unit keeps what it hands on, which the
+next one reads, and what its norm reads; recomputation keeps the former only and convolves again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from piper_ray.workloads.estimate.operators import LayerKind, Node, Operator, Product, Saved, Split
+
+PICTURE = "2 b y x o"
+"""Bytes of what comes out."""
+
+LEGEND = {
+    "b": "images of a microbatch",
+    "y": "height of the picture that comes out",
+    "x": "its width",
+    "o": "its channels",
+    "i": "channels that go in",
+    "k": "height of the kernel",
+    "l": "width of the kernel",
+    "c": "classes",
+    "n": "branches that are joined",
+}
+
+
+class Network:
+    """Layers so far. Each method adds one and returns its number; ``shape`` of a number: (height, width, channels)."""
+
+    def __init__(self, images: int) -> None:
+        self.images = images
+        self.nodes: list[Node] = []
+        self.shape: list[tuple[int, int, int]] = []
+
+    def unit(
+        self,
+        source: int | None,
+        channels: int,
+        kernel: tuple[int, int],
+        *,
+        stride: int = 1,
+        same: bool = True,
+        relu: bool = True,
+        image: tuple[int, int, int] = (0, 0, 0),
+    ) -> int:
+        """Convolution without bias, batch norm, ReLU. same: padded so that only the stride shrinks the picture.
+
+        source None: reads ``image``.
+        """
+        height, width, into = image if source is None else self.shape[source]
+        shape = (_after(height, kernel[0], stride, same), _after(width, kernel[1], stride, same), channels)
+        size = f"{kernel[0]}x{kernel[1]}"
+        symbols = self._symbols(shape, i=into, k=kernel[0], l=kernel[1])
+        ending = "" if relu else "-linear"
+        operators = (
+            Operator(
+                "convolution",
+                products=(Product("b y x", "o", "i k l"),),
+                parameters="i k l o",
+                saved=(Saved(PICTURE, Split.WHOLE),),
+                backward_products=1.0 if source is None else 2.0,
+            ),
+            Operator(
+                "batch norm and ReLU" if relu else "batch norm",
+                forward_bytes="6 b y x o",
+                backward_bytes="10 b y x o",
+                parameters="2 o",
+                saved=(Saved(PICTURE, Split.WHOLE),),
+            ),
+        )
+        return self._add(
+            f"conv{size}-{into}-{channels}-{shape[0]}x{shape[1]}{ending}",
+            f"conv {size} to {channels} x {shape[0]} x {shape[1]}{'' if relu else ', linear'}",
+            symbols,
+            operators,
+            shape,
+            () if source is None else (source,),
+            recomputable=True,
+        )
+
+    def pool(self, source: int, window: int, *, stride: int = 1, same: bool = True) -> int:
+        """A maximum or mean over windows."""
+        height, width, channels = self.shape[source]
+        shape = (_after(height, window, stride, same), _after(width, window, stride, same), channels)
+        symbols = self._symbols(shape, k=window, i=stride)
+        operator = Operator(
+            "pool",
+            forward_bytes="2 b y x o + 2 b y x o i i",
+            backward_bytes="4 b y x o + 2 b y x o i i",
+            saved=(Saved(PICTURE, Split.WHOLE),),
+        )
+        key = f"pool{window}-{stride}-{channels}-{shape[0]}x{shape[1]}"
+        name = f"pool {window}x{window} to {channels} x {shape[0]} x {shape[1]}"
+        return self._add(key, name, symbols, (operator,), shape, (source,))
+
+    def add(self, first: int, second: int) -> int:
+        """The sum of two pictures, and ReLU."""
+        shape = self.shape[first]
+        operator = Operator(
+            "sum and ReLU",
+            forward_bytes="6 b y x o",
+            backward_bytes="6 b y x o",
+            saved=(Saved(PICTURE, Split.WHOLE),),
+        )
+        key = f"add-{shape[2]}-{shape[0]}x{shape[1]}"
+        name = f"add {shape[2]} x {shape[0]} x {shape[1]}"
+        return self._add(key, name, self._symbols(shape), (operator,), shape, (first, second))
+
+    def concatenate(self, sources: Sequence[int]) -> int:
+        """Channels of several pictures of one size side by side."""
+        height, width, _ = self.shape[sources[0]]
+        shape = (height, width, sum(self.shape[source][2] for source in sources))
+        operator = Operator(
+            "concatenation",
+            forward_bytes="4 b y x o",
+            backward_bytes="4 b y x o",
+            saved=(Saved(PICTURE, Split.WHOLE),),
+        )
+        key = f"concat{len(sources)}-{shape[2]}-{height}x{width}"
+        name = f"concatenate {shape[2]} x {height} x {width}"
+        return self._add(key, name, self._symbols(shape), (operator,), shape, tuple(sources))
+
+    def classifier(self, source: int, classes: int) -> int:
+        """The mean over the picture, and a linear layer with bias."""
+        shape = self.shape[source]
+        operators = (
+            Operator("mean", forward_bytes=PICTURE, backward_bytes=PICTURE, saved=(Saved("2 b o", Split.WHOLE),)),
+            Operator(
+                "classifier",
+                products=(Product("b", "c", "o"),),
+                parameters="o c + c",
+                saved=(Saved("4 b c", Split.WHOLE),),
+            ),
+        )
+        symbols = self._symbols(shape, c=classes)
+        return self._add("classifier", "classifier", symbols, operators, (1, 1, classes), (source,), output="0")
+
+    def _symbols(self, shape: tuple[int, int, int], **others: int) -> dict[str, float]:
+        return {"b": self.images, "y": shape[0], "x": shape[1], "o": shape[2], **others}
+
+    def _add(
+        self,
+        key: str,
+        name: str,
+        symbols: Mapping[str, float],
+        operators: tuple[Operator, ...],
+        shape: tuple[int, int, int],
+        inputs: tuple[int, ...],
+        *,
+        recomputable: bool = False,
+        output: str = PICTURE,
+    ) -> int:
+        kind = LayerKind(
+            key,
+            name,
+            symbols,
+            operators,
+            output,
+            checkpoint=PICTURE,
+            tensor_parallel=False,
+            recomputable=recomputable,
+        )
+        self.nodes.append(Node(kind, inputs))
+        self.shape.append(shape)
+        return len(self.nodes) - 1
+
+
+def _after(size: int, window: int, stride: int, same: bool) -> int:
+    return -(-size // stride) if same else (size - window) // stride + 1

@@ -1,0 +1,101 @@
+"""What models of text have besides their layers: embeddings, the vocabulary projection, words for a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, norm
+from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.operators import Exchange, LayerKind, Node, Operator, Product, Saved, Split
+
+
+def embedding_kind(
+    symbols: Mapping[str, float],
+    style: Style,
+    *,
+    tables: Sequence[tuple[str, str]] = (),
+    normed: bool = False,
+    key: str = "embedding",
+    name: str = "embedding",
+    tied: str = "0",
+) -> LayerKind:
+    """Rows of the vocabulary over devices, each looking up its own, summed (Megatron).
+
+    tables: further ones that each device has, as (name, parameters). normed: a norm follows. tied: as in LayerKind.
+    """
+    operators = [
+        Operator(
+            "token embedding",
+            forward_bytes="4 s b h",
+            backward_bytes="6 s b h",
+            split=Split.SEQUENCE,
+            parameters="V h",
+            saved=(Saved("8 s b", Split.WHOLE),),
+        )
+    ]
+    operators += [
+        Operator(
+            table,
+            forward_bytes="4 s b h",
+            backward_bytes="2 s b h",
+            split=Split.SEQUENCE,
+            parameters=parameters,
+            parameters_split=Split.WHOLE,
+        )
+        for table, parameters in tables
+    ]
+    if normed:
+        operators.append(norm(style))
+    if style.dropout:
+        operators.append(dropout())
+    exchange = Exchange("embedding", HIDDEN, backward=0.0)
+    return LayerKind(key, name, symbols, tuple(operators), HIDDEN, exchanges=(exchange,), tied=tied)
+
+
+def dropout() -> Operator:
+    """Dropout of the hidden activations by itself."""
+    return Operator(
+        "dropout",
+        forward_bytes="5 s b h",
+        backward_bytes="5 s b h",
+        split=Split.SEQUENCE,
+        saved=(Saved("s b h", Split.SEQUENCE),),
+    )
+
+
+def head_kind(
+    symbols: Mapping[str, float], style: Style, *, tied: bool, before: Sequence[Operator] | None = None
+) -> LayerKind:
+    """Vocabulary projection divided by columns, and the loss on logits in fp32; ``before`` it: a norm if not said.
+
+    tied: the projection's weights are the embedding's.
+    """
+    operators = (
+        *([norm(style, "last norm")] if before is None else before),
+        Operator(
+            "vocabulary projection",
+            products=(Product("s b", "V", "h", divided="columns"),),
+            parameters="h V",
+            saved=(Saved(HIDDEN, Split.SEQUENCE),),
+        ),
+        Operator("loss", forward_bytes="8 s b V", backward_bytes="6 s b V", saved=(Saved("4 s b V", Split.TENSOR),)),
+    )
+    return LayerKind(
+        "head",
+        "vocabulary projection",
+        symbols,
+        operators,
+        output="0",
+        exchanges=(Exchange("input of the projection", HIDDEN, forward=0.0),),
+        tied="h V" if tied else "0",
+    )
+
+
+def chain(*kinds: LayerKind) -> tuple[Node, ...]:
+    """Layers that each read the one before."""
+    return tuple(Node(kind, (index - 1,) if index else ()) for index, kind in enumerate(kinds))
+
+
+def sequences_text(microbatch: Microbatch) -> str:
+    """A microbatch in words."""
+    return f"{microbatch.samples:,} sequence{'s' if microbatch.samples > 1 else ''} of {microbatch.tokens:,} tokens"

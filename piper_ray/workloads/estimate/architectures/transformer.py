@@ -1,0 +1,223 @@
+"""The parts of transformer layers, with Megatron's tensor parallelism (Shoeybi et al. 2019; Narayanan et al. 2021).
+
+Symbols: s tokens of a sample, b samples of a microbatch, h width, a heads, g key-value heads, d size of a head,
+f inner width of the feed-forward part, z tokens of
+another tensor that attention looks at. Activations have 2 bytes a number, dropout
+masks 1. With GPT's shape (f = 4h, a d = h, g = a) what is saved sums to s b h (34 + 5 a s / h), the published figure
+(Korthikanti et al. 2022, equation 1); its parts are named there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from piper_ray.workloads.estimate.operators import Exchange, Operator, Product, Saved, Split
+
+HIDDEN = "2 s b h"
+"""Bytes of the activations between layers."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the layers of a model are made.
+
+    fused: attention as one kernel that keeps no scores (FlashAttention); selective recomputation then makes the
+    outputs of norms and activation functions again. Otherwise it is that of Korthikanti et al.: the attention core.
+    norm_parameters: of one norm. gated: SwiGLU and the like, with two inner projections.
+    """
+
+    fused: bool = True
+    causal: bool = True
+    norm_parameters: str = "2 h"
+    bias: bool = True
+    query_bias: bool = True
+    gated: bool = False
+    dropout: bool = False
+    rotary: bool = False
+    query_norm: str = "0"
+
+
+def norm(style: Style, name: str = "norm") -> Operator:
+    """Layer norm or RMS norm of the hidden activations."""
+    return Operator(
+        name,
+        forward_bytes="4 s b h",
+        backward_bytes="6 s b h",
+        split=Split.SEQUENCE,
+        parameters=style.norm_parameters,
+        parameters_split=Split.WHOLE,
+        saved=(Saved(HIDDEN, Split.SEQUENCE),),
+        cheap=style.fused,
+    )
+
+
+def residual(style: Style, name: str, biases: str = "h") -> Operator:
+    """Biases of the parts before it, dropout and the sum with the residual stream."""
+    return Operator(
+        name,
+        forward_bytes="7 s b h" if style.dropout else "6 s b h",
+        backward_bytes="5 s b h" if style.dropout else "4 s b h",
+        split=Split.SEQUENCE,
+        parameters=biases if style.bias else "0",
+        parameters_split=Split.WHOLE,
+        saved=(Saved("s b h", Split.SEQUENCE),) if style.dropout else (),
+    )
+
+
+def attention(style: Style) -> tuple[Operator, ...]:
+    """Attention of s tokens to themselves, without its norm and residual."""
+    query_bias = " + a d + 2 g d" if style.query_bias else ""
+    query = Operator(
+        "queries, keys, values",
+        products=(Product("s b", "a d + 2 g d", "h", divided="columns"),),
+        parameters=f"h a d + 2 h g d{query_bias}",
+        saved=(
+            Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+            Saved("2 s b a d + 4 s b g d", Split.TENSOR),
+        ),
+    )
+    turned = []
+    if style.rotary or style.query_norm != "0":
+        turned = [
+            Operator(
+                "rotary positions" if style.rotary else "query and key norms",
+                forward_bytes="4 s b a d + 4 s b g d",
+                backward_bytes="4 s b a d + 4 s b g d",
+                parameters=style.query_norm,
+                parameters_split=Split.WHOLE,
+            )
+        ]
+    return (query, *turned, *core(style), attention_output())
+
+
+def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "") -> tuple[Operator, ...]:
+    """Scores of s queries and ``keys``, softmax, the weighted sum of values (whose size may not be that of keys)."""
+    scores = f"a s {keys} b"
+    if style.fused:
+        half = "0.5 " if style.causal else ""
+        return (
+            Operator(
+                f"{prefix}attention core, fused",
+                products=(
+                    Product("s", keys, "d", f"{half}b a", "count"),
+                    Product("s", value_size, keys, f"{half}b a", "count"),
+                ),
+                backward_products=2.5,  # the scores are made again
+                forward_bytes=f"4 s b a d + 4 {keys} b g d",
+                backward_bytes=f"8 s b a d + 8 {keys} b g d",
+                on_chip=True,
+                saved=(Saved("4 s b a", Split.TENSOR),),  # the softmax's denominators
+            ),
+        )
+    dropped = (
+        Operator(
+            f"{prefix}dropout of scores",
+            forward_bytes=f"5 {scores}",
+            backward_bytes=f"5 {scores}",
+            saved=(Saved(f"3 {scores}", Split.TENSOR, cheap=True),),
+            cheap=True,
+        ),
+    )
+    return (
+        Operator(f"{prefix}scores", products=(Product("s", keys, "d", "b a", "count"),), cheap=True),
+        Operator(
+            f"{prefix}softmax",
+            forward_bytes=f"4 {scores}",
+            backward_bytes=f"6 {scores}",
+            saved=(Saved(f"2 {scores}", Split.TENSOR, cheap=True),),
+            cheap=True,
+        ),
+        *(dropped if style.dropout else ()),
+        Operator(f"{prefix}weighted values", products=(Product("s", value_size, keys, "b a", "count"),), cheap=True),
+    )
+
+
+def cross_attention(style: Style) -> tuple[Operator, ...]:
+    """Attention of s tokens to the z tokens of another tensor, without its norm and residual."""
+    style = replace(style, causal=False)
+    return (
+        Operator(
+            "cross queries",
+            products=(Product("s b", "a d", "h", divided="columns"),),
+            parameters="h a d",
+            saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused), Saved("2 s b a d", Split.TENSOR)),
+        ),
+        Operator(
+            "cross keys and values",
+            products=(Product("z b", "2 g d", "h", divided="columns"),),
+            parameters="2 h g d",
+            saved=(Saved("2 z b h", Split.SEQUENCE), Saved("4 z b g d", Split.TENSOR)),
+        ),
+        *core(style, keys="z", prefix="cross "),
+        attention_output("cross "),
+    )
+
+
+def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
+    """The projection of the heads' values back to the width."""
+    return Operator(
+        f"{prefix}attention output",
+        products=(Product("s b", "h", f"a {value_size}", divided="depth"),),
+        parameters=f"h a {value_size}",
+        saved=(Saved(f"2 s b a {value_size}", Split.TENSOR),),
+    )
+
+
+def feed_forward(style: Style, inner: str = "f", input_saved: bool = True) -> tuple[Operator, ...]:
+    """The feed-forward part without its norm and residual; ``inner``: the symbol of its inner width."""
+    f = inner
+    into = "2" if style.gated else "1"
+    return (
+        Operator(
+            "feed-forward in",
+            products=(Product("s b", f"{into} {f}", "h", divided="columns"),),
+            parameters=f"{into} h {f}" + (f" + {into} {f}" if style.bias else ""),
+            saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused),) if input_saved else (),
+        ),
+        Operator(
+            "activation function",
+            forward_bytes=f"6 s b {f}" if style.gated else f"4 s b {f}",
+            backward_bytes=f"10 s b {f}" if style.gated else f"6 s b {f}",
+            saved=(Saved(f"{'4' if style.gated else '2'} s b {f}", Split.TENSOR),),
+            cheap=style.fused,
+        ),
+        Operator(
+            "feed-forward out",
+            products=(Product("s b", "h", f, divided="depth"),),
+            parameters=f"h {f}",
+            saved=(Saved(f"2 s b {f}", Split.TENSOR, cheap=style.fused),),
+        ),
+    )
+
+
+def all_reduce(name: str) -> Exchange:
+    """After a part whose last product is divided by depth forwards, and before its first one backwards."""
+    return Exchange(name, HIDDEN)
+
+
+def block(style: Style) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
+    """A whole layer: norm, attention, residual, norm, feed-forward, residual."""
+    operators: Sequence[Operator] = (
+        norm(style, "norm before attention"),
+        *attention(style),
+        residual(style, "residual after attention"),
+        norm(style, "norm before feed-forward"),
+        *feed_forward(style),
+        residual(style, "residual after feed-forward"),
+    )
+    return tuple(operators), (all_reduce("attention"), all_reduce("feed-forward"))
+
+
+def parallel_block(style: Style, norms: int) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
+    """Attention and feed-forward part side by side, on the outputs of one norm or of one each; one sum, one exchange.
+
+    GPT-NeoX has two norms, ViT-22B (Dehghani et al. 2023) one.
+    """
+    operators = (
+        *(norm(style, "norm" if norms == 1 else f"norm {index + 1}") for index in range(norms)),
+        *attention(style),
+        *feed_forward(style, input_saved=norms > 1),
+        residual(style, "residual", biases="2 h"),
+    )
+    return operators, (all_reduce("attention and feed-forward"),)

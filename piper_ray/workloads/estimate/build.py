@@ -1,0 +1,141 @@
+"""From a model and a cluster to an instance that can be planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from piper_ray.model import limits
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.workloads.estimate.config import Model
+from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.estimate.memory import transient_bytes
+from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
+
+    nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
+    fused: attention as one kernel. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
+    offload: activations in host memory as a further choice.
+    """
+
+    nodes: int
+    gpus_per_node: int | None = None
+    tokens: int | None = None
+    samples: int | None = None
+    batch: int | None = None
+    fused: bool = True
+    zero_shards: int = 1
+    offload: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links."""
+
+    instance: Instance
+    architecture: Architecture
+    setting: Setting
+    modes: dict[str, tuple[Mode, ...]]
+    devices: int
+    one_node: bool
+
+    def costs(self, kind: LayerKind, mode: Mode) -> Costs:
+        return costs_of(kind, mode, self.setting)
+
+
+def estimate(model: Model, hardware: Hardware, gpu_key: str, request: Request) -> Estimate:
+    """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
+    gpu = hardware.gpu(gpu_key)
+    per_node = request.gpus_per_node or gpu.gpus_per_node
+    devices = request.nodes * per_node
+    if devices > limits.DEVICES:
+        raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
+    samples, batch = request.samples or model.samples, request.batch or model.batch
+    if batch % samples:
+        raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
+    microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
+    architecture = model.architecture(microbatch)
+    degrees = degrees_of(architecture.kinds, per_node)
+    modes = {
+        kind.key: tuple(
+            mode for t in degrees[kind.key] for mode in modes_of(kind, t, request.zero_shards, request.offload)
+        )
+        for kind in architecture.kinds
+    }
+    setting = Setting(
+        gpu=gpu,
+        training=hardware.training,
+        microbatches=batch // samples,
+        bytes_per_s=planner_bytes_per_s(gpu, request.nodes),
+        workspace_bytes=_workspace_bytes(architecture.kinds, modes),
+        largest_degree=max(t for of_kind in degrees.values() for t in of_kind),
+    )
+    if setting.workspace_bytes >= gpu.memory_bytes:
+        raise UsageError(
+            f"recomputing one layer takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has; expected a "
+            "smaller --microbatch or fewer --tokens"
+        )
+    instance = _instance(architecture, modes, setting, devices)
+    return Estimate(instance, architecture, setting, modes, devices, request.nodes == 1)
+
+
+def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
+    """B: both directions of the link that each GPU has to others: the network's, or the node's where there is one node.
+
+    The planner's formulas count what goes out and what comes in, so B counts both directions too.
+    """
+    if nodes == 1:
+        return 2.0 * gpu.link_bytes_per_s * gpu.link_fraction
+    return 2.0 * gpu.network_bytes_per_s * gpu.network_fraction
+
+
+def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:
+    """What any layer needs while it is recomputed at its largest degree, in the mode that needs most."""
+    needed = [0.0]
+    for kind in kinds:
+        largest = max(mode.degree for mode in modes[kind.key])
+        needed += [transient_bytes(kind, mode) for mode in modes[kind.key] if mode.degree == largest]
+    return max(needed)
+
+
+def _instance(
+    architecture: Architecture, modes: dict[str, tuple[Mode, ...]], setting: Setting, devices: int
+) -> Instance:
+    nodes = architecture.nodes
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, node in enumerate(nodes):
+        for source in node.inputs:
+            readers[source].append(index)
+    output = [node.kind.value(node.kind.output) for node in nodes]
+    costs = {(kind.key, mode): costs_of(kind, mode, setting) for kind in architecture.kinds for mode in modes[kind.key]}
+    layers = []
+    for index, node in enumerate(nodes):
+        arriving = {source: output[source] for source in node.inputs}
+        leaving = dict.fromkeys(readers[index], output[index])
+        tmpcs: dict[int, tuple[Tmpc, ...]] = {}
+        for mode in modes[node.kind.key]:
+            tmpc = tmpc_of(costs[node.kind.key, mode], mode, setting, arriving, leaving)
+            tmpcs[mode.degree] = (*tmpcs.get(mode.degree, ()), tmpc)
+        layers.append(Layer(index, node.kind.name, tmpcs))
+    edges = tuple(
+        Edge(source, index, float(round(edge_bytes(output[source], setting))))
+        for index, node in enumerate(nodes)
+        for source in node.inputs
+    )
+    return Instance(
+        layers=tuple(layers),
+        edges=edges,
+        devices=devices,
+        microbatches=setting.microbatches,
+        memory_bytes=float(int(setting.gpu.memory_bytes - setting.workspace_bytes)),
+        bandwidth_bytes_per_s=setting.bytes_per_s,
+        name=architecture.name,
+    )

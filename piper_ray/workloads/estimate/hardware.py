@@ -1,0 +1,136 @@
+"""The table of hardware (``hardware.toml``), which a user's own file can add to or correct."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.formats.documents import parse_toml, read_text
+from piper_ray.workloads.formats.faults import Faults, path_of
+from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
+from piper_ray.workloads.formats.units import OnNote, doubtful
+
+_RATE = "a rate > 0, such as 300GB/s"
+_FRACTION_WORDS = "a share > 0 and at most 1"
+_Fraction = Annotated[float, Field(strict=True, gt=0.0, le=1.0, description=_FRACTION_WORDS)]
+
+_SIZES = {
+    "memory_bytes": "",
+    "memory_bytes_per_s": "/s",
+    "link_bytes_per_s": "/s",
+    "network_bytes_per_s": "/s",
+    "host_bytes_per_s": "/s",
+}
+"""Fields of a GPU, and what their unit ends in."""
+
+
+class Training(Closed):
+    """Bytes that training keeps for each parameter, besides activations."""
+
+    weight_bytes: Figure = Field(description="bytes >= 0")
+    gradient_bytes: Figure = Field(description="bytes >= 0")
+    optimizer_bytes: Figure = Field(description="bytes >= 0")
+
+
+class Gpu(Closed):
+    """One kind of GPU in its node; see hardware.toml for what each constant means. Rates are in one direction."""
+
+    name: str = Field(description="a text")
+    memory_bytes: PositiveSize = Field(alias="memory", description="a size > 0, such as 80GB")
+    matrix_flop_per_s: Positive = Field(alias="matrix", description="FLOP/s > 0")
+    matrix_fraction: _Fraction
+    edge: Figure = Field(description="a number >= 0")
+    depth_edge: Figure = Field(description="a number >= 0")
+    memory_bytes_per_s: PositiveRate = Field(alias="memory_bandwidth", description=_RATE)
+    memory_fraction: _Fraction
+    link: str = Field(description="a text")
+    link_bytes_per_s: PositiveRate = Field(alias="link_bandwidth", description=_RATE)
+    link_fraction: _Fraction
+    link_latency_s: Figure = Field(alias="link_latency", description="seconds >= 0")
+    mesh: bool = Field(default=False, description="true or false")
+    network_bytes_per_s: PositiveRate = Field(alias="network_bandwidth", description=_RATE)
+    network_fraction: _Fraction
+    host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
+    host_fraction: _Fraction
+    gpus_per_node: Degree = Field(description="a whole number >= 1")
+
+    def ring_bytes_per_s(self, degree: int) -> float:
+        """What a ring of ``degree`` GPUs of a node carries in one direction."""
+        return self.link_bytes_per_s * self.link_fraction * (max(1, degree - 1) if self.mesh else 1)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The whole table. ``key`` of a GPU is what ``--gpu`` takes."""
+
+    gpus: Mapping[str, Gpu]
+    training: Training
+
+    def gpu(self, key: str) -> Gpu:
+        """The GPU of that key, in any case. Raises UsageError."""
+        for known, gpu in self.gpus.items():
+            if known.lower() == key.lower():
+                return gpu
+        raise UsageError(f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)")
+
+
+def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005
+    """Our table, with that of ``path`` over it. on_note: hears of sizes and rates that most likely lack their unit.
+
+    Raises InputError with every fault found.
+    """
+    text = files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8")
+    table = parse_toml("hardware.toml", text)
+    if path is None:
+        return _read("hardware.toml", table)
+    hardware = _read(str(path), _over(table, parse_toml(str(path), read_text(str(path)))))
+    for key, gpu in hardware.gpus.items():
+        for name, per_second in _SIZES.items():
+            doubt = doubtful(getattr(gpu, name), per_second, with_units=True)
+            if doubt is not None:
+                on_note(f"{path}: {path_of('gpus', key, str(Gpu.model_fields[name].alias))}: {doubt}")
+    return hardware
+
+
+def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = below.get(key)
+        merged[key] = _over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _read(source: str, table: Mapping[str, object]) -> Hardware:
+    faults = Faults()
+    for key in table.keys() - {"gpus", "training"}:
+        faults.at(path_of("", key), "unknown key; expected gpus or training")
+    training = faults.model(Training, table.get("training"), "training")
+    listed = table.get("gpus")
+    if not isinstance(listed, Mapping):
+        faults.at("gpus", "not a table; expected a table of GPUs")
+        listed = {}
+    read = {key: faults.model(Gpu, _based(key, listed, faults), path_of("gpus", key)) for key in listed}
+    if faults or training is None:
+        raise InputError(source, faults.found)
+    return Hardware({key: gpu for key, gpu in read.items() if gpu is not None}, training)
+
+
+def _based(key: str, listed: Mapping[str, object], faults: Faults) -> object:
+    """The entry over its base's."""
+    entry, seen = listed[key], {key}
+    while isinstance(entry, Mapping) and "base" in entry:
+        base = entry["base"]
+        if not isinstance(base, str) or base not in listed or base in seen:
+            faults.at(path_of("gpus", key, "base"), f"expected another GPU of the table: {', '.join(listed)}")
+            return {name: value for name, value in entry.items() if name != "base"}
+        seen.add(base)
+        below = listed[base]
+        own = {name: value for name, value in entry.items() if name != "base"}
+        entry = {**below, **own} if isinstance(below, Mapping) else own
+    return entry

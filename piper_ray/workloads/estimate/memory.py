@@ -1,0 +1,59 @@
+"""Bytes on each device: the state of parameters, what a microbatch in flight keeps, what recomputing needs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from piper_ray.workloads.estimate.hardware import Training
+from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.operators import LayerKind, Saved, Split
+
+
+def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Parameters that each device holds."""
+    return sum(
+        kind.value(operator.parameters) / operator.parameters_split.parts(mode.degree, mode.sequence_parallel)
+        for operator in kind.operators
+    )
+
+
+def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
+    """Weights, gradients and optimizer state; the last is shared by ``mode.zero_shards`` replicas (ZeRO-1)."""
+    optimizer = training.optimizer_bytes / mode.zero_shards
+    return parameters_on_device(kind, mode) * (training.weight_bytes + training.gradient_bytes + optimizer)
+
+
+def kept_bytes(kind: LayerKind, mode: Mode) -> float:
+    """What a microbatch keeps between its forward and its backward pass, wherever that is.
+
+    Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what is
+    cheap to make again.
+    """
+    if mode.recomputation is Recomputation.FULL:
+        return kind.value(kind.checkpoint) / Split.SEQUENCE.parts(mode.degree, mode.sequence_parallel)
+    selective = mode.recomputation is Recomputation.SELECTIVE
+    return _saved_bytes(kind, mode, (saved for saved in _all_saved(kind) if not (selective and saved.cheap)))
+
+
+def transient_bytes(kind: LayerKind, mode: Mode) -> float:
+    """What is needed beyond that while the layer's backward pass runs, once per device and not per microbatch.
+
+    Recomputation: all that was not kept. Offload: a layer's activations in use while the next ones come.
+    """
+    dropped = _saved_bytes(kind, mode, _all_saved(kind)) - kept_bytes(kind, mode)
+    if mode.recomputation is Recomputation.FULL:
+        dropped = _saved_bytes(kind, mode, _all_saved(kind))
+    return dropped + (2.0 * kept_bytes(kind, mode) if mode.offload else 0.0)
+
+
+def activation_bytes(kind: LayerKind, mode: Mode) -> float:
+    """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
+    return 0.0 if mode.offload else kept_bytes(kind, mode)
+
+
+def _all_saved(kind: LayerKind) -> Iterable[Saved]:
+    return (saved for operator in kind.operators for saved in operator.saved)
+
+
+def _saved_bytes(kind: LayerKind, mode: Mode, listed: Iterable[Saved]) -> float:
+    return sum(kind.value(saved.bytes) / saved.split.parts(mode.degree, mode.sequence_parallel) for saved in listed)

@@ -1,0 +1,148 @@
+"""What a layer does, operator by operator, before anything is divided over devices. Plain data; formulas are texts.
+
+``Split`` says what t tensor-parallel devices do with a figure: the parts of a Megatron layer that tensor parallelism
+divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Korthikanti et al. 2022), and the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from piper_ray.workloads.estimate.formulas import evaluate
+
+
+class Split(Enum):
+    """TENSOR: each of t devices has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all."""
+
+    WHOLE = "whole"
+    SEQUENCE = "sequence"
+    TENSOR = "tensor"
+
+    def parts(self, degree: int, sequence_parallel: bool) -> int:
+        """By how many a figure is divided."""
+        return degree if self is Split.TENSOR or (self is Split.SEQUENCE and sequence_parallel) else 1
+
+
+@dataclass(frozen=True)
+class Product:
+    """``count`` products of a rows x depth with a depth x columns matrix.
+
+    divided: the side that t devices divide; "tokens" is rows with sequence parallelism and nothing without.
+    """
+
+    rows: str
+    columns: str
+    depth: str
+    count: str = "1"
+    divided: Literal["tokens", "columns", "depth", "count"] | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Bytes kept from the forward for the backward pass. ``cheap``: selective recomputation makes them again."""
+
+    bytes: str
+    split: Split
+    cheap: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One step of a layer. forward_bytes, backward_bytes: through the device's memory, besides the products'.
+
+    parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
+    products is done in the backward pass: twice, for the gradients of both operands.
+    cheap: selective recomputation does it again. on_chip: operands and results of its products do not go through the
+    device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
+    """
+
+    name: str
+    products: tuple[Product, ...] = ()
+    forward_bytes: str = "0"
+    backward_bytes: str = "0"
+    split: Split = Split.TENSOR
+    parameters: str = "0"
+    parameters_split: Split = Split.TENSOR
+    saved: tuple[Saved, ...] = ()
+    backward_products: float = 2.0
+    cheap: bool = False
+    on_chip: bool = False
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What t devices tell each other in a pass: ``bytes`` of a whole tensor, all-reduced so many times.
+
+    With sequence parallelism each all-reduce becomes a reduce-scatter and an all-gather, which take a ring as long.
+    experts: tokens on their way to and from experts; with sequence parallelism an all-to-all of ``expert_bytes``.
+    """
+
+    name: str
+    bytes: str
+    forward: float = 1.0
+    backward: float = 1.0
+    expert_bytes: str = ""
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A kind of layer: all layers of a kind have the same figures.
+
+    key: a short label. output: bytes it hands to each layer that reads it. checkpoint: bytes that full recomputation
+    keeps, as a rule the tensors it reads. heads: what a tensor-parallel degree must divide; a layer without heads runs
+    at any degree that others have. tensor_parallel: False for what runs at t = 1 only. recomputable: whether
+    recomputing it is offered. tied: parameters that another layer has too and that are counted there.
+    """
+
+    key: str
+    name: str
+    symbols: Mapping[str, float]
+    operators: tuple[Operator, ...]
+    output: str
+    checkpoint: str = "0"
+    exchanges: tuple[Exchange, ...] = ()
+    heads: tuple[int, ...] = ()
+    tensor_parallel: bool = True
+    recomputable: bool = False
+    tied: str = "0"
+
+    def value(self, formula: str) -> float:
+        return evaluate(formula, self.symbols)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are learned, those of tied weights included."""
+        return round(sum(self.value(operator.parameters) for operator in self.operators))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A layer of the graph: its kind and the indices of the layers that it reads."""
+
+    kind: LayerKind
+    inputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model at a given microbatch: its layers in an order in which each reads earlier ones only.
+
+    legend: what the symbols of the formulas stand for. sample: a microbatch in words.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    sample: str
+    legend: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """The model's parameter count, tied weights counted once."""
+        return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in self.nodes)
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        return tuple({node.kind.key: node.kind for node in self.nodes}.values())

@@ -1,0 +1,414 @@
+"""Throughput inputs of dnn-partitioning (https://github.com/msr-fiddle/dnn-partitioning), read and written.
+
+The inputs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (Tarnawski et al., NeurIPS 2020). Their
+model has devices of one kind beside CPUs, no replication and no tensor parallelism, and counts time only. So:
+
+- Nodes of one ``colorClass`` share a device: they are one layer, forward and backward ones alike. So are classes that
+  would otherwise wait for one another in a circle; a note says which.
+- Edges between forward nodes say which layer comes first. Those between backward nodes say the same turned round: as
+  the backward pass runs. Files at the level of layers draw them as the forward pass runs; what fits the forward edges
+  is taken, a note says so, and what fits neither way is refused.
+- p = the sum of ``fpgaLatency``, in ms; b = the sum of ``size``; a = w = 0; one TMPC, at t = 1. K = ``maxFPGAs``,
+  M = ``maxSizePerFPGA``. N is K unless given (no fewer would allow K stages), B is 1 GB/s unless given.
+- ``cost`` is the time that a node's output takes: paid once on its own device if any other needs it, and once on each
+  that does. So a node that sends to several layers becomes a ``Tensor`` with these ends, of ``cost`` times B bytes;
+  plans do not depend on B. Between two layers with an edge the edge carries it: ours costs 2 c / B, so c is half.
+- CPUs are not taken: ``maxCPUs`` and ``cpuLatency`` are passed over, and a node that only CPUs can run is refused.
+- Weights are not known, so replicas would synchronise for nothing: ``--no-data-parallel`` is their model.
+
+What we add and they pass over: ``bandwidth`` and ``mbsInBatch``, so that what is written here reads back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.fields import FIGURE_WORDS, ID_WORDS, Cluster, Figure, LayerId, Open, read_cluster
+from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
+
+KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
+TMPC_ID = "vanilla"
+
+_PATHS = {
+    "devices": "maxFPGAs",
+    "microbatches": "mbsInBatch",
+    "memory_bytes": "maxSizePerFPGA",
+    "bandwidth_bytes_per_s": "bandwidth",
+}
+_BANDWIDTH_BYTES_PER_S = 1e9
+_MS = 1e-3
+_COST_TOLERANCE = 1e-6  # absolute, as upstream's reader has it
+_SHOWN = 20  # classes of a circle
+_FLAG_WORDS = "true, false, 0 or 1"
+
+
+class _Node(Open):
+    id: LayerId = Field(description=ID_WORDS)
+    name: str | None = Field(default=None, description="a text")
+    supportedOnFpga: bool | int = Field(description=_FLAG_WORDS)
+    fpgaLatency: Figure = Field(description=FIGURE_WORDS)
+    isBackwardNode: bool | int = Field(description=_FLAG_WORDS)
+    colorClass: int | None = Field(default=None, description=ID_WORDS)
+    size: Figure = Field(default=0.0, description=FIGURE_WORDS)
+
+
+class _Edge(Open):
+    sourceId: LayerId = Field(description="the id of a node")
+    destId: LayerId = Field(description="the id of a node")
+    cost: Figure = Field(description=FIGURE_WORDS)
+
+
+def read_dnn_partitioning(
+    document: Mapping[str, object], overrides: Cluster, name: str, faults: Faults
+) -> Instance | None:
+    """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
+    given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
+    given.setdefault("bandwidth_bytes_per_s", ("bandwidth", _BANDWIDTH_BYTES_PER_S))
+    devices = overrides.devices or document.get("maxFPGAs")
+    given.setdefault("microbatches", ("maxFPGAs", devices))
+    cluster = read_cluster(given, _PATHS, overrides, faults, units=False)
+    lists = [document.get("nodes"), document.get("edges", [])]
+    for key, value in zip(("nodes", "edges"), lists, strict=True):
+        if not isinstance(value, (list, tuple)):
+            faults.at(key, f"not a list ({shown(value)}); expected a list")
+    raw_nodes, raw_edges = (value if isinstance(value, (list, tuple)) else [] for value in lists)
+    if not check_size(len(raw_nodes), len(raw_edges), faults, "nodes", "edges"):
+        return None
+    nodes = _read_nodes(raw_nodes, faults)
+    edges = [edge for i, raw in enumerate(raw_edges) if (edge := faults.model(_Edge, raw, f"edges[{i}]")) is not None]
+    edges = list(
+        {(edge.sourceId, edge.destId, edge.cost): edge for edge in edges}.values()
+    )  # a set, as upstream has it
+    if not faults:
+        _check(nodes, edges, faults)
+    if faults:
+        return None
+    return _instance(nodes, edges, cluster, str(document.get("name", name)), faults)
+
+
+def _read_nodes(raw: Sequence[object], faults: Faults) -> list[_Node]:
+    nodes = []
+    for index, item in enumerate(raw):
+        node = faults.model(_Node, item, f"nodes[{index}]")
+        if node is None:
+            continue
+        if not node.supportedOnFpga:
+            faults.at(
+                f"nodes[{index}].supportedOnFpga",
+                f"node {node.id} runs on CPUs only, which would be lost; expected nodes that an accelerator can run",
+            )
+        nodes.append(node)
+    return nodes
+
+
+def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> None:
+    ids = [NamedId(node.id, f"nodes[{index}].id") for index, node in enumerate(nodes)]
+    named = [NamedEdge(edge.sourceId, edge.destId, f"edges[{index}]") for index, edge in enumerate(edges)]
+    check_graph(ids, named, faults, "edges")
+    backward = {node.id: bool(node.isBackwardNode) for node in nodes}
+    cost_of: dict[int, float] = {}
+    for index, edge in enumerate(edges):
+        if backward.get(edge.sourceId) and not backward.get(edge.destId, True):
+            faults.at(
+                f"edges[{index}]",
+                f"runs from backward node {edge.sourceId} to forward node {edge.destId}; expected none that does",
+            )
+        if abs(cost_of.setdefault(edge.sourceId, edge.cost) - edge.cost) > _COST_TOLERANCE:
+            faults.at(
+                f"edges[{index}].cost",
+                f"{edge.cost}, but node {edge.sourceId} has an edge of {cost_of[edge.sourceId]}; "
+                "expected one cost for all edges of a node",
+            )
+
+
+def _instance(
+    nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Cluster, name: str, faults: Faults
+) -> Instance | None:
+    classes = _Classes.of(nodes)
+    arcs = _arcs(classes, edges, faults)
+    if arcs is None:
+        return None
+    group_of, notes = _without_circles(classes, arcs)
+    members: dict[int, list[_Node]] = {}
+    for node in nodes:
+        members.setdefault(group_of[node.id], []).append(node)
+    drawn = {(group_of[one], group_of[other]) for one, other in arcs.pairs if group_of[one] != group_of[other]}
+    layer_id = {
+        group: min((node.id for node in of_group if not node.isBackwardNode), default=of_group[0].id)
+        for group, of_group in members.items()
+    }
+    assert cluster.bandwidth_bytes_per_s is not None
+    sent = _sent_bytes(nodes, edges, group_of, cluster.bandwidth_bytes_per_s * _MS)
+    links = []
+    for tail, head in sorted(drawn, key=lambda ends: (layer_id[ends[0]], layer_id[ends[1]])):
+        # An edge is charged twice what it carries, forwards and backwards together.
+        links.append(Edge(layer_id[tail], layer_id[head], sum(sent.pop(frozenset((tail, head)), (0.0, 0.0))) / 2.0))
+    tensors = [
+        Tensor(tuple(sorted(layer_id[group] for group in ends)), forward, backward)
+        for ends, (forward, backward) in sent.items()
+        if forward + backward > 0.0
+    ]
+    layers = []
+    for group in _forward_order(members, drawn):
+        layer = layer_id[group]
+        first = next(node for node in members[group] if node.id == layer)
+        tmpc = Tmpc(
+            TMPC_ID,
+            sum(node.fpgaLatency for node in members[group]) * _MS,
+            0.0,
+            0.0,
+            sum(node.size for node in members[group]),
+        )
+        layers.append(Layer(layer, str(layer) if first.name is None else first.name, {1: (tmpc,)}))
+    return Instance(
+        tuple(layers),
+        tuple(links),
+        name=name,
+        tensors=tuple(sorted(tensors, key=lambda tensor: tensor.layers)),
+        notes=(*arcs.notes, *notes),
+        **vars(cluster),
+    )
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Colour classes, each under the id of its first node. forward: those with a forward node."""
+
+    of_node: Mapping[int, int]
+    backward: Mapping[int, bool]
+    forward: frozenset[int]
+
+    @classmethod
+    def of(cls, nodes: Sequence[_Node]) -> _Classes:
+        first_of_class: dict[int, int] = {}
+        of_node = {
+            node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
+            for node in nodes
+        }
+        forward = frozenset(of_node[node.id] for node in nodes if not node.isBackwardNode)
+        return cls(of_node, {node.id: bool(node.isBackwardNode) for node in nodes}, forward)
+
+
+@dataclass(frozen=True)
+class _Arcs:
+    """pairs: which class must not come behind which, in the direction of the forward pass."""
+
+    pairs: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...]
+
+
+def _arcs(classes: _Classes, edges: Sequence[_Edge], faults: Faults) -> _Arcs | None:
+    """Forward edges as they are. Backward ones are drawn as the backward pass runs or, in some files, as the forward
+    pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
+    """
+    forward: list[tuple[int, int]] = []
+    backward: list[tuple[int, int]] = []  # as the backward pass runs, turned round
+    for edge in edges:
+        ends = classes.of_node[edge.sourceId], classes.of_node[edge.destId]
+        if ends[0] == ends[1]:
+            continue
+        if classes.backward[edge.sourceId]:
+            backward.append((ends[1], ends[0]))
+        elif not classes.backward[edge.destId]:
+            forward.append(ends)
+    # A class of backward nodes alone has no place in the forward pass that its edges could contradict.
+    telling = [ends for ends in backward if classes.forward.issuperset(ends)]
+    circles = _circles(forward)
+    if _circles([*forward, *telling]) == circles:
+        return _Arcs((*forward, *backward), ())
+    turned = [(head, tail) for tail, head in telling]
+    if _circles([*forward, *turned]) == circles:
+        note = "the edges between backward nodes are drawn as the forward pass runs; they are taken the other way round"
+        return _Arcs((*forward, *((head, tail) for tail, head in backward)), (note,))
+    faults.at(
+        "edges",
+        "some edges between backward nodes run as the forward edges between the same classes do, others against them; "
+        "expected all against them (or all along, as some files have it)",
+    )
+    return None
+
+
+def _circles(arcs: Iterable[tuple[int, int]]) -> set[frozenset[int]]:
+    """What waits for itself: the strongly connected sets of more than one class."""
+    members: dict[int, set[int]] = {}
+    for v, component in strong_components(_successors(arcs)).items():
+        members.setdefault(component, set()).add(v)
+    return {frozenset(group) for group in members.values() if len(group) > 1}
+
+
+def _successors(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    successors: dict[int, list[int]] = {}
+    for tail, head in arcs:
+        successors.setdefault(tail, []).append(head)
+        successors.setdefault(head, [])
+    return successors
+
+
+def _without_circles(classes: _Classes, arcs: _Arcs) -> tuple[dict[int, int], tuple[str, ...]]:
+    """The group of each node: its class, or the classes that wait for one another; and a note on each of the latter."""
+    component = strong_components(_successors(arcs.pairs))
+    group_of = {node: component.get(own, own) for node, own in classes.of_node.items()}
+    merged: dict[int, set[int]] = {}
+    for node, own in classes.of_node.items():
+        merged.setdefault(group_of[node], set()).add(own)
+    notes = tuple(
+        f"{len(owns)} colour classes wait for one another in a circle and become one layer: those of nodes "
+        + ", ".join(str(own) for own in sorted(owns)[:_SHOWN])
+        + (", ..." if len(owns) > _SHOWN else "")
+        for owns in merged.values()
+        if len(owns) > 1
+    )
+    return group_of, notes
+
+
+def _sent_bytes(
+    nodes: Sequence[_Node], edges: Sequence[_Edge], group_of: Mapping[int, int], bytes_per_cost: float
+) -> dict[frozenset[int], tuple[float, float]]:
+    """For each set of groups what their nodes send to one another, forward and backward nodes apart.
+
+    A node pays once for its output on its own device, and once on each other device that takes it.
+    """
+    groups: dict[int, set[int]] = {}
+    cost: dict[int, float] = {}
+    for edge in edges:
+        groups.setdefault(edge.sourceId, {group_of[edge.sourceId]}).add(group_of[edge.destId])
+        cost[edge.sourceId] = edge.cost
+    sent: dict[frozenset[int], tuple[float, float]] = {}
+    for node in nodes:
+        ends = frozenset(groups.get(node.id, ()))
+        if len(ends) > 1:
+            size = cost[node.id] * bytes_per_cost
+            forward, backward = sent.get(ends, (0.0, 0.0))
+            sent[ends] = (forward, backward + size) if node.isBackwardNode else (forward + size, backward)
+    return sent
+
+
+def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """The groups so that every arc runs forwards."""
+    successors: dict[int, set[int]] = {group: set() for group in sorted(groups)}
+    for tail, head in arcs:
+        successors[tail].add(head)
+    waiting = dict.fromkeys(successors, 0)
+    for heads in successors.values():
+        for head in heads:
+            waiting[head] += 1
+    ready = [group for group, count in reversed(waiting.items()) if count == 0]
+    order = []
+    while ready:
+        order.append(ready.pop())
+        for head in sorted(successors[order[-1]], reverse=True):
+            waiting[head] -= 1
+            if waiting[head] == 0:
+                ready.append(head)
+    return order
+
+
+def strong_components(successors: Mapping[int, Iterable[int]]) -> dict[int, int]:
+    """For each vertex one that stands for its strongly connected component (Tarjan's algorithm, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stands_for: dict[int, int] = {}
+    stack: list[int] = []
+    for root in successors:
+        if root in index:
+            continue
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        walk = [(root, iter(successors[root]))]
+        while walk:
+            v, rest = walk[-1]
+            w = next(rest, None)
+            if w is not None:
+                if w not in index:
+                    index[w] = low[w] = len(index)
+                    stack.append(w)
+                    walk.append((w, iter(successors[w])))
+                elif w not in stands_for:
+                    low[v] = min(low[v], index[w])
+                continue
+            walk.pop()
+            if walk:
+                low[walk[-1][0]] = min(low[walk[-1][0]], low[v])
+            if low[v] == index[v]:
+                while v not in stands_for:
+                    stands_for[stack.pop()] = v
+    return stands_for
+
+
+def losses(instance: Instance) -> list[str]:
+    """What of ``instance`` this form cannot hold, in words."""
+    found = []
+    tmpcs = [(t, tmpc) for layer in instance.layers for t, listed in layer.tmpcs.items() for tmpc in listed]
+    if any(t > 1 for t, _ in tmpcs):
+        found.append("tensor parallelism (degrees above 1)")
+    if any(len(listed) > 1 for layer in instance.layers for listed in layer.tmpcs.values()):
+        found.append("the choice between several TMPCs of a layer")
+    if any(tmpc.id != TMPC_ID or tmpc.recompute for _, tmpc in tmpcs):
+        found.append(f'the ids of TMPCs (all are "{TMPC_ID}")')
+    if any(tmpc.shared_bytes for _, tmpc in tmpcs):
+        found.append("memory that replicas share out")
+    if any(tmpc.least_data_parallel_degree > 1 for _, tmpc in tmpcs):
+        found.append("the least data-parallel degrees of TMPCs")
+    if any(tmpc.weights_bytes for _, tmpc in tmpcs):
+        found.append("weights to synchronise (parameterSize)")
+    if any(tmpc.activation_bytes for _, tmpc in tmpcs):
+        found.append("memory for each microbatch in flight (memoryUsageA)")
+    if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
+        found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
+    if _costs(instance) is None:
+        found.append("tensors other than one that a layer sends to all layers after it, and each of these takes once")
+    return found
+
+
+def _costs(instance: Instance) -> dict[int, float] | None:
+    """For each layer what its one output costs, in bytes both ways; None if there is more to the tensors than that."""
+    after: dict[int, dict[int, float]] = {layer.id: {} for layer in instance.layers}
+    for edge in instance.edges:
+        after[edge.source][edge.target] = edge.communication_bytes
+    costs: dict[int, float] = {}
+    ends_of = {frozenset((source, *heads)): source for source, heads in after.items() if heads}
+    for tensor in instance.tensors:
+        source = ends_of.get(frozenset(tensor.layers))
+        if source is None or source in costs or tensor.backward_bytes > 0.0:
+            return None
+        costs[source] = tensor.forward_bytes
+    for source, heads in after.items():
+        if any(heads.values()):
+            if len(heads) > 1 or source in costs:
+                return None
+            costs[source] = 2.0 * sum(heads.values())
+    return costs
+
+
+def to_dnn_partitioning(instance: Instance) -> dict[str, object]:
+    """An instance without ``losses`` as a document: each layer a forward node of its own. Loading it gives the same
+    instance, its times and sizes to within rounding."""
+    cost_bytes = _costs(instance)
+    assert cost_bytes is not None
+    per_byte = 1.0 / (instance.bandwidth_bytes_per_s * _MS)
+    nodes = []
+    for layer in instance.layers:
+        ((tmpc,),) = layer.tmpcs.values()
+        latency = tmpc.time_per_sample_s / _MS
+        nodes.append(
+            {"id": layer.id, "name": layer.name, "supportedOnFpga": True, "cpuLatency": latency, "fpgaLatency": latency,
+             "isBackwardNode": False, "size": tmpc.fixed_bytes}
+        )  # fmt: skip
+    return {
+        "name": instance.name,
+        "maxSizePerFPGA": instance.memory_bytes,
+        "maxFPGAs": instance.devices,
+        "maxCPUs": 0,
+        "bandwidth": instance.bandwidth_bytes_per_s,
+        "mbsInBatch": instance.microbatches,
+        "nodes": nodes,
+        "edges": [
+            {"sourceId": edge.source, "destId": edge.target, "cost": cost_bytes.get(edge.source, 0.0) * per_byte}
+            for edge in instance.edges
+        ],
+    }

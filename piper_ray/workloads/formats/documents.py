@@ -1,0 +1,190 @@
+"""Reading files: bytes, text, and the JSON and TOML documents in them. Every failure becomes a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from piper_ray.model import limits
+from piper_ray.model.errors import Fault, InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_DEEPEST = 100  # levels; no workload has ten
+_LONGEST_INTEGER = 400  # digits; beyond every float, and below the limit at which Python refuses to convert
+
+
+class _RepeatedKeys(dict[str, object]):
+    """A JSON object that gives some key twice. The last value stands, the keys are noted."""
+
+    keys_given_twice: tuple[str, ...] = ()
+
+
+def read_text(path: str) -> str:
+    """The text of a file, without its byte order mark. Raises InputError, also for what may never end or answer."""
+    try:
+        kind = _kind_unless_file(path)
+        if kind is not None:
+            refuse(path, "", f"is {kind}: reading it could wait for ever; expected a file")
+        with Path(path).open("rb") as file:
+            data = file.read(limits.FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        refuse(path, "", f"cannot be read: {reason}; expected a readable file")
+    if len(data) > limits.FILE_BYTES:
+        refuse(path, "", f"larger than {limits.FILE_BYTES // 2**20} MiB; expected a smaller file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        refuse(path, f"byte {error.start}", f"not UTF-8 ({error.reason}); expected UTF-8 text")
+    if not text.strip():
+        refuse(path, "", "empty; expected a workload")
+    return text
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _kind_unless_file(path: str) -> str | None:
+    """What lies at ``path`` if reading it could wait or go on for ever; None for files, and for folders: reading fails.
+
+    A pipe without a name, as the shell's <(command) makes it, has a writer at its other end and may be read.
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISFIFO(mode) and not os.path.lexists(os.path.realpath(path)):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode))
+
+
+def parse_json(source: str, text: str) -> Mapping[str, object]:
+    """The object that a JSON text holds. Raises InputError, also for keys given twice."""
+    try:
+        document = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        end = "; the text ends there, is the file truncated?" if error.pos >= len(text.rstrip()) else ""
+        refuse(source, f"line {error.lineno}, column {error.colno}", f"not JSON: {error.msg}{end}")
+    except RecursionError:
+        refuse(source, "", "nested too deeply; expected a workload or plan")
+    return as_document(source, document)
+
+
+def parse_toml(source: str, text: str) -> Mapping[str, object]:
+    """The table that a TOML text holds. Raises InputError."""
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        refuse(source, "", "nested too deeply; expected a workload")
+    except ValueError as error:  # a TOMLDecodeError, or an integer too long to convert
+        refuse(source, "", f"not TOML: {error}")
+    return as_document(source, document)
+
+
+def as_document(source: str, document: object) -> Mapping[str, object]:
+    """``document`` if it is an object whose keys and values are texts that can be printed. Raises InputError."""
+    from piper_ray.workloads.formats.faults import quoted, shown
+
+    if not isinstance(document, Mapping):
+        refuse(source, "", f"holds {shown(document)}; expected an object")
+    faults = []
+    for place, container in _containers(document):
+        if place.depth > _DEEPEST:
+            refuse(source, "", "nested too deeply; expected a workload or plan")
+        if isinstance(container, Mapping):
+            faults += [
+                Fault(place.path(), f"key {shown(key)} is no printable text; expected a text")
+                for key in container
+                if not is_printable(key)
+            ]
+        values = container.values() if isinstance(container, Mapping) else container
+        faults += [
+            Fault(place.path(), f"{quoted(value)} holds half a surrogate pair; expected Unicode text")
+            for value in values
+            if isinstance(value, str) and not is_printable(value)
+        ]
+    if faults:
+        raise InputError(source, faults)
+    return document
+
+
+def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
+    """A fault for each key that some object of a parsed JSON document gives twice."""
+    from piper_ray.workloads.formats.faults import path_of
+
+    return [
+        Fault(path_of(place.path(), key), "duplicate key; expected each key once")
+        for place, container in _containers(document)
+        if isinstance(container, _RepeatedKeys)
+        for key in container.keys_given_twice
+    ]
+
+
+class _Place(NamedTuple):
+    """Where a container stands. Its path is put together when a fault needs it: large documents have a million."""
+
+    outer: _Place | None
+    key: object
+    depth: int
+
+    def path(self) -> str:
+        from piper_ray.workloads.formats.faults import path_of
+
+        parts: list[int | str] = []
+        place = self
+        while place.outer is not None:
+            parts.append(place.key if isinstance(place.key, int) else str(place.key))
+            place = place.outer
+        return path_of("", *reversed(parts))
+
+
+def _containers(document: Mapping[str, object]) -> Iterator[tuple[_Place, Mapping[str, object] | Sequence[object]]]:
+    """Every object and list of ``document``, without recursion: documents may be deep."""
+    visited: set[int] = set()  # a parsed dict of the caller's may hold itself
+    waiting: list[tuple[_Place, Mapping[str, object] | Sequence[object]]] = [(_Place(None, "", 0), document)]
+    while waiting:
+        place, container = waiting.pop()
+        if id(container) in visited:
+            continue
+        visited.add(id(container))
+        yield place, container
+        items = container.items() if isinstance(container, Mapping) else enumerate(container)
+        inner = [(key, item) for key, item in items if isinstance(item, (dict, list, tuple, Mapping))]
+        waiting += [(_Place(place, key, place.depth + 1), item) for key, item in reversed(inner)]
+
+
+def is_printable(text: object) -> bool:
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def refuse(source: str, path: str, message: str) -> NoReturn:
+    raise InputError(source, [Fault(path, message)])
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    plain = dict(pairs)
+    if len(plain) == len(pairs):
+        return plain
+    repeated = _RepeatedKeys(plain)
+    seen: set[str] = set()
+    twice = [key for key, _ in pairs if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+    repeated.keys_given_twice = tuple(dict.fromkeys(twice))
+    return repeated
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)

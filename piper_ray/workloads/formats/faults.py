@@ -1,0 +1,133 @@
+"""Collecting faults: what pydantic finds and what we find, in one list with paths that a reader can look up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from piper_ray.model.errors import Fault
+
+Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
+
+# The branches of a value that may be one figure or a list of them; pydantic puts the branch's tag into the path.
+ONE, MANY = "<one>", "<many>"
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{,59}")
+_PROBLEM = {
+    "missing": "missing",
+    "finite_number": "not finite",
+    "float_type": "not a number",
+    "int_type": "not a whole number",
+    "string_type": "not a text",
+    "bool_type": "neither true nor false",
+    "list_type": "not a list",
+    "dict_type": "not an object",
+    "model_type": "not an object",
+    "extra_forbidden": "unknown key",
+    "too_short": "empty",
+}
+
+
+class Faults:
+    """The faults found so far. ``at`` adds one; ``model`` and ``value`` add what pydantic finds.
+
+    notes: what is no fault and still worth telling, such as a figure that most likely lacks its unit.
+    """
+
+    def __init__(self, found: Iterable[Fault] = ()) -> None:
+        self.found: list[Fault] = list(found)
+        self.notes: list[Fault] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def at(self, path: str, message: str) -> None:
+        self.found.append(Fault(path, message))
+
+    def note(self, path: str, message: str) -> None:
+        self.notes.append(Fault(path, message))
+
+    def model(self, model: type[Model], value: object, path: str) -> Model | None:
+        """``value`` as a ``model``; None, with the faults noted, if it is not one."""
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            expected = {field.alias or name: field.description for name, field in model.model_fields.items()}
+            self._note(error, path, {name: text for name, text in expected.items() if text}, "an object")
+            return None
+
+    def value(self, adapter: TypeAdapter[T], value: object, path: str, expected: str) -> T | None:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            self._note(error, path, {}, expected)
+            return None
+
+    def _note(self, error: ValidationError, path: str, expected_at: Mapping[str, str], otherwise: str) -> None:
+        for found in error.errors(include_url=False, include_context=False):
+            where = [part for part in found["loc"] if part not in (ONE, MANY)]
+            field = next((part for part in where if part in expected_at), None)
+            expected = otherwise if field is None else expected_at[str(field)]
+            if found["type"] == "extra_forbidden":
+                expected = "one of " + ", ".join(expected_at)
+            self.at(path_of(path, *where), f"{_problem(found)}; expected {expected}")
+
+
+def path_of(path: str, *parts: int | str) -> str:
+    """``nodes`` and (3, "TMPCs", "2") give ``nodes[3].TMPCs["2"]``."""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            path += f".{part}" if path else part
+        else:
+            path += f"[{quoted(part)}]"
+    return path
+
+
+def quoted(text: str) -> str:
+    """``text`` in quotes, clipped, with what could not be printed escaped."""
+    clipped = text if len(text) <= 60 else text[:57] + "..."
+    inner = "".join(character if character.isprintable() else repr(character)[1:-1] for character in clipped)
+    return '"' + inner.replace('"', '\\"') + '"'
+
+
+def shown(value: object) -> str:
+    """A value as a fault shows it. Containers are only named: printing a deep one could overflow the stack."""
+    if isinstance(value, str):
+        return quoted(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**20 else "a huge number"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return f"a {type(value).__name__}"
+
+
+def _problem(found: Any) -> str:
+    """What is wrong with one value, in words: ``negative (-1.0)``."""
+    kind, value = found["type"], found["input"]
+    if kind in ("missing", "extra_forbidden", "too_short"):
+        return _PROBLEM[kind]
+    if kind == "value_error":
+        return str(found["msg"]).removeprefix("Value error, ")
+    if kind.startswith("greater_than"):
+        problem = "negative" if value < 0 else "zero" if value == 0 else "too small"
+    elif kind.startswith("less_than"):
+        problem = "too large"
+    else:
+        problem = _PROBLEM.get(kind, str(found["msg"]))
+    if isinstance(value, int) and not isinstance(value, bool) and kind == "float_type":
+        problem = "too large"  # an integer beyond every float
+    return f"{problem} ({shown(value)})"

@@ -1,0 +1,134 @@
+"""The kinds of value that inputs are made of, and the cluster that every input names or leaves to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+
+from piper_ray.model import limits
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.units import doubtful, parse_bytes, parse_bytes_per_s
+
+# The id that upstream gives to the TMPC that recomputes activations; every other id means that it does not.
+RECOMPUTE_ID = "activation recomp"
+
+FIGURE_WORDS = "a finite number >= 0"
+SIZE_WORDS = "a size >= 0 in bytes, such as 8192 or 30MiB"
+ID_WORDS = "a whole number"
+DEGREE_WORDS = f"a whole number from 1 to {limits.DEVICES}"
+
+
+def _whole(value: object) -> object:
+    """2048.0 is as good as 2048: some programs write every number with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _parsed(parse: Callable[[str], float]) -> Callable[[object], object]:
+    def convert(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except UsageError as error:
+            problem, _, hint = str(error).partition("; expected")[0].partition("; ")
+            raise ValueError(f"{problem} ({hint})" if hint else problem) from None
+
+    return convert
+
+
+def _unsigned_zero(value: float) -> float:
+    return value + 0.0  # -0.0 becomes 0.0, so that equal instances have equal digests
+
+
+_NUMBER = Field(strict=True, ge=0, le=limits.FIGURE, allow_inf_nan=False)
+_POSITIVE = Field(strict=True, ge=limits.LEAST_RATE, le=limits.FIGURE, allow_inf_nan=False)
+_DEGREE = Field(strict=True, ge=1, le=limits.DEVICES)
+
+Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero)]
+Size = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes))]
+LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), BeforeValidator(_whole)]
+Degree = Annotated[int, _DEGREE, BeforeValidator(_whole)]
+Microbatches = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), BeforeValidator(_whole)]
+Positive = Annotated[float, _POSITIVE]
+PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]
+PositiveRate = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes_per_s))]
+SizeWithUnit = Annotated[float, _POSITIVE, BeforeValidator(_parsed(partial(parse_bytes, unit_required=True)))]
+RateWithUnit = Annotated[float, _POSITIVE, BeforeValidator(_parsed(partial(parse_bytes_per_s, unit_required=True)))]
+
+
+class Open(BaseModel):
+    """Keys that no field names are passed over, as upstream's own reader does."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class Closed(BaseModel):
+    """A table of our own format: a key that no field names is a fault, most likely a misspelt one."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """K, N, M and B: of a file, or (None where it is not said) what the caller puts in their place."""
+
+    devices: int | None = None
+    microbatches: int | None = None
+    memory_bytes: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+
+
+CLUSTER_RULES: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]] = {
+    # quantity: (a plain number, a number or text with a unit, what is expected, the option that gives it)
+    "devices": (TypeAdapter(Degree), TypeAdapter(Degree), DEGREE_WORDS, "--devices"),
+    "microbatches": (
+        TypeAdapter(Microbatches),
+        TypeAdapter(Microbatches),
+        f"a whole number from 1 to {limits.MICROBATCHES}",
+        "--microbatches",
+    ),
+    "memory_bytes": (TypeAdapter(Positive), TypeAdapter(PositiveSize), "a finite size > 0 in bytes", "--memory"),
+    "bandwidth_bytes_per_s": (
+        TypeAdapter(Positive),
+        TypeAdapter(PositiveRate),
+        "a finite rate > 0 in bytes per second",
+        "--bandwidth",
+    ),
+}
+
+_PER_SECOND = {"memory_bytes": "", "bandwidth_bytes_per_s": "/s"}
+
+
+def read_cluster(
+    given: Mapping[str, tuple[str, object]],
+    missing_paths: Mapping[str, str],
+    overrides: Cluster,
+    faults: Faults,
+    *,
+    units: bool,
+) -> Cluster:
+    """K, N, M and B from ``given`` ({quantity: (path, value)}), an override in place of each that has one.
+
+    What is overridden is not looked at. A size that most likely lacks its unit is noted. ``units``: text such as
+    "80GB" is a size. A quantity that is neither given nor overridden is a fault at its entry of ``missing_paths``.
+    """
+    values: dict[str, Any] = {}
+    for quantity, (plain, with_units, expected, option) in CLUSTER_RULES.items():
+        override = getattr(overrides, quantity)
+        if override is not None:
+            values[quantity] = override
+        elif quantity in given:
+            path, value = given[quantity]
+            read = values[quantity] = faults.value(with_units if units else plain, value, path, expected)
+            if read is not None and quantity in _PER_SECOND:
+                doubt = doubtful(read, _PER_SECOND[quantity], with_units=units)
+                if doubt is not None:
+                    faults.note(path, doubt)
+        else:
+            faults.at(missing_paths[quantity], f"missing; expected {expected} (or give {option})")
+    return Cluster(**values)

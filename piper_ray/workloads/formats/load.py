@@ -1,0 +1,262 @@
+"""From a path or a parsed document to an instance, and from an instance to a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from piper_ray.model import arguments
+from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.storage.files import write_atomically
+from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
+from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
+from piper_ray.workloads.formats.inflight import InFlight
+
+if TYPE_CHECKING:
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.fields import Cluster
+
+# The readers, and pydantic with them, are imported when something is read: `import piper_ray` stays light.
+
+Source = str | os.PathLike[str] | Mapping[str, object]
+
+T = TypeVar("T")
+
+_LONGEST_BASE_CHAIN = 8
+_PROFILE_LINE = re.compile(r"\s*node[0-9]+ -- ")
+
+
+def load(
+    source: Source,
+    *,
+    devices: int | None = None,
+    microbatches: int | None = None,
+    memory_bytes: float | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    in_flight: InFlight | str | None = None,
+) -> Instance:
+    """The instance that a file or a parsed document describes.
+
+    source: the path of Piper's or dnn-partitioning's JSON (.json; told apart by their keys), our compact workload
+    (.toml; see ``formats/workload_schema.py``) or a PipeDream profile (.txt), told apart by content where the path ends
+    otherwise; or a dict in the shape of one of the former. devices, microbatches, memory_bytes, bandwidth_bytes_per_s:
+    K, N, M and B in place of the input's own, which then need not be there. in_flight: of a PipeDream profile only, see
+    ``InFlight``.
+
+    What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in a file, which most likely lacks its
+    unit, stands in the instance's ``notes``.
+
+    Raises InputError with every fault found and its path; UsageError for arguments that make no sense.
+    """
+    overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
+    chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
+    if isinstance(source, Mapping):
+        return _from_document("input", as_document("input", source), overrides, "", chosen, None)
+    path = _path_text(source)
+    text = read_text(path)
+    suffix, name = Path(path).suffix.lower(), Path(path).stem.removesuffix(".graph")
+    if suffix not in (".json", ".toml", ".txt"):
+        suffix = _sniff(text)
+    if suffix != ".txt":
+        parse = parse_json if suffix == ".json" else parse_toml
+        return _from_document(path, parse(path, text), overrides, name, chosen, Path(path).parent)
+
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.pipedream_profile import read_profile
+
+    faults = Faults()
+    instance = read_profile(text, chosen or InFlight.TWO_VERSIONS, overrides, name, faults)
+    return _checked_instance(path, instance, faults)
+
+
+def instance_of(given: Instance | Source) -> Instance:
+    """An instance that keeps all rules, from one, or from what ``load`` takes.
+
+    Every public function that takes an instance begins with this. An instance is looked through once; those made from
+    it with ``replace`` need not be. Raises InputError with every fault found, and UsageError for anything else.
+    """
+    if isinstance(given, Instance):
+        if not given.checked:
+            from piper_ray.workloads.formats.objects import check_instance
+
+            check_instance(given)
+        return given
+    arguments.of_kind("instance", given, (str, bytes, os.PathLike, Mapping), "an Instance, or the path of an input")
+    return load(given)
+
+
+def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form | str | None = None) -> None:
+    """Write ``instance`` in a ``Form``, or as the path ends: .json (Piper's), .toml (ours), .txt (PipeDream's).
+
+    ``load`` gives an equal instance back: from the former two always; from PipeDream's with the same K, N, M, B, and
+    from dnn-partitioning's, with times and sizes to within rounding. What would not come back is refused by name.
+
+    Raises UsageError for such a refusal, for another extension and for a file that cannot be written; InputError for an
+    instance that is not sound.
+    """
+    target = arguments.location("path", path)
+    text = _text(instance_of(instance), target, _form(target, form))
+    try:
+        write_atomically(Path(target), text)
+    except ValueError as error:  # a path that cannot be one
+        raise UsageError(f"{target}: cannot be written: {error}") from error
+
+
+def _form(target: str, given: Form | str | None) -> Form:
+    if given is not None:
+        return arguments.choice("form", given, Form)
+    form = FORM_OF_SUFFIX.get(Path(target).suffix.lower())
+    if form is None:
+        known = ", ".join(form.value for form in Form)
+        raise UsageError(
+            f"{target}: unknown kind of file; expected a path that ends in {', '.join(FORM_OF_SUFFIX)}, "
+            f"or a form ({known})"
+        )
+    return form
+
+
+def _text(instance: Instance, target: str, form: Form) -> str:
+    if form is Form.TOML:
+        from piper_ray.workloads.formats.workload_writer import to_toml
+
+        return to_toml(instance)
+    if form is Form.PIPEDREAM:
+        from piper_ray.workloads.formats import pipedream_profile_writer
+
+        _refuse_losses(target, "a PipeDream profile", pipedream_profile_writer.losses(instance))
+        return pipedream_profile_writer.to_profile(instance)
+    if form is Form.DNN_PARTITIONING:
+        from piper_ray.workloads.formats import dnn_partitioning
+
+        _refuse_losses(target, "an input of dnn-partitioning", dnn_partitioning.losses(instance))
+        document = dnn_partitioning.to_dnn_partitioning(instance)
+    else:
+        from piper_ray.workloads.formats.upstream import to_upstream
+
+        document = to_upstream(instance)
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _refuse_losses(target: str, what: str, losses: Sequence[str]) -> None:
+    if losses:
+        raise UsageError("\n  ".join([f"{target}: not written; {what} would lose", *losses]))
+
+
+def load_plan(source: Source, instance: Instance | Source) -> Plan:
+    """A plan for ``instance``, from a path or a parsed document: Piper's plan JSON or what ``solve --json`` prints.
+
+    Checks the document's structure only, not whether the plan keeps the rules of the problem: that is
+    ``evaluate``'s. Raises InputError with every fault found.
+    """
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.plans import read_plan
+
+    instance = instance_of(instance)
+    if isinstance(source, Mapping):
+        path, document = "plan", as_document("plan", source)
+    else:
+        path = _path_text(source)
+        document = parse_json(path, read_text(path))
+    faults = Faults(repeated_keys(document))
+    return _checked(path, read_plan(document, instance, faults), faults)
+
+
+def _from_document(
+    source: str,
+    document: Mapping[str, object],
+    overrides: Cluster,
+    name: str,
+    in_flight: InFlight | None,
+    folder: Path | None,
+) -> Instance:
+    """folder: of the file; None for what is in none."""
+    from piper_ray.workloads.formats import dnn_partitioning, upstream, workload
+    from piper_ray.workloads.formats.faults import Faults
+
+    if in_flight is not None:
+        raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
+    faults = Faults(repeated_keys(document))
+    if workload.KEYS & document.keys():
+        instance = workload.read_workload(_with_base(source, document, folder or Path()), overrides, name, faults)
+    elif dnn_partitioning.KEYS & document.keys():
+        instance = dnn_partitioning.read_dnn_partitioning(document, overrides, name, faults)
+    elif upstream.KEYS & document.keys():
+        instance = upstream.read_upstream(document, overrides, name, faults)
+    else:
+        refuse(source, "", "not a workload; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
+    if folder is None:
+        faults.notes.clear()  # who writes a program means its figures
+    return _checked_instance(source, instance, faults)
+
+
+def _with_base(source: str, document: Mapping[str, object], folder: Path) -> Mapping[str, object]:
+    """The document over its base, over the base's base and so on."""
+    files = 0
+    while "base" in document:
+        base = document["base"]
+        if not isinstance(base, str):
+            refuse(source, "base", "not a text; expected the path of a .toml file")
+        files += 1
+        if files > _LONGEST_BASE_CHAIN:
+            refuse(source, "base", f"over {_LONGEST_BASE_CHAIN} files deep; expected one that does not lead to itself")
+        path = folder / base
+        try:
+            below = parse_toml(str(path), read_text(str(path)))
+        except InputError as error:
+            raise InputError(source, [Fault("base", f"{path}: {fault}") for fault in error.faults]) from None
+        document = _merged(below, {key: value for key, value in document.items() if key != "base"})
+        folder = path.parent
+    return document
+
+
+def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """``below`` with the entries of ``above`` in their place; tables are merged entry by entry."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = below.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _checked(source: str, read: T | None, faults: Faults) -> T:
+    if read is None or faults:
+        raise InputError(source, faults.found)
+    return read
+
+
+def _checked_instance(source: str, read: Instance | None, faults: Faults) -> Instance:
+    """With the reader's notes, and looked through as any other: what no reader may let pass is said in one place."""
+    instance = _checked(source, read, faults)
+    return instance_of(replace(instance, notes=(*instance.notes, *map(str, faults.notes))))
+
+
+def _sniff(text: str) -> str:
+    """The extension that a text should have had."""
+    if text.lstrip().startswith("{"):
+        return ".json"
+    return ".txt" if _PROFILE_LINE.match(text) else ".toml"
+
+
+def _path_text(path: object) -> str:
+    try:
+        return os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{type(path).__name__} is no input; expected a path or a dict") from None
+
+
+def _overrides(
+    devices: int | None, microbatches: int | None, memory_bytes: float | None, bandwidth_bytes_per_s: float | None
+) -> Cluster:
+    """The arguments as a cluster. Raises UsageError for each that is out of range."""
+    figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
+
+    from piper_ray.workloads.formats.fields import Cluster
+
+    return Cluster(**figures)

@@ -1,0 +1,164 @@
+"""PipeDream's profiles (``graph.txt``): one line for each node, then tab-indented edges.
+
+    node4 -- Embedding(32320, 1024) -- forward_compute_time=0.073, backward_compute_time=6.949, ...
+    <tab>node4 -- node5
+
+A profile knows neither tensor parallelism nor a cluster: each layer gets one TMPC, at t=1, and K, N, M, B are the
+caller's. As in PipeDream's own planner (Narayanan et al., SOSP 2019), sources called Input* and then sinks called
+__getitem__* are dropped; a __getitem__ that feeds a layer stays. Figures: p = forward + backward time (ms in the
+file), w = the parameters, an edge's cost = its source's activation. A node with several outputs, ``[a; b]``, has
+their sum as its activation, and towards each successor too: the profile does not say which output goes where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from piper_ray.model import limits
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.workloads.formats.faults import Faults, quoted
+from piper_ray.workloads.formats.fields import FIGURE_WORDS, Cluster, Figure, read_cluster
+from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
+from piper_ray.workloads.formats.inflight import InFlight
+
+TMPC_ID = "vanilla"
+
+_NODE_ID = re.compile(r"node([0-9]{1,15})")
+_EDGE_LINE = re.compile(r"\s+node([0-9]{1,15}) -- node([0-9]{1,15})\s*")
+# Sums of a few figures are figures again, and so is twice the weights.
+_FIGURE: TypeAdapter[float] = TypeAdapter(Annotated[Figure, Field(le=limits.FIGURE / 4)])
+_KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_NODE_WORDS = "node<id> -- <description> -- " + ", ".join(f"{key}=<number>" for key in _KEYS)
+_CLUSTER_PATHS = {key: key for key in ("devices", "microbatches", "memory_bytes", "bandwidth_bytes_per_s")}
+
+
+@dataclass(frozen=True)
+class _Node:
+    id: int
+    description: str
+    path: str
+    time_s: float
+    activation_bytes: float
+    weights_bytes: float
+
+
+def read_profile(text: str, in_flight: InFlight, overrides: Cluster, name: str, faults: Faults) -> Instance | None:
+    """The instance that a profile describes; None, with the faults noted, if it is not sound."""
+    cluster = read_cluster({}, _CLUSTER_PATHS, overrides, faults, units=False)
+    lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not any(_NODE_ID.match(line) for _, line in lines):
+        faults.at("", f"not a PipeDream profile; expected lines such as {_NODE_WORDS}")
+        return None
+    read = [_read_node(path, line, faults) for path, line in lines if not line[0].isspace()]
+    nodes = [node for node in read if node is not None]
+    edges = list(_read_edges(((path, line) for path, line in lines if line[0].isspace()), faults))
+    if not check_size(len(nodes), len(edges), faults, "", ""):
+        return None
+    ids = [NamedId(node.id, node.path) for node in nodes]
+    check_graph(ids, edges, faults, "", ids_complete=len(nodes) == len(read))
+    if faults:
+        return None
+    nodes, edges = _without_ends(nodes, edges)
+    if not nodes:
+        faults.at("", "no layers besides Input sources and __getitem__ sinks; expected at least one")
+        return None
+    activation_bytes = {node.id: node.activation_bytes for node in nodes}
+    return Instance(
+        layers=tuple(_layers(nodes, edges, in_flight)),
+        edges=tuple(Edge(edge.source, edge.target, activation_bytes[edge.source]) for edge in edges),
+        name=name,
+        **vars(cluster),
+    )
+
+
+def _read_node(path: str, line: str, faults: Faults) -> _Node | None:
+    head, _, rest = line.rstrip().partition(" -- ")
+    description, _, figures = rest.rpartition(" -- ")
+    if figures.startswith("stage_id="):  # what PipeDream adds to a profile that it has planned
+        description, _, figures = description.rpartition(" -- ")
+    match = _NODE_ID.fullmatch(head)
+    if match is None or not description:
+        faults.at(path, f"{quoted(line)} is no node; expected {_NODE_WORDS}")
+        return None
+    given = {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in figures.split(","))}
+    read = {key: _read_figure(f"{path}, {key}", given.get(key), faults) for key in _KEYS}
+    forward_ms, backward_ms, activation_bytes, weights_bytes = (read[key] for key in _KEYS)
+    return _Node(
+        id=int(match[1]),
+        description=description,
+        path=path,
+        time_s=(forward_ms + backward_ms) / 1000.0,
+        activation_bytes=activation_bytes,
+        weights_bytes=weights_bytes,
+    )
+
+
+def _read_figure(path: str, text: str | None, faults: Faults) -> float:
+    """A number, or the sum of a list ``[a; b]`` of them; 0.0, with the fault noted, if it is neither."""
+    if text is None:
+        faults.at(path, f"missing; expected {FIGURE_WORDS}")
+        return 0.0
+    is_list = text.startswith("[") and text.endswith("]") and path.endswith("activation_size")
+    parts = text[1:-1].split(";") if is_list else [text]
+    figures = [faults.value(_FIGURE, _number(part.strip()), path, FIGURE_WORDS) for part in parts]
+    return faults.value(_FIGURE, sum(figure or 0.0 for figure in figures), path, FIGURE_WORDS) or 0.0
+
+
+def _number(text: str) -> float | str:
+    try:
+        return text if "_" in text else float(text)
+    except ValueError:
+        return text
+
+
+def _read_edges(lines: Iterable[tuple[str, str]], faults: Faults) -> Iterable[NamedEdge]:
+    for path, line in lines:
+        match = _EDGE_LINE.fullmatch(line)
+        if match is None:
+            faults.at(path, f"{quoted(line.strip())} is no edge; expected node<id> -- node<id>")
+        else:
+            yield NamedEdge(int(match[1]), int(match[2]), path)
+
+
+def _without_ends(nodes: list[_Node], edges: list[NamedEdge]) -> tuple[list[_Node], list[NamedEdge]]:
+    """The graph without its Input* sources and then without its __getitem__* sinks, once each as PipeDream does it."""
+    nodes, edges = _drop(nodes, edges, "Input", lambda edge: edge.target)
+    return _drop(nodes, edges, "__getitem__", lambda edge: edge.source)
+
+
+def _drop(
+    nodes: list[_Node], edges: list[NamedEdge], prefix: str, inner_end: Callable[[NamedEdge], int]
+) -> tuple[list[_Node], list[NamedEdge]]:
+    """Drop the nodes whose description starts with ``prefix`` and that are the ``inner_end`` of no edge."""
+    inner = {inner_end(edge) for edge in edges}
+    dropped = {node.id for node in nodes if node.description.startswith(prefix) and node.id not in inner}
+    return (
+        [node for node in nodes if node.id not in dropped],
+        [edge for edge in edges if edge.source not in dropped and edge.target not in dropped],
+    )
+
+
+def _layers(nodes: list[_Node], edges: list[NamedEdge], in_flight: InFlight) -> Iterable[Layer]:
+    # Without tensor parallelism nothing is added to an edge's cost: every fw and bw is 0.
+    forward: dict[int, dict[int, float]] = {node.id: {} for node in nodes}
+    backward: dict[int, dict[int, float]] = {node.id: {} for node in nodes}
+    for edge in edges:
+        forward[edge.target][edge.source] = 0.0
+        backward[edge.source][edge.target] = 0.0
+    stashing = in_flight is InFlight.STASHING
+    for node in nodes:
+        tmpc = Tmpc(
+            id=TMPC_ID,
+            time_per_sample_s=node.time_s,
+            weights_bytes=node.weights_bytes,
+            activation_bytes=node.activation_bytes + (node.weights_bytes if stashing else 0.0),
+            fixed_bytes=0.0 if stashing else 2.0 * node.weights_bytes,
+            forward_sync_bytes=forward[node.id],
+            backward_sync_bytes=backward[node.id],
+        )
+        yield Layer(node.id, node.description, {1: (tmpc,)})

@@ -1,0 +1,87 @@
+"""Writing PipeDream's profiles (``graph.txt``; see ``profile``)."""
+
+from __future__ import annotations
+
+import math
+
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.workloads.formats.inflight import InFlight
+from piper_ray.workloads.formats.pipedream_profile import TMPC_ID
+
+
+def losses(instance: Instance) -> list[str]:
+    """What of ``instance`` a profile cannot hold, in words. K, N, M and B are never in one."""
+    tmpcs = [(t, tmpc) for layer in instance.layers for t, listed in layer.tmpcs.items() for tmpc in listed]
+    found = []
+    if any(t > 1 for t, _ in tmpcs):
+        found.append("tensor parallelism (degrees above 1)")
+    if any(len(listed) > 1 for layer in instance.layers for listed in layer.tmpcs.values()):
+        found.append("the choice between several TMPCs of a layer")
+    if any(tmpc.id != TMPC_ID or tmpc.recompute for _, tmpc in tmpcs):
+        found.append(f'the ids of TMPCs (all are "{TMPC_ID}")')
+    if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
+        found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
+    rule = in_flight_rule(instance)
+    if rule is None:
+        found.append("memory that is neither an activation and two versions of the weights nor one of each in flight")
+    else:
+        activation = {layer.id: _activation_bytes(x, rule) for layer in instance.layers for x in layer.tmpcs.get(1, ())}
+        if any(edge.communication_bytes != activation.get(edge.source) for edge in instance.edges):
+            found.append("tensors that are not of the size of their layer's activation")
+    if instance.tensors:
+        found.append("tensors that each stage sends or receives once")
+    if any(x.shared_bytes or x.least_data_parallel_degree > 1 for _, x in tmpcs):
+        found.append("memory that replicas share out, and least data-parallel degrees")
+    sources = {layer.id for layer in instance.layers} - {edge.target for edge in instance.edges}
+    sinks = {layer.id for layer in instance.layers} - {edge.source for edge in instance.edges}
+    dropped = [
+        layer.name
+        for layer in instance.layers
+        if (layer.id in sources and layer.name.startswith("Input"))
+        or (layer.id in sinks and layer.name.startswith("__getitem__"))
+    ]
+    if dropped:
+        found.append(f'layers that PipeDream drops by their name ("{dropped[0]}")')
+    if any("\n" in layer.name or not layer.name.strip() or " -- " in layer.name for layer in instance.layers):
+        found.append('names of layers that are empty or hold " -- " or a line break')
+    if any(not 0 <= layer.id < 10**15 for layer in instance.layers):
+        found.append("ids of layers that are negative or have more than 15 digits")
+    return found
+
+
+def in_flight_rule(instance: Instance) -> InFlight | None:
+    """With which ``--in-flight`` a profile gives this instance's memory; None if with neither."""
+    tmpcs = [tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed]
+    if all(tmpc.fixed_bytes == 2.0 * tmpc.weights_bytes for tmpc in tmpcs):
+        return InFlight.TWO_VERSIONS
+    if all(tmpc.fixed_bytes == 0.0 and tmpc.activation_bytes >= tmpc.weights_bytes for tmpc in tmpcs):
+        return InFlight.STASHING
+    return None
+
+
+def to_profile(instance: Instance) -> str:
+    """An instance without ``losses`` as a profile; loading it with the same K, N, M, B and ``in_flight_rule`` gives it
+    again. All time is written as forward time: an instance does not part it."""
+    rule = in_flight_rule(instance)
+    assert rule is not None
+    lines = []
+    for layer in instance.layers:
+        ((tmpc,),) = layer.tmpcs.values()
+        lines.append(
+            f"node{layer.id} -- {layer.name} -- forward_compute_time={_milliseconds(tmpc.time_per_sample_s)!r}, "
+            f"backward_compute_time=0.0, activation_size={_activation_bytes(tmpc, rule)!r}, "
+            f"parameter_size={tmpc.weights_bytes!r}"
+        )
+    lines += [f"\tnode{edge.source} -- node{edge.target}" for edge in instance.edges]
+    return "\n".join(lines) + "\n"
+
+
+def _activation_bytes(tmpc: Tmpc, rule: InFlight) -> float:
+    return tmpc.activation_bytes - (tmpc.weights_bytes if rule is InFlight.STASHING else 0.0)
+
+
+def _milliseconds(seconds: float) -> float:
+    """The figure that reads back as ``seconds``, or as near as there is one."""
+    near = seconds * 1000.0
+    candidates = [near, math.nextafter(near, 0.0), math.nextafter(near, math.inf)]
+    return min(candidates, key=lambda ms: abs(ms / 1000.0 - seconds))

@@ -1,0 +1,104 @@
+"""Sizes and rates as people write them: ``8GiB``, ``80GB``, ``25GB/s``, or a plain number of bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from piper_ray.model.errors import UsageError
+
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+_WITH_UNIT = re.compile(r"\s*(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[A-Za-z]+)\s*")
+_GIGABIT_OR_GIGABYTE = re.compile(r"[KMGTPE]i?b")
+_PER_SECOND = re.compile(r"\s*/\s*s(ec)?\s*$|ps\s*$")
+_LARGE_UNITS = {"GiB": 2.0**30, "GB": 1e9, "MiB": 2.0**20, "MB": 1e6}
+
+
+OnNote = Callable[[str], None]
+"""Called with what is no fault of an input and still worth telling, in words for the user."""
+
+LEAST_LIKELY_BYTES = 1e6
+"""A memory below this, or a bandwidth below this in a second, most likely lacks its unit."""
+
+
+def parse_bytes(value: str | float, *, unit_required: bool = False) -> float:
+    """A size in bytes, from a number or from text with a unit (kB, MB, GB, KiB, MiB, GiB, Gbit, ...).
+
+    Text without a unit is bytes, or with ``unit_required`` refused. Raises UsageError for that and for anything that is
+    not a finite size >= 0.
+    """
+    expected = "a size such as 8GiB or 80GB" if unit_required else "a size such as 8GiB, 80GB or a number of bytes"
+    return _parse(value, value, expected, "", unit_required)
+
+
+def parse_bytes_per_s(value: str | float, *, unit_required: bool = False) -> float:
+    """A rate in bytes/s: what ``parse_bytes`` takes, with or without "/s". Raises UsageError."""
+    bare = _PER_SECOND.sub("", value) if isinstance(value, str) else value
+    expected = "a rate such as 25GB/s" + (
+        " or 200Gbit/s" if unit_required else ", 200Gbit/s or a number of bytes per second"
+    )
+    return _parse(bare, value, expected, "/s", unit_required)
+
+
+def likely_text(size: float, per_second: str) -> str:
+    """What was probably meant by a number without a unit: devices have GB, and a large number counts bytes."""
+    if size < 1000.0:
+        return f"{size:g}GB{per_second}"
+    if size < LEAST_LIKELY_BYTES:
+        return f"{size:.12g}MB{per_second}" if size % 1000.0 else f"{size / 1000.0:g}GB{per_second}"
+    exact = next((unit for unit, factor in _LARGE_UNITS.items() if size % factor == 0.0), None)
+    return f"{size:.0f}B{per_second}" if exact is None else f"{size / _LARGE_UNITS[exact]:.0f}{exact}{per_second}"
+
+
+def doubtful(size: float, per_second: str, *, with_units: bool) -> str | None:
+    """What to say of a memory (or, with "/s", a bandwidth) in a file that most likely lacks its unit; None of others.
+
+    with_units: the file may hold texts with units; else it holds numbers of bytes.
+    """
+    if size >= LEAST_LIKELY_BYTES:
+        return None
+    meant = likely_text(size, per_second)
+    if not with_units:
+        meant = f"{size * (1e9 if size < 1000.0 else 1e6):.15g}, {meant},"
+    words = ("byte" if size == 1.0 else "bytes") + (" per second" if per_second else "")
+    return f"{size:g} {words}, less than 1 MB{per_second}; was {meant} meant?"
+
+
+def _parse(bare: object, given: object, expected: str, per_second: str, unit_required: bool) -> float:
+    if isinstance(bare, str):
+        number = float(bare) if _NUMBER.fullmatch(bare) else _with_unit(bare, given, expected)
+    elif isinstance(bare, bool) or not isinstance(bare, (int, float)):
+        raise UsageError(f"{_shown(given)} is not a size; expected {expected}")
+    else:
+        try:
+            number = float(bare)
+        except OverflowError:
+            number = math.inf
+    if not math.isfinite(number):
+        raise UsageError(f"{_shown(given)} is not finite; expected {expected}")
+    if number < 0:
+        raise UsageError(f"{_shown(given)} is negative; expected {expected}")
+    if unit_required and number and isinstance(bare, str) and _NUMBER.fullmatch(bare):
+        raise UsageError(f"{bare.strip()} has no unit; did you mean {likely_text(number, per_second)}?")
+    return number + 0.0  # -0.0 becomes 0.0
+
+
+def _with_unit(text: str, given: object, expected: str) -> float:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    match = _WITH_UNIT.fullmatch(text)
+    if match is None:  # ByteSize reads "1,5GB" as 1 byte, so the whole text is matched first
+        raise UsageError(f"{_shown(given)} is not understood; expected {expected}")
+    if _GIGABIT_OR_GIGABYTE.fullmatch(match["unit"]):
+        bytes_unit, bits_unit = match["unit"][:-1] + "B", match["unit"][:-1] + "bit"
+        raise UsageError(f"{_shown(given)} is ambiguous; write {bytes_unit} for bytes or {bits_unit} for bits")
+    try:
+        return float(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except (ValidationError, OverflowError, ValueError):
+        raise UsageError(f"{_shown(given)} has an unknown unit or is too large; expected {expected}") from None
+
+
+def _shown(value: object) -> str:
+    text = "a huge number" if isinstance(value, int) and abs(value) >= 10**20 else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,294 @@
+"""Piper's own JSON workload (https://github.com/msr-fiddle/piper), read and written.
+
+Beyond upstream's reader: both spellings of N are taken; ``edges`` and empty sync tables may be left out; a
+top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it). What
+upstream's model does not have is written only where it is there: a TMPC's ``memoryUsageShared`` and
+``leastDataParallelDegree``, and a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from piper_ray.model import limits
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.workloads.formats.fields import (
+    DEGREE_WORDS,
+    FIGURE_WORDS,
+    ID_WORDS,
+    RECOMPUTE_ID,
+    Cluster,
+    Degree,
+    Figure,
+    LayerId,
+    Open,
+    read_cluster,
+)
+from piper_ray.workloads.formats.graph import (
+    NamedEdge,
+    NamedId,
+    NamedTensor,
+    Neighbours,
+    check_graph,
+    check_size,
+    check_tensors,
+)
+from piper_ray.workloads.formats.layer_rules import check_some_tmpc, check_sync_names, check_tmpc_ids
+
+KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
+
+_PATHS = {
+    "devices": "maxDevices",
+    "microbatches": "mbsInBatch",
+    "memory_bytes": "maxMemoryPerDevice",
+    "bandwidth_bytes_per_s": "bandwidth",
+}
+_DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
+_SYNC_WORDS = "an object of finite numbers >= 0"
+
+
+class _Node(Open):
+    """A node without its TMPCs: those are read one by one, so that one fault does not hide the others."""
+
+    id: LayerId = Field(description=ID_WORDS)
+    name: str | None = Field(default=None, description="a text")
+
+
+class _Tmpc(Open):
+    id: str = Field(description="a text")
+    timePerSample: Figure = Field(description=FIGURE_WORDS)
+    parameterSize: Figure = Field(description=FIGURE_WORDS)
+    memoryUsageA: Figure = Field(description=FIGURE_WORDS)
+    memoryUsageB: Figure = Field(description=FIGURE_WORDS)
+    syncTimeFw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
+    syncTimeBw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
+    recompute: bool | None = Field(default=None, description="true or false")
+    memoryUsageShared: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    leastDataParallelDegree: Degree = Field(default=1, description=DEGREE_WORDS)
+
+
+class _Tensor(Open):
+    nodes: list[LayerId] = Field(description="a list of the ids of layers")
+    forwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    backwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
+
+
+class _Edge(Open):
+    sourceId: LayerId = Field(description="the id of a layer")
+    destId: LayerId = Field(description="the id of a layer")
+    communicationCost: Figure = Field(description=FIGURE_WORDS)
+
+
+class _SyncEdges:
+    """The edges that a layer's sync tables must cover: {key in the table: neighbour's id}, in their order."""
+
+    def __init__(self, layer: int, neighbours: Neighbours) -> None:
+        self.layer = layer
+        self.forward = {str(u): u for u in neighbours.predecessors[layer]}
+        self.backward = {str(w): w for w in neighbours.successors[layer]}
+
+
+def read_upstream(document: Mapping[str, object], overrides: Cluster, name: str, faults: Faults) -> Instance | None:
+    """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
+    cluster = _read_cluster(document, overrides, faults)
+    title = document.get("name", name)
+    if not isinstance(title, str):
+        faults.at("name", f"not a text ({shown(title)}); expected a text")
+    if "nodes" not in document:
+        faults.at("nodes", "missing; expected a list of layers")
+    nodes, edges = _list(document, "nodes", faults), _list(document, "edges", faults)
+    if nodes is None or edges is None or not check_size(len(nodes), len(edges), faults, "nodes", "edges"):
+        return None
+    neighbours = _read_graph(nodes, edges, faults)
+    layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
+    drawn = [faults.model(_Edge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
+    tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
+    if faults:
+        return None
+    return Instance(
+        layers=tuple(layer for layer in layers if layer is not None),
+        edges=tuple(Edge(edge.sourceId, edge.destId, edge.communicationCost) for edge in drawn if edge is not None),
+        name=str(title),
+        tensors=tensors,
+        **vars(cluster),
+    )
+
+
+def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
+    listed = _list(document, "tensors", faults) or ()
+    read = [faults.model(_Tensor, tensor, f"tensors[{index}]") for index, tensor in enumerate(listed)]
+    named = [NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
+    if not faults:  # all ids are known
+        check_tensors(named, ids, faults)
+    return tuple(Tensor(tuple(x.nodes), x.forwardBytes, x.backwardBytes) for x in read if x is not None)
+
+
+def to_upstream(instance: Instance) -> dict[str, object]:
+    """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
+    document: dict[str, object] = {
+        "name": instance.name,
+        "maxDevices": instance.devices,
+        "maxMemoryPerDevice": instance.memory_bytes,
+        "bandwidth": instance.bandwidth_bytes_per_s,
+        "mbsInBatch": instance.microbatches,
+        "nodes": [
+            {
+                "id": layer.id,
+                "name": layer.name,
+                "TMPCs": {
+                    str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
+                    for t, tmpcs in layer.tmpcs.items()
+                },
+            }
+            for layer in instance.layers
+        ],
+        "edges": [
+            {"sourceId": edge.source, "destId": edge.target, "communicationCost": edge.communication_bytes}
+            for edge in instance.edges
+        ],
+    }
+    if instance.tensors:
+        document["tensors"] = [
+            {"nodes": list(x.layers), "forwardBytes": x.forward_bytes, "backwardBytes": x.backward_bytes}
+            for x in instance.tensors
+        ]
+    return document
+
+
+def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
+    """With a figure for every edge of the layer, as upstream's reader wants it."""
+    document: dict[str, object] = {
+        "id": tmpc.id,
+        "timePerSample": tmpc.time_per_sample_s,
+        "parameterSize": tmpc.weights_bytes,
+        "memoryUsageA": tmpc.activation_bytes,
+        "memoryUsageB": tmpc.fixed_bytes,
+        "syncTimeFw": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
+        "syncTimeBw": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},
+    }
+    if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
+        document["recompute"] = tmpc.recompute
+    if tmpc.shared_bytes:
+        document["memoryUsageShared"] = tmpc.shared_bytes
+    if tmpc.least_data_parallel_degree > 1:
+        document["leastDataParallelDegree"] = tmpc.least_data_parallel_degree
+    return document
+
+
+def _read_cluster(document: Mapping[str, object], overrides: Cluster, faults: Faults) -> Cluster:
+    given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
+    if "maxBatchSize" in document:
+        other = document["maxBatchSize"]
+        if "microbatches" not in given:
+            given["microbatches"] = ("maxBatchSize", other)
+        elif not _equal_numbers(other, given["microbatches"][1]) and overrides.microbatches is None:
+            faults.at(
+                "maxBatchSize",
+                f"{shown(other)}, but mbsInBatch is {shown(given['microbatches'][1])}; "
+                "expected one of the two keys, or the same number in both",
+            )
+    return read_cluster(given, _PATHS, overrides, faults, units=False)
+
+
+def _equal_numbers(one: object, other: object) -> bool:
+    return type(one) in (int, float) and type(other) in (int, float) and one == other
+
+
+def _list(document: Mapping[str, object], key: str, faults: Faults) -> Sequence[object] | None:
+    value = document.get(key, [])
+    if isinstance(value, (list, tuple)):
+        return value
+    faults.at(key, f"not a list ({shown(value)}); expected a list")
+    return None
+
+
+def _read_graph(nodes: Sequence[object], edges: Sequence[object], faults: Faults) -> Neighbours | None:
+    """The graph as far as its ids can be read; None if some edge's ends cannot, so that fw and bw cannot be checked.
+
+    What is wrong with the ids themselves is noted when the nodes and edges are read one by one.
+    """
+    ids = [
+        NamedId(node_id, f"nodes[{index}].id")
+        for index, node in enumerate(nodes)
+        if (node_id := _id_at(node, "id")) is not None
+    ]
+    named = [
+        NamedEdge(source, target, f"edges[{index}]")
+        for index, edge in enumerate(edges)
+        if (source := _id_at(edge, "sourceId")) is not None and (target := _id_at(edge, "destId")) is not None
+    ]
+    complete = len(ids) == len(nodes)
+    neighbours = check_graph(ids, named, faults, "edges", ids_complete=complete)
+    return neighbours if complete and len(named) == len(edges) else None
+
+
+def _id_at(item: object, key: str) -> int | None:
+    value = item.get(key) if isinstance(item, Mapping) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= limits.ID else None
+
+
+def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Faults) -> Layer | None:
+    node = faults.model(_Node, raw, path)
+    if not isinstance(raw, Mapping):
+        return None
+    by_degree = raw.get("TMPCs")
+    if not isinstance(by_degree, Mapping):
+        problem = f"not an object ({shown(by_degree)})" if "TMPCs" in raw else "missing"
+        faults.at(f"{path}.TMPCs", f"{problem}; expected an object of lists of TMPCs, one for each degree")
+        return None
+    sync = None if node is None or neighbours is None else _SyncEdges(node.id, neighbours)
+    tmpcs: dict[int, tuple[Tmpc, ...]] = {}
+    for key, listed in by_degree.items():
+        degree_path = path_of(path, "TMPCs", str(key))
+        if not _DEGREE_KEY.fullmatch(str(key)) or int(key) > limits.DEVICES:
+            faults.at(degree_path, f"{quoted(str(key))} is no tensor-parallel degree; expected {DEGREE_WORDS}")
+        if not isinstance(listed, (list, tuple)):
+            faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
+            continue
+        read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
+        check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        if not faults and read:
+            tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
+    check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
+    if node is None:
+        return None
+    return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs)
+
+
+def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:
+    tmpc = faults.model(_Tmpc, raw, path)
+    if sync is None:
+        return None
+    if isinstance(raw, Mapping):  # by the raw document, so that one wrong figure does not hide a missing entry
+        _check_sync(raw.get("syncTimeFw", {}), sync.forward, f"{path}.syncTimeFw", f"{{}} -> {sync.layer}", faults)
+        _check_sync(raw.get("syncTimeBw", {}), sync.backward, f"{path}.syncTimeBw", f"{sync.layer} -> {{}}", faults)
+    if tmpc is None or faults:
+        return None
+    return Tmpc(
+        id=tmpc.id,
+        time_per_sample_s=tmpc.timePerSample,
+        weights_bytes=tmpc.parameterSize,
+        activation_bytes=tmpc.memoryUsageA,
+        fixed_bytes=tmpc.memoryUsageB,
+        forward_sync_bytes={u: tmpc.syncTimeFw[key] for key, u in sync.forward.items()},
+        backward_sync_bytes={w: tmpc.syncTimeBw[key] for key, w in sync.backward.items()},
+        recompute=tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
+        shared_bytes=tmpc.memoryUsageShared,
+        least_data_parallel_degree=tmpc.leastDataParallelDegree,
+    )
+
+
+def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, faults: Faults) -> None:
+    """Note each edge without an entry in ``table``, and each entry that is for no edge."""
+    if not isinstance(table, Mapping):
+        return  # the model says so
+    for key in edges:
+        if key not in table:
+            faults.at(path_of(path, key), f"missing; expected a figure for edge {arrow.format(key)}")
+    check_sync_names(table, edges, path, arrow, faults)

@@ -1,0 +1,196 @@
+"""Reading a compact workload (``workload_schema``): its types and layers are checked, then expanded layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.workloads.formats.fields import Cluster, read_cluster
+from piper_ray.workloads.formats.workload_expansion import Chain, DrawnGraph, ReadType, expand
+from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
+from piper_ray.workloads.formats.workload_schema import (
+    PREVIOUS,
+    TABLES,
+    DrawnEdge,
+    DrawnTensor,
+    Entry,
+    GraphTable,
+    LayerType,
+    Row,
+)
+
+_CLUSTER_KEYS = {
+    "devices": "devices",
+    "microbatches": "microbatches",
+    "memory_bytes": "memory",
+    "bandwidth_bytes_per_s": "bandwidth",
+}
+
+
+def read_workload(document: Mapping[str, object], overrides: Cluster, name: str, faults: Faults) -> Instance | None:
+    """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
+    for key in document:
+        if key not in KEYS and key != "name":
+            faults.at(path_of("", key), f"unknown key; expected one of name, {', '.join(sorted(KEYS))}")
+    title = document.get("name", name)
+    if not isinstance(title, str):
+        faults.at("name", f"not a text ({shown(title)}); expected a text")
+    tables = {key: _table(document, key, faults) for key in TABLES}
+    cluster = _read_cluster(tables["cluster"], overrides, faults)
+    types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
+    chains = _read_layers(tables["layers"], types, faults)
+    drawn = _read_graph(tables["graph"], tables["layers"], faults)
+    graph = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
+    if graph is None or faults:
+        return None
+    layers, edges, tensors = graph
+    return Instance(layers, edges, name=str(title), tensors=tensors, **vars(cluster))
+
+
+def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:
+    table = document.get(key, {})
+    if isinstance(table, Mapping):
+        return table
+    faults.at(key, f"not a table ({shown(table)}); expected a table")
+    return {}
+
+
+def _read_cluster(table: Mapping[str, object], overrides: Cluster, faults: Faults) -> Cluster:
+    paths = {quantity: f"cluster.{key}" for quantity, key in _CLUSTER_KEYS.items()}
+    given = {quantity: (paths[quantity], table[key]) for quantity, key in _CLUSTER_KEYS.items() if key in table}
+    for key in table:
+        if key not in _CLUSTER_KEYS.values():
+            faults.at(path_of("cluster", key), f"unknown key; expected one of {', '.join(_CLUSTER_KEYS.values())}")
+    return read_cluster(given, paths, overrides, faults, units=True)
+
+
+def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:
+    path = path_of("types", key)
+    declared = faults.model(LayerType, raw, path)
+    if declared is None:
+        return None
+    read = [faults.model(Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
+    rows = [row for row in read if row is not None]
+    used = Counter((t, row.id) for row in rows for t in row.degrees)
+    for (t, tmpc_id), count in used.items():
+        if count > 1:
+            faults.at(f"{path}.tmpcs", f"duplicate TMPC id {quoted(tmpc_id)} at t = {t}; expected unique ids "
+                                       "within a type and degree")  # fmt: skip
+    return ReadType(key, declared, rows) if len(rows) == len(read) else None
+
+
+def _read_layers(
+    table: Mapping[str, object], types: Mapping[str, ReadType | None], faults: Faults
+) -> list[Chain] | None:
+    """The chains in the order of the file; None if something is wrong with them, so that no graph can be drawn."""
+    found_before = len(faults.found)
+    chains: dict[str, Chain] = {}
+    next_id = 0
+    for label, raw in table.items():
+        path = path_of("layers", label)
+        entry = faults.model(Entry, raw, path)
+        if label == PREVIOUS:
+            faults.at(path, 'reserved label; expected another: "previous" is the layer before in a chain')
+        chain = None if entry is None else _read_entry(label, entry, next_id, chains, table, path, faults)
+        if chain is None:
+            continue
+        chains[label] = chain
+        next_id = chain.first_id + chain.count
+        if chain.type_key not in types:
+            faults.at(f"{path}.type", f"unknown type {quoted(chain.type_key)}; expected a key of [types]")
+        _check_inputs(chain, types.get(chain.type_key), table, path, faults)
+    if not table:
+        faults.at("layers", "no layers; expected at least one")
+    return list(chains.values()) if len(faults.found) == found_before else None
+
+
+def _read_entry(
+    label: str,
+    entry: Entry,
+    next_id: int,
+    chains: Mapping[str, Chain],
+    table: Mapping[str, object],
+    path: str,
+    faults: Faults,
+) -> Chain | None:
+    first_id = next_id if entry.id is None else entry.id
+    if entry.continues is None:
+        if entry.length is not None:
+            faults.at(f"{path}.length", "a length without continues; expected both or neither")
+        if entry.type is None:
+            faults.at(f"{path}.type", "missing; expected the key of a layer type (or continues, for a chain)")
+        if entry.length is not None or entry.type is None:
+            return None
+        return Chain(label, entry.type, entry.inputs or (), first_id, 1, 1, first_id, None)
+    if entry.type is not None:
+        faults.at(f"{path}.type", "a type beside continues; expected one of them: a chain is of one type")
+    if entry.length is None:
+        faults.at(f"{path}.length", "missing; expected the number of layers of the whole chain")
+    head = chains.get(entry.continues)
+    if head is None:
+        if entry.continues not in table or entry.continues == label:
+            faults.at(f"{path}.continues", f"unknown layer {quoted(entry.continues)}; expected an earlier label")
+        elif list(table).index(entry.continues) > list(table).index(label):
+            faults.at(f"{path}.continues", f"{quoted(entry.continues)} comes later; expected an earlier label")
+        return None
+    if entry.length is None or entry.type is not None:
+        return None
+    count = entry.length - head.length
+    if count < 0:
+        faults.at(f"{path}.length", f"{entry.length}, but what it continues has {head.length} layers; "
+                                    "expected at least as many")  # fmt: skip
+        return None
+    last_id = first_id + count - 1 if count else head.last_id
+    inputs = (PREVIOUS,) if entry.inputs is None else entry.inputs
+    return Chain(label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id)
+
+
+def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, object], path: str, faults: Faults) -> None:
+    seen: set[str] = set()
+    for index, label in enumerate(chain.inputs):
+        where = f"{path}.inputs[{index}]"
+        if label in seen:
+            faults.at(where, f"duplicate edge from {quoted(label)}; expected each input once")
+        seen.add(label)
+        if label == PREVIOUS and chain.before_id is None:
+            faults.at(where, '"previous" outside a chain; expected the label of a layer')
+        elif label != PREVIOUS and label not in table:
+            faults.at(where, f"unknown layer {quoted(label)}; expected a label of [layers]")
+    if kind is None or chain.count == 0:
+        return
+    sizes = kind.declared.inputs
+    if isinstance(sizes, list) and len(sizes) != len(chain.inputs):
+        faults.at(f"{path}.inputs", f"{len(chain.inputs)} inputs, but {path_of('types', kind.key)}.inputs lists "
+                                    f"{len(sizes)} sizes; expected as many")  # fmt: skip
+
+
+def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> DrawnGraph | None:
+    """What [graph] draws; None, with the faults noted, if some of it cannot be drawn."""
+    if not table:
+        return DrawnGraph((), ())
+    found_before = len(faults.found)
+    graph = faults.model(GraphTable, table, "graph")
+    if graph is None:
+        return None
+    edges = [faults.model(DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(graph.edges)]
+    tensors = [faults.model(DrawnTensor, x, f"graph.tensors[{index}]") for index, x in enumerate(graph.tensors)]
+    named = [
+        (f"graph.edges[{index}].{key}", label)
+        for index, edge in enumerate(edges)
+        if edge is not None
+        for key, label in (("from", edge.source), ("to", edge.target))
+    ]
+    named += [
+        (f"graph.tensors[{index}].layers[{position}]", label)
+        for index, tensor in enumerate(tensors)
+        if tensor is not None
+        for position, label in enumerate(tensor.layers)
+    ]
+    for path, label in named:
+        if label not in layers:
+            faults.at(path, f"unknown layer {quoted(label)}; expected a label of [layers]")
+    if len(faults.found) > found_before:
+        return None
+    return DrawnGraph([x for x in edges if x is not None], [x for x in tensors if x is not None])

@@ -1,0 +1,138 @@
+"""Our own compact workload (TOML): layer types with their figures, and layers that name a type and their inputs.
+
+    name = "two blocks"
+    [cluster]                        # each may be left to the command line
+    devices = 8
+    microbatches = 64                # N, in a batch
+    memory = "16GiB"
+    bandwidth = "25GB/s"
+
+    [types.block]
+    name = "Block"                   # what a layer of the type is called; the type's own key if left out
+    inputs = ["30MiB", 8192]         # c: bytes of each input, in order; one size stands for every input
+    tmpcs = [                        # one row for each TMPC; a list of degrees stands for equal rows
+      { t = 1, id = "vanilla", time_s = 0.03, weights = "160MiB", activation = 606478336, fixed = 353994240 },
+      { t = [2, 4], id = "vanilla", time_s = [0.019, 0.018], forward_sync = "30MiB", backward_sync = "30MiB" },
+    ]
+
+    [layers]                         # ids are 0, 1, ... in this order, or one more than the ``id`` given before
+    mask  = { type = "mask" }
+    first = { type = "block", inputs = ["embedding", "mask"] }
+    stack = { continues = "first", length = 32, inputs = ["previous", "mask"] }
+
+    [graph]                          # more edges, after those of ``inputs``; each with its own cost
+    edges = [{ from = "mask", to = "head", bytes = 8192 }]
+    tensors = [{ layers = ["first", "stack", "head"], forward = "30MiB", backward = "30MiB" }]
+
+A row's ``time_s`` is p for each sample; a list is a series of measurements that the layers of the type take in turn,
+from the start again when there are more layers than figures. ``weights`` (w), ``activation`` (a), ``fixed`` (b),
+``shared`` (what the replicas of a stage share out among them),
+``forward_sync`` (fw, one size or one for each edge that
+arrives) and ``backward_sync`` (bw, one size or one for each edge that
+leaves, in the order of the edges) are bytes, 0 if left out. ``recompute`` is true or false; left out, the id says it.
+``least_data_parallel_degree``: the row is there only in stages of so many replicas, 1 if left out. A tensor of [graph]
+names the layers that make or use it: a stage with some of these and not all sends or receives it once, ``forward``
+bytes in the forward pass and ``backward`` bytes in the backward pass; the bytes of edges are charged for each edge.
+``continues`` makes a chain: layers of the same type follow the named one until the chain has ``length`` layers;
+"previous" is the one before in the chain, and the chain's own label stands for its last layer.
+``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from piper_ray.model import limits
+from piper_ray.workloads.formats.faults import MANY, ONE
+from piper_ray.workloads.formats.fields import (
+    DEGREE_WORDS,
+    FIGURE_WORDS,
+    ID_WORDS,
+    SIZE_WORDS,
+    Closed,
+    Degree,
+    Figure,
+    LayerId,
+    Size,
+)
+
+PREVIOUS = "previous"
+TABLES = ("cluster", "types", "layers", "graph")
+KEYS = frozenset({"base", *TABLES})
+
+
+def _branch(value: object) -> str:
+    return MANY if isinstance(value, (list, tuple)) else ONE
+
+
+_ONE_OR_MANY = Discriminator(_branch)
+_Times = Annotated[Annotated[Figure, Tag(ONE)] | Annotated[list[Figure], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY]
+_Sizes = Annotated[Annotated[Size, Tag(ONE)] | Annotated[list[Size], Tag(MANY)], _ONE_OR_MANY]
+_Degrees = Annotated[
+    Annotated[Degree, Tag(ONE)] | Annotated[list[Degree], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
+]
+
+
+class Row(Closed):
+    """A TMPC of a layer type, for one degree or for several that have equal figures."""
+
+    t: _Degrees = Field(description=DEGREE_WORDS + ", or a list of them")
+    id: str = Field(description="a text")
+    time_s: _Times = Field(description=FIGURE_WORDS + " (seconds per sample), or a list of them")
+    weights: Size = Field(default=0.0, description=SIZE_WORDS)
+    activation: Size = Field(default=0.0, description=SIZE_WORDS)
+    fixed: Size = Field(default=0.0, description=SIZE_WORDS)
+    forward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that arrives")
+    backward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that leaves")
+    recompute: bool | None = Field(default=None, description="true or false")
+    shared: Size = Field(default=0.0, description=SIZE_WORDS)
+    least_data_parallel_degree: Degree = Field(default=1, description=DEGREE_WORDS)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(self.t) if isinstance(self.t, list) else (self.t,)
+
+
+class LayerType(Closed):
+    """A layer type. Its rows are read one by one, so that one fault does not hide the others."""
+
+    name: str | None = Field(default=None, description="a text")
+    inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
+    tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
+
+
+class Entry(Closed):
+    """One entry of [layers]: a layer of a type, or (``continues`` and ``length``) the rest of a chain."""
+
+    type: str | None = Field(default=None, description="the key of a layer type")
+    continues: str | None = Field(default=None, description="the label of an earlier layer")
+    length: int | None = Field(
+        default=None, ge=1, le=limits.LAYERS, description=f"a whole number from 1 to {limits.LAYERS}"
+    )
+    inputs: list[str] | None = Field(default=None, description="a list of labels of layers")
+    id: LayerId | None = Field(default=None, description=ID_WORDS)
+
+
+class GraphTable(Closed):
+    """The [graph] table. Its edges and tensors are read one by one."""
+
+    edges: list[Any] = Field(default=[], description="a list of edges")
+    tensors: list[Any] = Field(default=[], description="a list of tensors")
+
+
+class DrawnEdge(Closed):
+    """An edge between the last layers of two entries, with its cost."""
+
+    source: str = Field(alias="from", description="a label of [layers]")
+    target: str = Field(alias="to", description="a label of [layers]")
+    cost_bytes: Size = Field(alias="bytes", description=SIZE_WORDS)
+
+
+class DrawnTensor(Closed):
+    """A tensor with the last layers of some entries as its ends."""
+
+    layers: list[str] = Field(description="a list of labels of [layers]")
+    forward: Size = Field(default=0.0, description=SIZE_WORDS)
+    backward: Size = Field(default=0.0, description=SIZE_WORDS)

@@ -1,0 +1,283 @@
+"""Writing an instance as a compact workload: layers with equal figures share a type, repeated ones a chain."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
+from piper_ray.workloads.formats.fields import RECOMPUTE_ID
+from piper_ray.workloads.formats.workload_schema import PREVIOUS
+
+Sizes = float | tuple[float, ...]
+
+_NOT_BARE = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST_TYPE_KEY = 40
+_FIGURES_PER_LINE = 8
+
+
+def to_toml(instance: Instance) -> str:
+    """The instance as TOML (see ``workload_schema``); ``load`` gives an equal instance back."""
+    graph = _Graph(instance)
+    types = _types(instance, graph)
+    lines = [
+        f"name = {_text(instance.name)}",
+        "",
+        "[cluster]",
+        f"devices = {instance.devices}",
+        f"microbatches = {instance.microbatches}",
+        f"memory = {_number(instance.memory_bytes)}",
+        f"bandwidth = {_number(instance.bandwidth_bytes_per_s)}",
+    ]
+    for kind in dict.fromkeys(types.values()):
+        lines += ["", *kind.lines()]
+    spans = list(_spans([layer.id for layer in instance.layers], graph, types))
+    label_of = {span.ids[-1]: span.label for span in spans}
+    lines += ["", "[layers]", *_entries(spans, label_of, graph, types)]
+    if instance.tensors or not graph.grouped:
+        lines += ["", "[graph]"]
+    if not graph.grouped:
+        lines += ["edges = ["]
+        lines += [
+            f'  {{ from = "{edge.source}", to = "{edge.target}", bytes = {_number(edge.communication_bytes)} }},'
+            for edge in instance.edges
+        ]
+        lines += ["]"]
+    if instance.tensors:
+        lines += ["tensors = [", *(f"  {_tensor(tensor, label_of)}," for tensor in instance.tensors), "]"]
+    return "\n".join(lines) + "\n"
+
+
+class _Graph:
+    """Neighbours in the order of the edges.
+
+    tensor_ends: layers that a tensor names; so they need a label of their own.
+    grouped: the edges come in the order of the layers that they go to, so that ``inputs`` can say them all;
+    otherwise they are listed one by one.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.predecessors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
+        self.successors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
+        self.costs_bytes: dict[int, list[float]] = {layer.id: [] for layer in instance.layers}
+        for edge in instance.edges:
+            self.predecessors[edge.target].append(edge.source)
+            self.successors[edge.source].append(edge.target)
+            self.costs_bytes[edge.target].append(edge.communication_bytes)
+        self.tensor_ends = {layer for tensor in instance.tensors for layer in tensor.layers}
+        by_target = [(source, layer.id) for layer in instance.layers for source in self.predecessors[layer.id]]
+        self.grouped = by_target == [(edge.source, edge.target) for edge in instance.edges]
+
+    def inputs(self, layer: int) -> Sequence[int]:
+        """What the layer's ``inputs`` must name."""
+        return self.predecessors[layer] if self.grouped else ()
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A TMPC without its time, with its sync sizes by position: what layers of one type have in common."""
+
+    id: str
+    weights_bytes: float
+    activation_bytes: float
+    fixed_bytes: float
+    shared_bytes: float
+    least_data_parallel_degree: int
+    forward_sync_bytes: Sizes
+    backward_sync_bytes: Sizes
+    recompute: bool
+
+
+class _Type:
+    """A layer type: rows[t] of figures, and for each of its layers, in order, the times of these rows."""
+
+    def __init__(self, key: str, name: str, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]) -> None:
+        self.key = key
+        self.name = name
+        self.inputs = inputs
+        self.rows = rows
+        self.layers: list[Layer] = []
+
+    def lines(self) -> Iterator[str]:
+        yield f"[types.{self.key}]"
+        if self.name != self.key:
+            yield f"name = {_text(self.name)}"
+        if self.inputs != 0.0:
+            yield f"inputs = {_sizes(self.inputs)}"
+        yield "tmpcs = ["
+        degrees: dict[tuple[int, _Figures, tuple[float, ...]], list[int]] = {}
+        for index in range(max(map(len, self.rows.values()))):  # the rows of a degree must keep their order
+            for t, row in self.rows.items():
+                if index < len(row):
+                    times = tuple(layer.tmpcs[t][index].time_per_sample_s for layer in self.layers)
+                    degrees.setdefault((index, row[index], times), []).append(t)
+        for (_, figures, times), ts in degrees.items():
+            yield f"  {{ {', '.join(_row(ts, figures, times))} }},"
+        yield "]"
+
+
+def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
+    """The type of each layer id. Layers are of one type if they differ in nothing but their times."""
+    types: dict[object, _Type] = {}
+    type_of: dict[int, _Type] = {}
+    keys: set[str] = set()
+    for layer in instance.layers:
+        inputs = _common(graph.costs_bytes[layer.id]) if graph.grouped else 0.0
+        rows = {t: tuple(_figures(tmpc, layer.id, graph) for tmpc in layer.tmpcs[t]) for t in sorted(layer.tmpcs)}
+        signature = (layer.name, inputs, tuple(rows.items()))
+        if signature not in types:
+            key = _fresh_key(layer.name, keys)
+            keys.add(key)
+            types[signature] = _Type(key, layer.name, inputs, rows)
+        types[signature].layers.append(layer)
+        type_of[layer.id] = types[signature]
+    return type_of
+
+
+def _figures(tmpc: Tmpc, layer: int, graph: _Graph) -> _Figures:
+    return _Figures(
+        id=tmpc.id,
+        weights_bytes=tmpc.weights_bytes,
+        activation_bytes=tmpc.activation_bytes,
+        fixed_bytes=tmpc.fixed_bytes,
+        shared_bytes=tmpc.shared_bytes,
+        least_data_parallel_degree=tmpc.least_data_parallel_degree,
+        forward_sync_bytes=_common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]]),
+        backward_sync_bytes=_common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]]),
+        recompute=tmpc.recompute,
+    )
+
+
+def _common(sizes: Sequence[float]) -> Sizes:
+    return tuple(sizes) if len(set(sizes)) > 1 else sizes[0] if sizes else 0.0
+
+
+def _fresh_key(name: str, taken: set[str]) -> str:
+    stem = _NOT_BARE.sub("-", name)[:_LONGEST_TYPE_KEY].strip("-") or "layer"
+    key, number = stem, 1
+    while key in taken:
+        number += 1
+        key = f"{stem}-{number}"
+    return key
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Layers that one entry of [layers] writes: ``ids``, and the layer that they continue if they are a chain."""
+
+    ids: Sequence[int]
+    head: int | None
+
+    @property
+    def label(self) -> str:
+        return str(self.ids[0]) if self.head is None else f"{self.ids[0]}-{self.ids[-1]}"
+
+
+def _tensor(tensor: Tensor, label_of: Mapping[int, str]) -> str:
+    parts = [f"layers = [{', '.join(_text(label_of[layer]) for layer in tensor.layers)}]"]
+    for key, size in (("forward", tensor.forward_bytes), ("backward", tensor.backward_bytes)):
+        parts += [f"{key} = {_number(size)}"] if size else []
+    return f"{{ {', '.join(parts)} }}"
+
+
+def _entries(
+    spans: Sequence[_Span], label_of: Mapping[int, str], graph: _Graph, types: Mapping[int, _Type]
+) -> Iterator[str]:
+    length_of: dict[int, int] = {}  # of the chain that ends with this layer
+    expected_id = 0
+    for span in spans:
+        first, last = span.ids[0], span.ids[-1]
+        if span.head is None:
+            length_of[last] = 1
+            parts = [f"type = {_text(types[first].key)}"]
+        else:
+            length_of[last] = length_of[span.head] + len(span.ids)
+            parts = [f"continues = {_text(label_of[span.head])}", f"length = {length_of[last]}"]
+        inputs = [PREVIOUS if source == span.head else label_of[source] for source in graph.inputs(first)]
+        if inputs:
+            parts.append(f"inputs = [{', '.join(map(_text, inputs))}]")
+        if first != expected_id:
+            parts.append(f"id = {first}")
+        expected_id = last + 1
+        yield f"{span.label} = {{ {', '.join(parts)} }}"
+
+
+def _spans(ids: Sequence[int], graph: _Graph, types: Mapping[int, _Type]) -> Iterator[_Span]:
+    """The layers cut into single ones and, greedily from the front, chains of two layers or more."""
+    ends: set[int] = set()  # the last layers of the spans so far: what a chain can continue
+    start = 0
+    while start < len(ids):
+        best = _Span(ids[start : start + 1], None)
+        for head in graph.inputs(ids[start]):
+            if head in ends and types[head] is types[ids[start]]:
+                count = _chain_count(ids, start, head, graph, types)
+                if count > len(best.ids):
+                    best = _Span(ids[start : start + count], head)
+        yield best
+        ends.add(best.ids[-1])
+        start += len(best.ids)
+
+
+def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types: Mapping[int, _Type]) -> int:
+    """How many layers from ``start`` on continue ``head``: of its type, with its ids going up by one, each fed by the
+    one before and otherwise by the same layers, and feeding none but the next; no tensor ends but at the last."""
+    pattern = [None if source == head else source for source in graph.inputs(ids[start])]
+    end = start + 1
+    while end < len(ids):
+        before, layer = ids[end - 1], ids[end]
+        inputs = [None if source == before else source for source in graph.inputs(layer)]
+        alike = layer == before + 1 and types[layer] is types[head] and inputs == pattern
+        if not alike or graph.successors[before] != [layer] or before in graph.tensor_ends:
+            break
+        end += 1
+    return end - start
+
+
+def _row(ts: Sequence[int], figures: _Figures, times: Sequence[float]) -> Iterator[str]:
+    yield f"t = {ts[0] if len(ts) == 1 else list(ts)}"
+    yield f"id = {_text(figures.id)}"
+    yield f"time_s = {_sizes(_series(times))}"
+    for key, sizes in [
+        ("weights", figures.weights_bytes),
+        ("activation", figures.activation_bytes),
+        ("fixed", figures.fixed_bytes),
+        ("shared", figures.shared_bytes),
+        ("forward_sync", figures.forward_sync_bytes),
+        ("backward_sync", figures.backward_sync_bytes),
+    ]:
+        if sizes != 0.0:
+            yield f"{key} = {_sizes(sizes)}"
+    if figures.least_data_parallel_degree > 1:
+        yield f"least_data_parallel_degree = {figures.least_data_parallel_degree}"
+    if figures.recompute != (figures.id == RECOMPUTE_ID):
+        yield f"recompute = {str(figures.recompute).lower()}"
+
+
+def _series(times: Sequence[float]) -> Sizes:
+    """The shortest series that gives ``times`` when it is gone through again and again."""
+    for period in range(1, len(times)):
+        if all(time == times[index % period] for index, time in enumerate(times)):
+            return tuple(times[:period]) if period > 1 else times[0]
+    return tuple(times) if len(times) > 1 else times[0]
+
+
+def _sizes(sizes: Sizes) -> str:
+    if not isinstance(sizes, tuple):
+        return _number(sizes)
+    numbers = [_number(size) for size in sizes]
+    if len(numbers) <= _FIGURES_PER_LINE:
+        return f"[{', '.join(numbers)}]"
+    lines = [numbers[i : i + _FIGURES_PER_LINE] for i in range(0, len(numbers), _FIGURES_PER_LINE)]
+    return "[\n    " + ",\n    ".join(", ".join(line) for line in lines) + ",\n  ]"
+
+
+def _number(value: float) -> str:
+    """The shortest text that reads back as the same float."""
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def _text(value: str) -> str:
+    """A TOML basic string."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

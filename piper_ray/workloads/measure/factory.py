@@ -1,0 +1,194 @@
+"""The user's factory: finding it, calling it, and making its inputs fit the microbatch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.utils import _pytree as pytree
+
+from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.workloads.formats.documents import refuse
+from piper_ray.workloads.measure.inputs import Declared
+from piper_ray.workloads.measure.places import place_of, words_of
+
+_TENSOR_PARALLEL, _MICROBATCH = "tensor_parallel", "microbatch"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in training mode with one microbatch of inputs, both on the device. inputs: (args, kwargs) of a call."""
+
+    module: torch.nn.Module
+    inputs: tuple[tuple[object, ...], dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Factory:
+    """``spec`` as the user wrote it; ``path`` of the file that has it, if it is in one."""
+
+    spec: str
+    call: Callable[..., object]
+    arguments: Mapping[str, object]
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        return self.spec.rpartition(":")[2]
+
+    @property
+    def takes_tensor_parallel(self) -> bool:
+        return _TENSOR_PARALLEL in _parameters(self.call)
+
+    def build(self, microbatch: int, device: torch.device, declared: Sequence[Declared], degree: int = 1) -> Model:
+        """The model at a tensor-parallel degree. Raises InputError for what the factory does or returns."""
+        known = _parameters(self.call)
+        arguments = dict(self.arguments)
+        if _MICROBATCH in known:
+            arguments.setdefault(_MICROBATCH, microbatch)
+        if _TENSOR_PARALLEL in known:
+            arguments[_TENSOR_PARALLEL] = degree
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                made = self.call(**arguments)
+            except Exception as error:
+                raise InputError(self.spec, [Fault(place_of(error), words_of(error))]) from error
+            module, given = self._parts(made)
+            if declared:
+                given = tuple(one.tensor(microbatch) for one in declared)
+            inputs = _fitted(self.spec, _as_call(given), microbatch, takes_microbatch=_MICROBATCH in known)
+        if not any(True for _ in module.parameters()):
+            refuse(self.spec, "", f"{type(module).__name__} has no parameters; expected a model that can be trained")
+        try:
+            moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
+            return Model(module.to(device).train(), moved)
+        except NotImplementedError as error:  # parameters on the meta device have no data
+            raise InputError(self.spec, [Fault("", f"{words_of(error)}; expected parameters with data")]) from error
+
+    def _parts(self, made: object) -> tuple[torch.nn.Module, object]:
+        module, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(module, torch.nn.Module):
+            refuse(self.spec, "", f"returns {_kind(made)}; expected a torch.nn.Module, or (module, example inputs)")
+        return module, given
+
+
+def find_factory(spec: str, arguments: Mapping[str, object]) -> Factory:
+    """The factory of ``module:factory`` or ``file.py:factory``. Raises UsageError, or InputError for its module."""
+    where, _, name = spec.rpartition(":")
+    if not where or not name.isidentifier():
+        raise UsageError(f"{spec}: expected module:factory or file.py:factory, such as models/small_gpt.py:small_gpt")
+    module = _imported(spec, where)
+    call = getattr(module, name, None)
+    if not callable(call):
+        others = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        what = "is not callable" if hasattr(module, name) else "is not there"
+        raise UsageError(f"{spec}: {name} {what}; {where} has {', '.join(others[:10]) or 'no callables'}")
+    known = _parameters(call)
+    taken = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for key in arguments:
+        if key not in known and not taken:
+            raise UsageError(f"--arg {key}: {name} has no such argument; expected one of {', '.join(known) or 'none'}")
+    for key, parameter in known.items():
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if needed and key not in (*arguments, _MICROBATCH, _TENSOR_PARALLEL):
+            raise UsageError(f"{spec}: {name} needs {key}; expected --arg {key}=VALUE")
+    path = getattr(module, "__file__", None)
+    return Factory(spec, call, arguments, None if path is None else Path(path))
+
+
+def parse_argument(text: str) -> tuple[str, object]:
+    """``layers=12``: a Python literal, or else text. Raises UsageError."""
+    key, found, value = text.partition("=")
+    if not found or not key.isidentifier():
+        raise UsageError(f"--arg {text}: expected KEY=VALUE, such as layers=12")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _imported(spec: str, where: str) -> ModuleType:
+    try:
+        if where.endswith(".py"):
+            return _imported_file(spec, Path(where))
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return importlib.import_module(where)
+        finally:
+            sys.path.remove(str(Path.cwd()))
+    except UsageError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"{spec}: no module {error.name} here; expected module:factory or file.py:factory"
+            ) from None
+        raise InputError(spec, [Fault(place_of(error), words_of(error))]) from error
+    except Exception as error:
+        raise InputError(spec, [Fault(place_of(error), words_of(error))]) from error
+
+
+def _imported_file(spec: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"{spec}: no file {path}; expected module:factory or file.py:factory")
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        found.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _parameters(call: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(call).parameters
+
+
+def _as_call(given: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    if isinstance(given, (tuple, list)):
+        return tuple(given), {}
+    return ((given,), {}) if given is not None else ((), {})
+
+
+def _fitted(
+    spec: str, inputs: tuple[tuple[object, ...], dict[str, object]], microbatch: int, *, takes_microbatch: bool
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Inputs with ``microbatch`` samples along their first side: repeated or cut unless the factory made them so."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        refuse(
+            spec, "", "returns no example inputs; expected (module, example inputs), or --input SHAPE[:DTYPE[:LIMIT]]"
+        )
+    if takes_microbatch:
+        return inputs
+    sides = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if len(sides) > 1 or None in sides or 0 in sides:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        refuse(spec, "", f"example inputs of shapes {shapes} are no samples along their first side; expected a factory "
+                         "that takes `microbatch` and returns inputs of so many samples")  # fmt: skip
+    chosen = torch.arange(microbatch) % tensors[0].shape[0]
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor[chosen.to(tensor.device)], inputs)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,129 @@
+"""How long a layer's passes take: warm-up, repeats, median and spread."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from piper_ray.workloads.measure.graph import TracedLayer
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds per microbatch, medians. spread_s: from the first to the third quartile of forward and backward."""
+
+    forward_s: float
+    backward_s: float
+    total_s: float
+    spread_s: float
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """warm_up: passes before the ``count`` that are measured."""
+
+    count: int
+    warm_up: int
+
+
+Clock = Callable[[], Callable[[], float]]
+"""Marks a moment on the device; what it returns says, once the device is done, its time in seconds."""
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Events of the GPU's own stream, or this machine's clock."""
+    if device.type != "cuda":
+        return _cpu_clock
+    stream = torch.cuda.current_stream(device)
+    event_type: Any = torch.cuda.Event
+    first = event_type(enable_timing=True)
+    first.record(stream)
+
+    def mark() -> Callable[[], float]:
+        event = event_type(enable_timing=True)
+        event.record(stream)
+
+        def seconds() -> float:
+            event.synchronize()
+            return float(first.elapsed_time(event)) / 1e3
+
+        return seconds
+
+    return mark
+
+
+def _cpu_clock() -> Callable[[], float]:
+    now = time.perf_counter()
+    return lambda: now
+
+
+def leaves_of(inputs: Sequence[torch.Tensor], gradients: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """Copies of the inputs to differentiate by, and what the layer gets: it may write into that in place."""
+    leaves = [tensor.detach().requires_grad_(wanted) for tensor, wanted in zip(inputs, gradients, strict=True)]
+    return leaves, [
+        leaf.clone() if wanted else leaf.detach().clone() for leaf, wanted in zip(leaves, gradients, strict=True)
+    ]
+
+
+def passes_of(
+    layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock, *, recompute: bool
+) -> tuple[Passes, Passes | None]:
+    """Time forward and backward passes; the second, if ``recompute``, where the forward pass keeps its inputs only.
+
+    Both are done in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
+    those there, as pipelines do with microbatches.
+    """
+
+    def run_again(*given: torch.Tensor) -> Any:
+        return checkpoint(layer.module, *given, use_reentrant=False)
+
+    measured: list[list[tuple[float, float]]] = [[], []]
+    runs: list[Callable[..., Any]] = [layer.module, run_again] if recompute else [layer.module]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for index in range(repeats.warm_up + repeats.count):
+            for run, of_run in zip(runs, measured, strict=False):
+                pair = _once(layer, run, gradients, clock)
+                if index >= repeats.warm_up:
+                    of_run.append(pair)
+    finally:
+        if collecting:
+            gc.enable()
+        layer.module.zero_grad(set_to_none=True)
+    plain, again = measured
+    return summary_of(plain), summary_of(again) if recompute else None
+
+
+def summary_of(measured: Sequence[tuple[float, float]]) -> Passes:
+    """Medians and spread of two or more measured pairs of forward and backward passes."""
+    totals = [forward_s + backward_s for forward_s, backward_s in measured]
+    low, _, high = statistics.quantiles(totals, n=4, method="inclusive")
+    return Passes(
+        forward_s=statistics.median(forward_s for forward_s, _ in measured),
+        backward_s=statistics.median(backward_s for _, backward_s in measured),
+        total_s=statistics.median(totals),
+        spread_s=high - low,
+    )
+
+
+def _once(layer: TracedLayer, run: Callable[..., Any], gradients: Sequence[bool], clock: Clock) -> tuple[float, float]:
+    _, given = leaves_of(layer.inputs, gradients)
+    start = clock()
+    outputs = run(*given)
+    between = clock()
+    differentiable = [output for output in outputs if output.requires_grad]
+    if not differentiable:
+        return between() - start(), 0.0
+    back = [torch.ones_like(output) for output in differentiable]
+    begun = clock()
+    torch.autograd.backward(differentiable, back)
+    ended = clock()
+    return between() - start(), ended() - begun()

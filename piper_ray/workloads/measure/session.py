@@ -1,0 +1,193 @@
+"""A profile from its start to its end: the model, its layers, their figures, the instance."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.estimate.build import planner_bytes_per_s
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.measure.build import Cluster, instance_of
+from piper_ray.workloads.measure.factory import Factory, Model
+from piper_ray.workloads.measure.graph import TracedLayer, layers_of
+from piper_ray.workloads.measure.inputs import Declared
+from piper_ray.workloads.measure.measure import Measured, measured_layers
+from piper_ray.workloads.measure.passes import Repeats, clock_of
+from piper_ray.workloads.measure.store import Store
+
+_MICROBATCHES = 32
+_BYTES_PER_S = 25e9
+
+Progress = Callable[[int, int, str], None]
+"""Layers done, layers in all, and the layer that comes next."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be profiled besides the model. None: what this machine has, or what ``Profile`` says of it.
+
+    microbatch: samples. layers: patterns of module paths. degrees: of tensor parallelism, above 1. batch: samples.
+    """
+
+    microbatch: int
+    device: str
+    layers: Sequence[str] = ()
+    inputs: Sequence[Declared] = ()
+    degrees: Sequence[int] = ()
+    repeats: Repeats = Repeats(count=20, warm_up=5)
+    devices: int | None = None
+    batch: int | None = None
+    memory_bytes: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An instance with what it was made from. shards: by degree; None where estimated.
+
+    parameters: of the model, each once; unused: of them, in no layer.
+    """
+
+    instance: Instance
+    layers: Sequence[Measured]
+    shards: Mapping[int, Sequence[Measured] | None]
+    cluster: Cluster
+    workspace_bytes: float
+    device: torch.device
+    parameters: int
+    unused: int
+
+
+def device_of(name: str) -> torch.device:
+    """Raises UsageError if there is none of that name."""
+    if name == "cuda" and not torch.cuda.is_available():
+        build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
+        raise UsageError(
+            f"--device cuda: torch {torch.__version__} (built {build}) finds no GPU; expected --device cpu"
+        )
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """``NVIDIA H200``; ``x86_64 CPU, 2 threads``."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def store_of(factory: Factory, request: Request, path: Path) -> Store:
+    """The file of partial figures: of this model, of these settings, on this machine."""
+    source = None if factory.path is None else hashlib.sha256(factory.path.read_bytes()).hexdigest()
+    return Store(
+        path,
+        {
+            "model": factory.spec,
+            "source of the model": source,
+            "arguments": {key: repr(value) for key, value in factory.arguments.items()},
+            "microbatch": request.microbatch,
+            "inputs": [repr(one) for one in request.inputs],
+            "repeats": [request.repeats.warm_up, request.repeats.count],
+            "device": device_name(device_of(request.device)),
+            "torch": torch.__version__,
+        },
+    )
+
+
+def profile(factory: Factory, request: Request, hardware: Hardware, store: Store, progress: Progress) -> Profile:
+    """Profile the factory's model. Raises UsageError, InputError and LimitError."""
+    device = device_of(request.device)
+    cluster = cluster_of(request, hardware, device)
+    models = {1: factory.build(request.microbatch, device, request.inputs)}
+    if factory.takes_tensor_parallel:
+        models |= {t: factory.build(request.microbatch, device, request.inputs, t) for t in request.degrees}
+    traced = {t: layers_of(factory.spec, model, request.layers) for t, model in models.items()}
+    for t, layers in traced.items():
+        _check_shard(factory.spec, t, layers, traced[1])
+    total, done = sum(map(len, traced.values())), 0
+
+    def advance(layer: TracedLayer) -> None:
+        nonlocal done
+        progress(done, total, layer.path)
+        done += 1
+
+    measured = {
+        t: measured_layers(factory.spec, layers, request.repeats, clock_of(device), store, advance)
+        for t, layers in traced.items()
+    }
+    progress(total, total, "")
+    shards = {t: measured.get(t) for t in request.degrees}
+    instance, workspace_bytes = instance_of(factory.name, measured[1], shards, cluster)
+    return Profile(
+        instance=instance,
+        layers=measured[1],
+        shards=shards,
+        cluster=cluster,
+        workspace_bytes=workspace_bytes,
+        device=device,
+        parameters=sum(parameter.numel() for parameter in models[1].module.parameters()),
+        unused=_unused(models[1], traced[1]),
+    )
+
+
+def cluster_of(request: Request, hardware: Hardware, device: torch.device) -> Cluster:
+    """K, N, M and B, as given or as this machine has them. Raises UsageError."""
+    gpu = hardware.gpu(request.gpu) if request.gpu is not None else _recognised(hardware, device)
+    if request.degrees and gpu is None:
+        raise UsageError(
+            "--tensor-parallel: what devices tell each other is taken from the table of hardware; expected --gpu NAME, "
+            f"one of {', '.join(hardware.gpus)} (--hardware FILE adds others)"
+        )
+    devices = request.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)
+    batch = request.batch or request.microbatch * _MICROBATCHES
+    if batch % request.microbatch:
+        raise UsageError(f"--batch {batch} is no multiple of --microbatch {request.microbatch}; expected one")
+    bytes_per_s = _BYTES_PER_S if gpu is None else planner_bytes_per_s(gpu, math.ceil(devices / gpu.gpus_per_node))
+    return Cluster(
+        devices=devices,
+        microbatches=batch // request.microbatch,
+        memory_bytes=request.memory_bytes if request.memory_bytes is not None else _memory_bytes(device),
+        bandwidth_bytes_per_s=(
+            request.bandwidth_bytes_per_s if request.bandwidth_bytes_per_s is not None else bytes_per_s
+        ),
+        gpu=gpu,
+        training=hardware.training,
+    )
+
+
+def _memory_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _recognised(hardware: Hardware, device: torch.device) -> Gpu | None:
+    """The table's GPU whose model is in the device's name, and of those the one of nearest memory."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device).upper()
+    known = [gpu for key, gpu in hardware.gpus.items() if key.partition("-")[0].upper() in name]
+    return min(known, key=lambda gpu: abs(gpu.memory_bytes - _memory_bytes(device)), default=None)
+
+
+def _check_shard(spec: str, degree: int, layers: Sequence[TracedLayer], whole: Sequence[TracedLayer]) -> None:
+    """Shards are matched with the whole model's layers one by one."""
+    if [(layer.path, layer.sources) for layer in layers] != [(layer.path, layer.sources) for layer in whole]:
+        what = f"{len(layers)} layers that are not those of the whole model, which has {len(whole)}"
+        fault = Fault(f"tensor_parallel={degree}", f"{what}; expected the same modules in the same order")
+        raise InputError(spec, [fault])
+
+
+def _unused(model: Model, layers: Sequence[TracedLayer]) -> int:
+    used = {id(parameter) for layer in layers for parameter in layer.module.parameters()}
+    return sum(parameter.numel() for parameter in model.module.parameters() if id(parameter) not in used)

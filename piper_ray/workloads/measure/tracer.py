@@ -1,0 +1,203 @@
+"""Following a forward pass with torch.fx, on real inputs.
+
+torch.fx's own symbolic trace stops at ``assert x.shape[1] <= self.length`` and the like, because its proxies have no
+values. Ours carry the value that the example inputs give them: what is not a tensor (sizes, types, devices) is that
+value and nothing else, so a graph is good for inputs of these shapes, which is what a profile is of.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from piper_ray.model.errors import Fault, InputError, LimitError
+from piper_ray.workloads.measure.factory import Model
+from piper_ray.workloads.measure.places import place_of, words_of
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
+
+
+class Unusable(Exception):
+    """A value that cannot be handed from layer to layer."""
+
+
+class ValueTracer(fx.Tracer):
+    """values: of each node that has a tensor, or an object with tensors in it. Leaves are those of ``leaves``."""
+
+    def __init__(self, model: Model, leaves: Collection[str]) -> None:
+        super().__init__()
+        self.values: dict[fx.Node, Any] = {}
+        self._model = model
+        self._leaves = leaves
+        self._running = False
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - torch calls it
+        return module_qualified_name in self._leaves
+
+    def create_args_for_root(
+        self,
+        root_fn: Callable[..., Any],
+        is_module: bool,  # noqa: ARG002 - torch calls it
+        concrete_args: Any = None,  # noqa: ARG002
+    ) -> tuple[Any, list[Any]]:
+        """A placeholder for each tensor of the inputs, wherever it is in them."""
+        leaves, spec = pytree.tree_flatten(self._model.inputs)
+        given = [
+            self._placeholder(i, leaf) if isinstance(leaf, torch.Tensor) else leaf for i, leaf in enumerate(leaves)
+        ]
+        args, kwargs = pytree.tree_unflatten(given, spec)
+
+        def run(root: torch.nn.Module) -> list[fx.Proxy]:
+            return list(proxies_in(root_fn(root, *args, **kwargs)))
+
+        return run, [self.root]
+
+    def _placeholder(self, index: int, value: torch.Tensor) -> fx.Proxy:
+        proxy = super().create_proxy("placeholder", f"input_{index}", (), {})
+        self.values[proxy.node] = value
+        return proxy
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return ValueProxy(node, self)
+
+    def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if self._running else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        """Also does what the node stands for. Gives the value itself where no tensor is in it."""
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        value = self._value(kind, target, *self._known((args, kwargs)))
+        return self._as_seen(proxy, value)
+
+    def _known(self, aggregate: Any) -> Any:
+        def known(item: Any) -> Any:
+            return self.values[item.node] if isinstance(item, fx.Proxy) else item
+
+        return map_aggregate(aggregate, known)
+
+    def _value(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        self._running = True
+        try:
+            if kind == "get_attr":
+                return attribute(self.root, target)
+            if kind == "call_module":
+                return self.root.get_submodule(target)(*args, **kwargs)
+            if kind == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            return target(*args, **kwargs)
+        finally:
+            self._running = False
+
+    def _as_seen(self, proxy: fx.Proxy, value: Any) -> Any:
+        """What the code that is followed gets: containers as such, with proxies of their items in them."""
+        if isinstance(value, _PLAIN):
+            self.graph.erase_node(proxy.node)
+            return value
+        self.values[proxy.node] = value
+        if type(value) is dict:
+            return {key: self._item(proxy, key, item) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            items = [self._item(proxy, index, item) for index, item in enumerate(value)]
+            return items if isinstance(value, list) else _like(value, items)
+        return proxy
+
+    def _item(self, proxy: fx.Proxy, key: Any, item: Any) -> Any:
+        return (
+            item if isinstance(item, _PLAIN) else self.create_proxy("call_function", operator.getitem, (proxy, key), {})
+        )
+
+
+class ValueProxy(fx.Proxy):
+    """A proxy that knows its value's length and those of its attributes that are no tensors, and takes assignments."""
+
+    def __getattr__(self, k: str) -> Any:
+        value = getattr(_value_at(self), k)
+        return value if isinstance(value, _PLAIN) else super().__getattr__(k)
+
+    def __len__(self) -> int:
+        return len(_value_at(self))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        tracer: Any = self.tracer
+        self.node = tracer.create_proxy("call_function", assigned, (self, key, value), {}).node
+
+    def __iter__(self) -> Iterator[Any]:
+        tracer: Any = self.tracer
+        return (tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in range(len(self)))
+
+
+def assigned(tensor: Any, key: Any, value: Any) -> Any:
+    """``tensor[key] = value`` as a function."""
+    tensor[key] = value
+    return tensor
+
+
+def _value_at(proxy: fx.Proxy) -> Any:
+    tracer: Any = proxy.tracer
+    return tracer.values[proxy.node]
+
+
+def trace(spec: str, model: Model, leaves: Collection[str]) -> tuple[fx.Graph, dict[fx.Node, Any]]:
+    """The graph of a training pass with leaf modules as nodes, and the values at its nodes.
+
+    Raises InputError with the place in the user's code where the pass could not be followed, LimitError if the
+    device's memory is not enough.
+    """
+    tracer = ValueTracer(model, leaves)
+    try:
+        with torch.no_grad():
+            graph = tracer.trace(model.module)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(spec, "the forward pass") from error
+    except Exception as error:
+        raise InputError(spec, [Fault(place_of(error), _words(error, model))]) from error
+    return graph, tracer.values
+
+
+def out_of_memory(spec: str, what: str) -> LimitError:
+    return LimitError(f"{spec}: {what} does not fit in the device's memory; expected a smaller --microbatch")
+
+
+def _words(error: Exception, model: Model) -> str:
+    if isinstance(error, Unusable):
+        return f"{type(model.module).__name__} returns {error}"
+    words = f"{type(model.module).__name__}.forward cannot be followed here: {words_of(error)}"
+    if isinstance(error, (fx.proxy.TraceError, TypeError, NotImplementedError, AttributeError)):
+        return f"{words}; name the modules that are layers with --layers, so that only what is between is followed"
+    shapes = ", ".join(
+        str(tuple(leaf.shape)) for leaf in pytree.tree_leaves(model.inputs) if isinstance(leaf, torch.Tensor)
+    )
+    return f"{words}; the inputs have the shapes {shapes}"
+
+
+def proxies_in(value: Any) -> Iterator[fx.Proxy]:
+    """The proxies in what a model returns. Raises Unusable for what may hide tensors."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, fx.Proxy):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
+            yield from proxies_in(vars(leaf))
+        elif not isinstance(leaf, (*_PLAIN, torch.Tensor)):
+            raise Unusable(f"a {type(leaf).__name__}; expected tensors, or tuples, lists and dicts of them")
+
+
+def attribute(root: torch.nn.Module, path: str) -> Any:
+    """A parameter, buffer or other tensor of a module, by its path."""
+    value: Any = root
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _like(value: tuple[Any, ...], items: list[Any]) -> Any:
+    """A tuple, or a tuple with names as ``value`` has."""
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

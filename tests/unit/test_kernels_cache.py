@@ -1,0 +1,225 @@
+"""Compiled kernels on disk: what is damaged, missing or cannot be written is compiled anew, and told of."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import numba
+import pytest
+
+from piper_ray.compiled import jit
+from piper_ray.compiled.cache import KernelCache, observed
+from tests.cli_cases import ROOT, run, write_small
+
+
+def triple(value: float) -> float:
+    """A kernel that is quickly compiled."""
+    return 3 * value
+
+
+class Told(NamedTuple):
+    """What an observer heard."""
+
+    value: float
+    compiled: bool
+    notes: list[str]
+
+
+def call(folders: list[Path], value: float = 14) -> Told:
+    """``triple`` in what a fresh process would know of it."""
+    compiler: Any = numba.njit
+    dispatcher = compiler(nogil=True)(triple)
+    dispatcher._cache = KernelCache(cast(FunctionType, triple), folders)
+    compiled: list[bool] = []
+    notes: list[str] = []
+    with observed(compiling=lambda: compiled.append(True), note=notes.append):
+        found = dispatcher(value)
+    assert len(compiled) <= 1
+    return Told(found, bool(compiled), notes)
+
+
+def entry_of(folder: Path) -> Path:
+    (entry,) = folder.iterdir()
+    return entry
+
+
+def test_the_first_compiles_and_the_next_finds(tmp_path: Path) -> None:
+    assert call([tmp_path]) == (42, True, [])
+    assert call([tmp_path]) == (42, False, [])
+
+
+def test_other_types_are_another_entry(tmp_path: Path) -> None:
+    assert call([tmp_path], 14) == (42, True, [])
+    assert call([tmp_path], 0.5) == (1.5, True, [])
+    assert call([tmp_path], 14) == (42, False, [])
+    assert call([tmp_path], 0.5) == (1.5, False, [])
+
+
+def _damaged(entry: bytes) -> Iterator[bytes]:
+    """One flipped bit in every byte, and cut off everywhere."""
+    rng = random.Random(1)
+    for place in range(len(entry)):
+        flipped = bytearray(entry)
+        flipped[place] ^= 1 << rng.randrange(8)
+        yield bytes(flipped)
+    yield from (entry[:length] for length in range(0, len(entry), 7))
+    yield entry + b"\0"
+
+
+def test_no_damaged_byte_is_ever_used(tmp_path: Path) -> None:
+    call([tmp_path])
+    entry = entry_of(tmp_path)
+    whole = entry.read_bytes()
+    compiler: Any = numba.njit
+    dispatcher = compiler(nogil=True)(triple)
+    kept = KernelCache(cast(FunctionType, triple), [tmp_path])
+    sig = (numba.int64,)
+    assert kept.load_overload(sig, dispatcher.targetctx) is not None
+    for content in _damaged(whole):
+        entry.write_bytes(content)
+        assert kept.load_overload(sig, dispatcher.targetctx) is None
+    entry.write_bytes(whole)
+    assert kept.load_overload(sig, dispatcher.targetctx) is not None
+
+
+def test_a_damaged_entry_is_compiled_anew_and_replaced(tmp_path: Path) -> None:
+    call([tmp_path])
+    entry = entry_of(tmp_path)
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert call([tmp_path]) == (42, True, [f"a compiled kernel in {tmp_path} is damaged: it is compiled anew"])
+    assert call([tmp_path]) == (42, False, [])
+
+
+def test_the_entry_of_another_kernel_under_this_name_is_not_used(tmp_path: Path) -> None:
+    call([tmp_path / "integers"], 14)
+    call([tmp_path / "floats"], 0.5)
+    shutil.copy(entry_of(tmp_path / "floats"), entry_of(tmp_path / "integers"))
+    assert call([tmp_path / "integers"], 14) == (42, True, [])
+
+
+def test_what_cannot_be_read_is_compiled_anew(tmp_path: Path) -> None:
+    call([tmp_path])
+    entry = entry_of(tmp_path)
+    entry.unlink()
+    entry.mkdir()
+    value, compiled, notes = call([tmp_path])
+    assert (value, compiled) == (42, True)
+    assert notes[0] == f"a compiled kernel in {tmp_path} cannot be read (Is a directory): it is compiled anew"
+    assert "cannot be kept, so every run compiles them anew" in notes[1]
+
+
+def test_a_folder_that_cannot_be_made_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "kernels"
+    told = [f"compiled kernels cannot be kept, so every run compiles them anew ({folder}: Not a directory)"]
+    for _ in range(2):
+        assert call([folder]) == (42, True, told)
+
+
+def test_the_first_folder_that_can_be_written_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folders = [tmp_path / "file", tmp_path / "home"]
+    assert call(folders).compiled
+    assert not call(folders).compiled
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["home"]
+
+
+def test_a_disk_without_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _: bytes) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        value, compiled, notes = call([tmp_path])
+    assert (value, compiled) == (42, True)
+    assert "No space left on device" in notes[0]
+    assert list(tmp_path.iterdir()) == [], "what was begun is removed"
+
+
+def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    call([folder], 14)
+    shutil.rmtree(folder)
+    assert call([folder], 0.5) == (1.5, True, [])
+    assert call([folder], 0.5) == (1.5, False, [])
+
+
+def test_each_observer_is_told_once() -> None:
+    """And nobody else is."""
+    told: list[str] = []
+    folder = Path("/proc/nowhere")
+    with observed(compiling=lambda: told.append("outer"), note=lambda text: None):  # noqa: ARG005
+        call([folder], 14)
+        call([folder], 0.5)
+    call([folder], 14)
+    assert told == ["outer"]
+
+
+_PROCESS = """
+import sys
+from pathlib import Path
+from tests.unit.test_kernels_cache import call
+for value in (14, 0.5, 14, 0.5):
+    assert call([Path(sys.argv[1])], value).value == 3 * value
+"""
+
+
+def test_many_processes_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _PROCESS, str(tmp_path / "kernels")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    processes = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0] * 4
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+    assert not call([tmp_path / "kernels"], 14).compiled
+
+
+def test_one_compiles_waits_for_nobody_where_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "cache_folders", lambda: (Path("/proc/nowhere"),))
+    with jit.one_compiles():
+        pass
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A copy of the kernels that solve and frontier need, as NUMBA_CACHE_DIR."""
+    small = write_small(tmp_path)
+    for command in ("solve", "frontier"):
+        assert run(command, small).returncode == 0
+    folder = next(folder for folder in jit.cache_folders() if folder.is_dir())
+    shutil.copytree(folder, tmp_path / "cache" / folder.name)
+    return tmp_path / "cache"
+
+
+def test_the_program_says_when_it_compiles_and_only_then(kept: Path, tmp_path: Path) -> None:
+    small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
+    for command, kernel in (("solve", "enumeration.enumerate_downsets"), ("frontier", "staircase.make_fronts")):
+        for entry in kept.glob(f"*/{kernel}.*"):
+            entry.unlink()
+        first, second = (run(command, small, env=environment) for _ in range(2))
+        assert (first.returncode, second.returncode) == (0, 0)
+        assert "\ncompiling  " in first.stdout
+        assert "\ncompiling  " not in second.stdout
+
+
+def test_the_program_goes_on_without_a_damaged_kernel_and_without_room(kept: Path, tmp_path: Path) -> None:
+    small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
+    (entry,) = kept.glob("*/enumeration.enumerate_downsets.*")
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2])
+    result = run("solve", small, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"note           a compiled kernel in {entry.parent} is damaged: it is compiled anew" in result.stdout
+    entry.unlink()
+    entry.mkdir()  # which no file can replace
+    result = run("solve", small, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "note           compiled kernels cannot be kept" in result.stdout

@@ -1,0 +1,190 @@
+"""A Ray of our own ends with whoever wanted it, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from piper_ray.engine.backends.ray.keeper import PREFIX, remove_abandoned
+from tests.cli_cases import ROOT
+from tests.sweep_support import write_small
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the end of a process is known to its parent")
+
+_HANG_S = 60.0
+
+# Says the keeper's pid, and when it is connected; closes at the end of stdin.
+_DRIVER = """
+import os, subprocess, sys, types
+from piper_ray.engine.backends.ray import session
+
+class Told(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+
+session.subprocess = types.SimpleNamespace(**vars(subprocess))
+session.subprocess.Popen = Told
+before = dict(os.environ)
+connected = session.connect("local", 1)
+print("connected", os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]), flush=True)
+sys.stdin.read()
+connected.close()
+changed = {name for name in {**os.environ, **before} if os.environ.get(name) != before.get(name)}
+print("closed", sorted(changed - {"PYTHONBREAKPOINT", "RAY_CLIENT_MODE"}), flush=True)  # which are Ray's own
+"""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A folder with a path short enough for sockets."""
+    folder = tempfile.mkdtemp(dir="/tmp")
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def driver(base: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", _DRIVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(base)},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def await_end(pid: int) -> None:
+    """Of any process."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], _HANG_S)[0], "it goes on"
+    finally:
+        os.close(descriptor)
+
+
+def living(session: int) -> list[str]:
+    """What goes on in a session, by name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, fields = path.read_text().rpartition(")")
+        except OSError:
+            continue
+        if int(fields.split()[3]) == session and fields.split()[0] not in "ZX":
+            found.append(name.partition("(")[2])
+    return found
+
+
+def folders(base: Path) -> list[str]:
+    return [path.name for path in base.iterdir() if PREFIX in path.name]
+
+
+def test_it_ends_with_the_session_and_the_environment_is_as_it_was(base: Path) -> None:
+    with driver(base) as process:
+        keeper = int(line(process))
+        assert line(process) == "connected token 64"
+        assert {"raylet", "gcs_server"} <= set(living(keeper))
+        assert len(folders(base)) == 1
+        assert process.stdin is not None
+        process.stdin.close()
+        assert line(process) == "closed []"
+        assert process.wait(_HANG_S) == 0
+        assert (living(keeper), folders(base)) == ([], [])
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_it_ends_with_a_driver_that_is_killed(base: Path, connected: bool) -> None:
+    """During the start too."""
+    with driver(base) as process:
+        keeper = int(line(process))
+        if connected:
+            assert line(process).startswith("connected")
+        process.kill()
+        await_end(keeper)
+    assert (living(keeper), folders(base)) == ([], [])
+
+
+def test_signals_that_ask_it_to_end_do_not(base: Path) -> None:
+    """Nor Ray: whoever wanted it is asked as well, and ends it."""
+    with driver(base) as process:
+        keeper = int(line(process))
+        assert line(process).startswith("connected")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(keeper, number)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert line(process) == "closed []"
+        await_end(keeper)
+
+
+def test_what_a_killed_keeper_leaves_ends_with_the_session(base: Path) -> None:
+    with driver(base) as process:
+        keeper = int(line(process))
+        assert line(process).startswith("connected")
+        os.kill(keeper, signal.SIGKILL)
+        assert "raylet" in living(keeper)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(_HANG_S) == 0
+        assert living(keeper) == []
+
+
+def test_what_is_left_of_all_goes_with_the_next_start(base: Path) -> None:
+    with driver(base) as process:
+        keeper = int(line(process))
+        assert line(process).startswith("connected")
+        os.kill(keeper, signal.SIGKILL)
+        process.kill()
+        process.wait()
+    assert "raylet" in living(keeper)
+    assert len(folders(base)) == 1
+    remove_abandoned(base)
+    assert (living(keeper), folders(base)) == ([], [])
+
+
+def test_what_is_in_use_is_left_alone(base: Path) -> None:
+    with driver(base) as process:
+        keeper = int(line(process))
+        assert line(process).startswith("connected")
+        before = sorted(living(keeper)), folders(base)
+        remove_abandoned(base)
+        assert (sorted(living(keeper)), folders(base)) == before
+
+
+def test_why_it_does_not_start_is_told(base: Path) -> None:
+    (base / "file").touch()
+    sweep = ("sweep", str(write_small(base)), "--storage", str(base / "dataset"), "--address", "local")
+    result = subprocess.run(
+        [sys.executable, "-m", "piper_ray", *sweep],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(base / "file")},
+    )
+    assert result.returncode == 7
+    assert f"no Ray cluster could be reached at local: [Errno 17] File exists: '{base / 'file'}'" in result.stderr
+    assert "Traceback" not in result.stderr
