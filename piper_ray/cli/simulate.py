@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -25,21 +26,15 @@ from piper_ray.model.errors import UsageError
 from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
 
 
 def _seconds(text: str) -> float:
     """``5us``, ``1.5ms``, ``2s``."""
-    stripped = text.strip()
-    unit = next((unit for unit in _UNITS_S if stripped.endswith(unit)), None)
-    try:
-        value = float(stripped.removesuffix(unit or "").strip())
-    except ValueError:
-        value = -1.0
-    if stripped == "0":
-        return 0.0
-    if unit is None or not 0.0 <= value < float("inf"):
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
-    return value * _UNITS_S[unit]
+    return float(match["number"]) * _UNITS_S[match["unit"]]
 
 
 _time = option_value(_seconds)
@@ -100,9 +95,9 @@ def simulate(
         typer.Option("--plot", metavar="FILE", help="Draw the timeline, as FILE.svg, .png or .pdf."),
     ] = None,
     latency: Annotated[
-        float,
+        float | None,
         typer.Option("--latency", metavar="TIME", parser=_time, help="Of each transfer between stages, as 5us."),
-    ] = 0.0,
+    ] = None,
     overlap_transfers: Annotated[
         bool,
         typer.Option(
@@ -124,17 +119,17 @@ def simulate(
         ),
     ] = 0.0,
     optimizer: Annotated[
-        float,
+        float | None,
         typer.Option("--optimizer", metavar="TIME", parser=_time, help="Step of the optimizer, once a batch, as 20ms."),
-    ] = 0.0,
+    ] = None,
     keep: Annotated[
         str,
         typer.Option(
             "--keep",
             metavar="Y",
             help="Microbatches that a replica of each stage keeps in flight under 2bw, pipedream and 1f1b: rule, "
-            "ceil(s / d); sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, as "
-            "5,2,1.",
+            "ceil(s / d); sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, "
+            "as 5,2,1.",
         ),
     ] = InFlightRule.RULE.value,
     samples_per_microbatch: Annotated[
@@ -158,11 +153,11 @@ def simulate(
     """
     named = Schedule(schedule, chunks, group)
     options = SimulationOptions(
-        latency_s=latency,
+        latency_s=latency or 0.0,
         overlap_transfers=overlap_transfers,
         all_reduce=all_reduce,
         all_reduce_overlap=all_reduce_overlap,
-        optimizer_s=optimizer,
+        optimizer_s=optimizer or 0.0,
         in_flight=_in_flight(keep),
         samples_per_microbatch=samples_per_microbatch,
         tokens_per_sample=tokens_per_sample,

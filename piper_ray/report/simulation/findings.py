@@ -49,7 +49,8 @@ def _promise(simulation: Simulation) -> Iterator[str]:
         return
     yield (
         f"{_percent(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch: with "
-        f"round-robin replicas {_listed(simulation.in_flight)} microbatches in flight do not keep the slowest stage busy"
+        f"round-robin replicas {_listed(simulation.in_flight)} microbatches in flight do not keep the slowest stage "
+        "busy"
     )
     least = simulation.sustaining
     if least is not None:
