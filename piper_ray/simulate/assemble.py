@@ -277,7 +277,7 @@ def _pipeline_notes(scene: _Set) -> list[str]:
     if lanes > 1:
         uneven = len({stage.data_parallel_degree for stage in figures}) > 1
         why = (
-            f"microbatches go round-robin, so every {lanes}th meets the same replicas and no others do"
+            f"microbatches go round-robin, so those alike modulo {lanes} meet the same replicas and no others do"
             if uneven
             else "each does the same with microbatches of its own, and they meet in the all-reduce alone"
         )
