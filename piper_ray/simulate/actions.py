@@ -140,11 +140,8 @@ def _grouped_order(m: int, v: int, group: int) -> tuple[Actions, Actions]:
     return np.stack([chunk, microbatch], axis=1), np.stack([v - 1 - chunk, microbatch], axis=1)
 
 
-_Pass = tuple[Kind, int]
-"""A pass of a chunk, whose turn it is is found by counting."""
-
-_F0, _B0, _I0, _W0 = ((kind, 0) for kind in Kind)
-_F1, _B1, _I1, _W1 = ((kind, 1) for kind in Kind)
+_F0, _F1, _B0, _B1, _I0, _I1, _W0, _W1 = range(8)
+"""A pass of one of two chunks, as 2 kind + chunk; its microbatch is found by counting."""
 
 
 def _zb_v(p: int, r: int, m: int) -> Actions:
@@ -165,25 +162,26 @@ def _dualpipe_v(p: int, r: int, m: int) -> Actions:
     whole = 2 * ((r + 1) // 2) + (r % 2 == 0)
     split = [_I1, _I0] * (r + 1)
     passes += ([_B1, _B0] * (r + 1))[:whole] + split[whole:]
-    waiting = [(Kind.W, chunk) for _, chunk in split[whole:]] + [_W0] * after
+    waiting = [{_I0: _W0, _I1: _W1}[one] for one in split[whole:]] + [_W0] * after
     for turn in range(after):
         passes += [waiting[turn], _I0]
     return _counted(passes + waiting[after:], m)
 
 
-def _counted(passes: Sequence[_Pass], microbatches: int) -> Actions:
+def _counted(passes: Sequence[int], microbatches: int) -> Actions:
     """Each chunk's passes of a kind take its microbatches in order; B is an I and a W."""
-    kind, chunk = np.array(passes, np.int64).reshape(-1, 2).T
+    kind, chunk = np.divmod(np.array(passes, np.int64), 2)
     microbatch = np.zeros(len(kind), np.int64)
+    whole = kind == Kind.B
     for of_chunk in (0, 1):
-        for counted, named in (
-            ([Kind.F], [Kind.F]),
-            ([Kind.I, Kind.B], [Kind.I, Kind.B]),
-            ([Kind.W, Kind.B], [Kind.W]),
+        for counted, numbered in (
+            (kind == Kind.F, kind == Kind.F),
+            ((kind == Kind.I) | whole, (kind == Kind.I) | whole),
+            ((kind == Kind.W) | whole, kind == Kind.W),
         ):
-            before = np.cumsum((chunk == of_chunk) & np.isin(kind, counted)) - 1
-            mine = (chunk == of_chunk) & np.isin(kind, named)
-            microbatch[mine] = before[mine]
+            mine = chunk == of_chunk
+            before = np.cumsum(mine & counted) - 1
+            microbatch[mine & numbered] = before[mine & numbered]
     return np.column_stack([kind, chunk, microbatch])[microbatch < microbatches]
 
 

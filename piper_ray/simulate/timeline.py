@@ -132,6 +132,34 @@ def run_lists(
 
     Raises UsageError if the lists wait for each other, LimitError for more than ``MOST_ACTIONS``.
     """
+    program = program_of(placed, lists, microbatches, seconds, hops, latency_s)
+    events: Events = simulate_events(program)
+    if events.run < len(program.kind):
+        raise UsageError(_stuck_text(placed, program, events))
+    return Timeline(
+        placed,
+        microbatches,
+        program.first,
+        program.kind,
+        program.stage,
+        program.microbatch,
+        events.start_s,
+        events.end_s,
+        events.cause,
+        events.transit_s,
+        seconds.communication_s[program.stage, program.kind],
+    )
+
+
+def program_of(
+    placed: Layout,
+    lists: Sequence[Actions],
+    microbatches: int,
+    seconds: PassSeconds,
+    hops: Sequence[Hop],
+    latency_s: float,
+) -> Program:
+    """The lists as the event loop takes them. Raises LimitError for more than ``MOST_ACTIONS``."""
     first = np.concatenate([[0], np.cumsum([len(actions) for actions in lists])]).astype(np.int64)
     count = int(first[-1])
     if count > MOST_ACTIONS:
@@ -146,7 +174,7 @@ def run_lists(
     kind = np.ascontiguousarray(actions[:, 0])
     stage = stages[rank_of, actions[:, 1]]
     microbatch = actions[:, 2] * replicas[stage] + replica[rank_of]
-    program = Program(
+    return Program(
         first,
         kind,
         stage,
@@ -160,22 +188,6 @@ def run_lists(
         np.array([hop.forward_s for hop in hops], np.float64),
         np.array([hop.backward_s for hop in hops], np.float64),
         latency_s,
-    )
-    events: Events = simulate_events(program)
-    if events.run < count:
-        raise UsageError(_stuck_text(placed, program, events))
-    return Timeline(
-        placed,
-        microbatches,
-        first,
-        kind,
-        stage,
-        microbatch,
-        events.start_s,
-        events.end_s,
-        events.cause,
-        events.transit_s,
-        seconds.communication_s[stage, kind],
     )
 
 

@@ -1,4 +1,4 @@
-"""Simulated times against what is known in closed form (Huang et al., 2019; Narayanan et al., 2021; Qi et al., 2024)."""
+"""Simulated times against what is known in closed form (Huang et al. 2019, Narayanan et al. 2021, Qi et al. 2024)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _lower_bound_s(f: Floats, b: Floats, m: int) -> float:
         else:
             own = max(m * f[j] + tail + b[j], f[j] + tail + m * b[j], m * t[j])
         bounds.append(head + own)
-    return max(bounds)
+    return float(max(bounds))
 
 
 def test_1f1b_is_never_below_its_bound_and_mostly_on_it() -> None:

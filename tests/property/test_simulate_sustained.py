@@ -56,8 +56,7 @@ def _steady(stream: Stream, in_flight: Sequence[int]) -> SteadyState:
 def _simulated_s(stream: Stream, in_flight: Sequence[int]) -> float:
     try:
         found = _steady(stream, in_flight)
-    except UsageError as error:
-        assert "ranks wait for each other" in str(error)
+    except UsageError:  # ranks wait for each other
         return inf
     assert found.periodic
     return found.microbatch_s

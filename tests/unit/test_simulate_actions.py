@@ -1,4 +1,4 @@
-"""Action lists: those of torch where torch has them, the published shapes for the others, and what each keeps in flight."""
+"""Action lists: those of torch where torch has them, the published ones elsewhere, and what each keeps in flight."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _of_torch(name: str, ranks: int, microbatches: int, chunks: int) -> list[lis
             for action in rank
             if action is not None
             for part in (action.sub_actions or (action,))
-            if part.computation_type in KINDS
+            if part.computation_type in KINDS and part.microbatch_index is not None
         ]
         for rank in ops
     ]
