@@ -37,7 +37,7 @@ def test_1f1b_by_hand() -> None:
     assert found.samples_per_s == pytest.approx(8 / found.step_s)
     assert (found.tokens_per_s, found.promised_s, found.pipelines) == (None, None, 2)
     first, last = found.ranks
-    assert (first.compute_s, last.compute_s) == (pytest.approx(12.0), pytest.approx(12.0))
+    assert [rank.compute_s for rank in found.ranks] == pytest.approx([12.0, 12.0])
     assert first.communication_s == pytest.approx(4 * 0.5 + 2.0)
     assert first.waiting_s == 0.0
     assert first.bubble_s == pytest.approx(3.5)
@@ -194,7 +194,7 @@ def test_uneven_degrees_need_more_in_flight() -> None:
     found = simulate(instance, cut([1, 1, 1], [1, 2, 1]), "2bw")
     assert (found.in_flight, found.sustaining) == ((4, 2, 1), (5, 2, 1))
     assert found.promised_s == pytest.approx(8 * 3.0)
-    assert found.step_s > found.promised_s * 1.01
+    assert found.step_s > 8 * 3.0 * 1.01
     kept = simulate(
         instance,
         cut([1, 1, 1], [1, 2, 1]),
