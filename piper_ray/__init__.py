@@ -12,7 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
+# Imported at once, not lazily: `piper_ray.evaluate` and `piper_ray.simulate` are also modules, whose import would hide
+# the functions.
 from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
@@ -66,6 +67,8 @@ from piper_ray.model.solution import (
     Status,
 )
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
+    from piper_ray.simulate.result import Simulation
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.point import Point
     from piper_ray.sweep.progress import Best, Progress, SweepListener
@@ -103,6 +107,7 @@ __all__ = [
     "solve",
     "frontier",
     "evaluate",
+    "simulate",
     "run_sweep",
     "read_dataset",
     "baselines",
@@ -134,6 +139,11 @@ __all__ = [
     "SolveOptions",
     "Contract",
     "Preparation",
+    "Schedule",
+    "ScheduleName",
+    "SimulationOptions",
+    "AllReduce",
+    "InFlightRule",
     "Stop",
     "Backend",
     "RayBackend",
@@ -174,6 +184,7 @@ __all__ = [
     "Evaluation",
     "StageEvaluation",
     "Binding",
+    "Simulation",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -222,6 +233,7 @@ _LAZY = {
     "Point": "piper_ray.sweep.point",
     "Best": "piper_ray.sweep.progress",
     "Backend": "piper_ray.engine.evaluation.backend",
+    "Simulation": "piper_ray.simulate.result",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from piper_ray.engine.solve import lattice_input
+from piper_ray.engine.preview import lattice_input
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract

@@ -17,7 +17,18 @@ from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance, small_plan
 
 RUNNER = CliRunner()
-COMMANDS = ("solve", "frontier", "verify", "info", "convert", "estimate", "profile", "sweep", "sweep-report")
+COMMANDS = (
+    "solve",
+    "frontier",
+    "verify",
+    "simulate",
+    "info",
+    "convert",
+    "estimate",
+    "profile",
+    "sweep",
+    "sweep-report",
+)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, NodeStats, Solution, Status
+from piper_ray.model.stop import StoppedBy
 from piper_ray.report.document import (
     baseline_facts,
     plan_document,
@@ -45,10 +46,10 @@ def written(found: Solution, instance: Instance | None = None) -> dict[str, Any]
 def solutions() -> Iterator[Solution]:
     base = solution(plan=small_plan())
     yield base
-    yield replace(base, status=Status.FEASIBLE, lower_bound_s=0.0, stopped_by="interrupt")
+    yield replace(base, status=Status.FEASIBLE, lower_bound_s=0.0, stopped_by=StoppedBy.INTERRUPT)
     yield replace(base, blocks=BLOCKS, stats=replace(base.stats, cluster=CLUSTER, pairs=None))
     yield solution(Status.INFEASIBLE, lower_bound_s=float("inf"), infeasibility=Infeasibility("too small", None))
-    yield solution(Status.UNKNOWN, lower_bound_s=0.001, stopped_by="time limit")
+    yield solution(Status.UNKNOWN, lower_bound_s=0.001, stopped_by=StoppedBy.TIME_LIMIT)
 
 
 def undescribed(document: Any, schema: dict[str, Any], defs: dict[str, Any], path: str = "") -> Iterator[str]:

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from piper_ray.model.stop import StoppedBy
+
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
 
@@ -190,7 +192,7 @@ class SolutionDocument(Header):
     restrictions: RestrictionsDocument = Field(description="What plans had to keep.")
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
-    stopped_by: str | None = Field(description="What ended the search before a proof.")
+    stopped_by: StoppedBy | None = Field(description="What ended the search before a proof.")
     time_per_sample_s: float | None = Field(description="Of the plan, for a microbatch.")
     lower_bound_s: float | None = Field(description="No plan is faster; null: there is none.")
     gap: float | None = Field(description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
