@@ -91,13 +91,13 @@ def some_threshold_s(made: Case, factor: float) -> float:
     return factor * max(1.0, sum(times))
 
 
-def target_of(made: Case, threshold_s: float, *, device_cost: int = 1, stage_cost: int = 0) -> Target:
+def target_of(made: Case, threshold_s: float, *, device_weight: int = 1, stage_weight: int = 0) -> Target:
     """Every downset may take all devices, and the whole sum of data-parallel degrees."""
     downsets, cluster = len(made.sets), made.problem.cluster
     return Target(
         threshold_s=threshold_s,
-        device_cost=device_cost,
-        stage_cost=stage_cost,
+        device_weight=device_weight,
+        stage_weight=stage_weight,
         device_limit=_constant(downsets, cluster.devices),
         data_parallel_limit=_constant(downsets, cluster.data_parallel_limit),
     )

@@ -90,7 +90,7 @@ def same_answer(one: Solution, other: Solution) -> bool:
 
 @dataclass
 class RecordingBackend:
-    """A LocalBackend that keeps the states of the last evaluation, (cost, data-parallel sum), by downset."""
+    """A LocalBackend that keeps the states of the last evaluation, (tally, data-parallel sum), by downset."""
 
     threads: int = 1
     levels: int = 0
@@ -117,7 +117,7 @@ class RecordingBackend:
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         found = self._local.evaluate_downsets(states, first, last, on_progress)
         self.levels += 1
-        pairs = list(zip(found.costs.tolist(), found.sums.tolist(), strict=True))
+        pairs = list(zip(found.tallies.tolist(), found.sums.tolist(), strict=True))
         for downset, count in enumerate(found.counts.tolist(), start=first):
             self.fronts[downset], pairs = pairs[:count], pairs[count:]
         assert not pairs

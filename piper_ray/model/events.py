@@ -53,7 +53,7 @@ class EvaluationAdvanced:
     level: int
     levels: int
     workers: int
-    blocks_in_flight: int
+    chunks_in_flight: int
 
 
 @dataclass(frozen=True)

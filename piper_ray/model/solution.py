@@ -28,7 +28,7 @@ class EvaluationStats:
     """One threshold evaluation: is there a plan with every stage at most ``threshold_s``?
 
     live_downsets: downsets that kept a state. cells: states kept, over all downsets.
-    blocks_tested, candidates_tested: bounds computed on whole blocks of downsets and on single ones.
+    buckets_tested, candidates_tested: bounds computed on whole buckets of downsets and on single ones.
     stages_costed: pairs that survived both and had their TMPC choice examined.
     """
 
@@ -37,18 +37,20 @@ class EvaluationStats:
     seconds: float
     live_downsets: int
     cells: int
-    blocks_tested: int
+    buckets_tested: int
     candidates_tested: int
     stages_costed: int
 
 
 @dataclass(frozen=True)
 class NodeStats:
-    """One machine of a cluster, by its host's name. blocks: answered. fetched_bytes: of tables. held_bytes: most at a
-    time."""
+    """One machine of a cluster, by its host's name. chunks: of a level's downsets, answered. fetched_bytes: of tables.
+
+    held_bytes: most at a time.
+    """
 
     host: str
-    blocks: int
+    chunks: int
     fetched_bytes: int
     held_bytes: int
 
@@ -62,7 +64,7 @@ class ClusterStats:
 
     workers: int
     batches: int
-    blocks: int
+    chunks: int
     put_bytes: int
     worked_s: float
     waited_s: float

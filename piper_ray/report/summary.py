@@ -109,12 +109,12 @@ def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
         return ["cluster: nothing was large enough for a worker"]
     share = 1.0 - cluster.waited_s / search_s if search_s > 0 else 0.0
     of_all = (
-        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.blocks, 'block')} in "
+        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.chunks, 'chunk')} in "
         f"{cluster.batches:,} batches; put {size_text(cluster.put_bytes)}; "
         f"driver's own share {percent_text(max(0.0, share))}"
     )
     of_nodes = [
-        f"  {node.host}: {plural(node.blocks, 'block')}, fetched {size_text(node.fetched_bytes)}, "
+        f"  {node.host}: {plural(node.chunks, 'chunk')}, fetched {size_text(node.fetched_bytes)}, "
         f"held {size_text(node.held_bytes)}"
         for node in cluster.nodes
     ]

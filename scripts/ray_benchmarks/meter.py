@@ -18,7 +18,7 @@ from piper_ray.model.solution import ClusterStats
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One batch of levels. put_bytes: by the driver, for it. worked_s: of its blocks together; seconds: waited for it.
+    """One batch of levels. put_bytes: by the driver, for it. worked_s: of its chunks together; seconds: waited for it.
 
     first: of its evaluation, so that its bytes are the evaluation's tables too. Batches of two evaluations at a time
     may be charged with each other's; sums over all are right. began_s: by ``time.perf_counter``.
@@ -27,7 +27,7 @@ class BatchRecord:
     first: bool
     levels: int
     downsets: int
-    blocks: int
+    chunks: int
     put_bytes: int
     worked_s: float
     began_s: float
@@ -76,7 +76,7 @@ class Meter:
                         first=states not in self._evaluations,
                         levels=int(np.searchsorted(ends, last) - np.searchsorted(ends, first)),
                         downsets=last - first,
-                        blocks=after.blocks - before.blocks,
+                        chunks=after.chunks - before.chunks,
                         put_bytes=after.put_bytes - before.put_bytes,
                         worked_s=after.worked_s - before.worked_s,
                         began_s=began_s,

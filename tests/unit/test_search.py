@@ -85,7 +85,7 @@ def test_statistics() -> None:
     assert stats.threads == 3
     assert min(stats.lattice_s, stats.stage_costs_s, stats.search_s) >= 0.0
     assert any(evaluation.stages_costed > 0 for evaluation in stats.evaluations)
-    assert all(e.blocks_tested >= 0 and e.candidates_tested >= 0 for e in stats.evaluations)
+    assert all(e.buckets_tested >= 0 and e.candidates_tested >= 0 for e in stats.evaluations)
 
 
 def test_events_come_in_order() -> None:

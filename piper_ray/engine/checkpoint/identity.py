@@ -10,7 +10,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 """Of a checkpoint's files; one higher whenever an older program could misread them."""
 
 _DIGEST = "digest"

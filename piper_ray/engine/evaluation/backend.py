@@ -30,7 +30,7 @@ class Activity(NamedTuple):
     """What a backend is doing at this moment."""
 
     workers: int
-    blocks_in_flight: int
+    chunks_in_flight: int
 
 
 class Scheduling(Protocol):

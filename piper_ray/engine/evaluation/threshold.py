@@ -18,7 +18,7 @@ from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import find_first_stage
 from piper_ray.engine.kernels.level import CHOICES_ABANDONED
-from piper_ray.engine.kernels.types import FrontArrays, IndexArray, LevelStates, Target, frozen
+from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates, Target, frozen
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
 
@@ -53,8 +53,7 @@ def evaluate_threshold(
     finished: states of levels 1 .. that an earlier run of the same evaluation had. on_finished: gets the states after
     each batch of levels, to keep them for a later one.
     """
-    target = _target(problem, threshold_s, fewest_stages)
-    states = StateTables(problem.tables, target, problem.rates)
+    states = StateTables(problem.tables, _target(problem, threshold_s, fewest_stages), problem.rates)
     if finished is not None:
         states.take(finished)
     level_start = problem.lattice.level_start
@@ -70,20 +69,20 @@ def evaluate_threshold(
             if batch.end_level == states.level + 1:
                 states.take(found)
             else:
-                states.evaluate(batch.end_level, problem.scratch, begin_block=states.blocks_used, before=found)
+                states.evaluate(batch.end_level, problem.scratch, Earlier(states.buckets_used, found))
         if states.tested[CHOICES_ABANDONED] > 0:
             raise ChoiceTooHard
         on_progress(int(level_start[states.level]))
         on_finished(states)
 
-    fronts = states.fronts
+    fronts, target = states.fronts, states.target
     feasible = bool(fronts.states[last_downset] > 0)
     live = int(np.count_nonzero(fronts.states))
     if not feasible:
         return Outcome(False, 0, (), live, states.used, states.tested)
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
-    stages = _trace(problem, target, fronts, last_downset, best)
-    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, states.used, states.tested)
+    stages = _trace(states, last_downset, best)
+    return Outcome(True, int(fronts.tally[best]) // target.device_weight, stages, live, states.used, states.tested)
 
 
 def _advance(on_progress: OnProgress, first: int, done: int) -> None:
@@ -105,25 +104,21 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target
     return frozen(
         Target(
             threshold_s=keep,
-            device_cost=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
-            stage_cost=1 if fewest_stages else 0,
+            device_weight=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
+            stage_weight=1 if fewest_stages else 0,
             device_limit=limit(cluster.devices, sums.device_work_s),
             data_parallel_limit=limit(cluster.data_parallel_limit, sums.replica_work_s),
         )
     )
 
 
-def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state: int) -> tuple[TracedStage, ...]:
+def _trace(states: StateTables, i: int, state: int) -> tuple[TracedStage, ...]:
+    """The stages of a plan with state number ``state``, one of downset i."""
+    fronts, target = states.fronts, states.target
     stages: list[TracedStage] = []
     while i != 0:
-        j, variant, d, behind = find_first_stage(
-            i,
-            int(fronts.cost[state]),
-            int(fronts.data_parallel_sum[state]),
-            problem.tables,
-            target,
-            fronts,
-        )
+        tally, total = int(fronts.tally[state]), int(fronts.data_parallel_sum[state])
+        j, variant, d, behind = find_first_stage(i, tally, total, states.arrays)
         if j < 0:
             raise AssertionError(f"state {state} of downset {i} has no origin")
         later_sum = int(fronts.data_parallel_sum[behind])

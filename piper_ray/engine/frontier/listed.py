@@ -15,6 +15,8 @@ from piper_ray.engine.kernels.staircase import (
     FEASIBLE,
     NO_ROOM,
     TOO_HARD,
+    CurveArrays,
+    Exactness,
     StageTables,
     WorkBounds,
     best_state,
@@ -89,26 +91,14 @@ class ListedStages:
 
         Calls ``check`` with the first position that is still open, about 20 times a second; what it raises ends it.
         """
+        arrays = CurveArrays(curve.positions, curve.lower_s, curve.upper_s, curve.by_sum, curve.other_limit)
+        exactness = Exactness(max(PROOF, curve.gap), THRESHOLD_TOLERANCE, RESOLUTION)
         at, reach, most = begin, 1, 4
         while at < end:
             check(at)
             self._before()
             began = time.perf_counter()
-            at, status, done, reach = walk(
-                curve.positions,
-                curve.lower_s,
-                curve.upper_s,
-                at,
-                end,
-                curve.by_sum,
-                curve.other_limit,
-                self._known(),
-                max(PROOF, curve.gap),
-                THRESHOLD_TOLERANCE,
-                RESOLUTION,
-                reach,
-                most,
-            )
+            at, status, done, reach = walk(arrays, at, end, self._known(), exactness, reach, most)
             self._again(status, done)
             if time.perf_counter() - began < _CALL_S:
                 most *= 2

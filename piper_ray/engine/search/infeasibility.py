@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_bytes, ceiling_s
-from piper_ray.cost.stage import in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import TracedStage
-from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.planning import items_of
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Infeasibility
@@ -111,15 +110,8 @@ def least_memory_bytes(
 
 
 def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
-    vertices, start, _, memory = stage_items(
-        problem.lattice.bits[traced.inner],
-        problem.lattice.bits[traced.outer],
-        problem.tables,
-        traced.variant,
-        traced.data_parallel_degree,
-        in_flight(traced.later_sum, traced.data_parallel_degree),
-    )
-    return float(sum(np.min(memory[start[k] : start[k + 1]]) for k in range(vertices.size)))
+    _, items = items_of(problem, traced)
+    return float(sum(np.min(memory) for memory in np.split(items.memory, items.start[1:-1])))
 
 
 def _bytes_text(size_bytes: float) -> str:

@@ -13,6 +13,7 @@ from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.selection import stage_items
+from piper_ray.engine.kernels.types import IndexArray, Items, StageKey
 from piper_ray.engine.lattice.contraction import Contraction
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
@@ -70,22 +71,22 @@ class Planning:
         return Stage(layers, traced.data_parallel_degree, variant.degree, {layer: tmpc_ids[layer] for layer in layers})
 
 
+def items_of(problem: Problem, traced: TracedStage) -> tuple[IndexArray, Items]:
+    """A traced stage's vertices, and for each option its cost and memory in this very stage."""
+    stage, d = StageKey(traced.outer, traced.inner, traced.variant), traced.data_parallel_degree
+    vertices, items = stage_items(stage, d, in_flight(traced.later_sum, d), problem.tables)
+    return vertices, items
+
+
 def _choices(problem: Problem, traced: TracedStage) -> list[tuple[int, int]]:
     """The stage's vertices, each with the number of the option that it runs: least time within the memory."""
-    vertices, start, cost, memory = stage_items(
-        problem.lattice.bits[traced.inner],
-        problem.lattice.bits[traced.outer],
-        problem.tables,
-        traced.variant,
-        traced.data_parallel_degree,
-        in_flight(traced.later_sum, traced.data_parallel_degree),
-    )
+    vertices, items = items_of(problem, traced)
     choice = np.empty(vertices.size, np.int64)
     limit, budget_s = problem.cluster.memory_bytes, traced.budget_s
-    best = least_cost(start, cost, memory, limit, np.inf, False, choice)
+    best = least_cost(items, limit, np.inf, False, choice)
     if best == TOO_HARD:  # then the choice that the evaluation found will do
-        best = least_cost(start, cost, memory, limit, budget_s, True, choice)
+        best = least_cost(items, limit, budget_s, True, choice)
     if not 0.0 <= best < np.inf:
         raise AssertionError("a stage of the plan does not fit")
-    options = choice - start[:-1]
+    options = choice - items.start[:-1]
     return list(zip(vertices.tolist(), options.tolist(), strict=True))

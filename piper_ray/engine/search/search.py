@@ -10,7 +10,7 @@ from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.kernels.level import BLOCKS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
+from piper_ray.engine.kernels.level import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
 from piper_ray.engine.search.limits import Limits
@@ -147,7 +147,7 @@ class Search:
                 seconds=watch.seconds,
                 live_downsets=outcome.live_downsets,
                 cells=outcome.cells,
-                blocks_tested=int(outcome.tested[BLOCKS_TESTED]),
+                buckets_tested=int(outcome.tested[BUCKETS_TESTED]),
                 candidates_tested=int(outcome.tested[CANDIDATES_TESTED]),
                 stages_costed=int(outcome.tested[STAGES_COSTED]),
             )

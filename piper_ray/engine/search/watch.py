@@ -49,6 +49,6 @@ class EvaluationWatch:
                 level=int(np.searchsorted(self.level_start, done, side="right")) - 1,
                 levels=self.level_start.size - 1,
                 workers=activity.workers,
-                blocks_in_flight=activity.blocks_in_flight,
+                chunks_in_flight=activity.chunks_in_flight,
             )
         )
