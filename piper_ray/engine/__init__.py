@@ -1,0 +1,1 @@
+"""Exact planning: the searches, and the tables that they work on."""
