@@ -38,7 +38,8 @@ FINISHED = 0
 STOPPED = 1
 TOO_MANY = 2
 
-NONE_FITS = -4
+NO_ROW = -4
+
 
 SLACK = 1e-12
 """Relative: what differs by no more than this is equal but for rounding."""
@@ -315,7 +316,7 @@ def tails(
                             row_choice[0] = FASTEST
                         else:
                             row_choice[0] = _least_time_row(i, j, r, y, least, tables, task, rows)
-                            fits = row_choice[0] != NONE_FITS
+                            fits = row_choice[0] != NO_ROW
                     if not fits:
                         break
                     if not with_front and row_choice[0] != NO_CHOICE:
@@ -324,7 +325,7 @@ def tails(
                         )
                         if not alone:
                             with_front = True
-                            rows = front_rows(i, j, r, y, least, tables, task)
+                            _, rows = front_rows(i, j, r, y, least, tables, task)
                             row_choice = np.arange(rows.shape[0])
                     for row in range(rows.shape[0]):
                         f, b, sync = rows[row, 0], rows[row, 1], rows[row, 2]
@@ -442,12 +443,12 @@ def _no_better(kept: FloatArray, other: Figures) -> bool:
 def _least_time_row(
     i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, rows: FloatArray
 ) -> int:
-    """Writes the choice of least t to ``rows``: LEAST_TIME; NO_CHOICE if only a bound is known; or NONE_FITS."""
+    """Writes the choice of least t to ``rows``: LEAST_TIME; NO_CHOICE if only a bound is known; or NO_ROW."""
     _, start, items = stage_items(i, j, r, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
     found_s = least_time_choice(start, items, task.memory_bytes, chosen)
     if found_s == np.inf:
-        return NONE_FITS
+        return NO_ROW
     if found_s < 0.0:
         rows[0, 0], rows[0, 1], rows[0, 2] = least.forward_s, least.backward_s, least.sync_s
         return NO_CHOICE
@@ -462,12 +463,12 @@ def _least_time_row(
 @kernel
 def front_rows(
     i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask
-) -> FloatArray:
-    """The undominated choices: float64[rows, 3], as ``choice_front`` numbers them."""
+) -> tuple[int, FloatArray]:
+    """The undominated choices: EXACT, MERGED or NONE_FITS, and float64[rows, 3], as ``choice_front`` numbers them."""
     _, start, items = stage_items(i, j, r, y, tables, task)
-    _, rows, _, _, _ = choice_front(start, items, task.memory_bytes)
+    status, rows, _, _, _ = choice_front(start, items, task.memory_bytes)
     for row in range(rows.shape[0]):
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s
         rows[row, 2] *= task.sync_s_per_byte
-    return rows
+    return status, rows

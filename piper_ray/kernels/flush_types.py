@@ -70,6 +70,7 @@ class FlushTask(NamedTuple):
 
     schedule: int
     data_parallel_degree: int
+    tensor_parallel_degree: int
     microbatches: int  # N / d
     most_stages: int
     stages: int  # the only number of stages asked for; 0: any
