@@ -10,9 +10,10 @@ from piper_ray.kernels.jit import kernel
 from piper_ray.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.kernels.types import FloatArray, IndexArray
 
-_MOST_PARTIAL = 192
-"""Partial choices that are kept; more are merged, two neighbours into one that is as good as either in every figure."""
-_MOST_CHOICES = 48
+FEW = 128
+MANY = 4096
+"""Partial choices that are kept: while tails are grown, and where plans are looked at one by one. More are merged, two
+neighbours into one that is as good as either in every figure."""
 
 EXACT = 0
 MERGED = 1
@@ -88,21 +89,24 @@ def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: floa
 
 @kernel
 def choice_front(
-    start: IndexArray, figures: FloatArray, memory_bytes: float
+    start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, most: int
 ) -> tuple[int, FloatArray, IndexArray, IndexArray, IndexArray]:
-    """The undominated choices that fit, by ascending forward seconds.
+    """The undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending forward
+    seconds; of partial choices ``most`` are kept.
 
     Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and backward
     seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial choices
     the one before and the option taken (-1 at the beginning).
     """
     layers = start.size - 1
-    least_rest = np.zeros(layers + 1)
+    least_rest, least_rest_s = np.zeros(layers + 1), np.zeros(layers + 1)
     for k in range(layers - 1, -1, -1):
-        least = np.inf
+        least, least_s = np.inf, np.inf
         for o in range(start[k], start[k + 1]):
             least = min(least, figures[o, 3])
+            least_s = min(least_s, figures[o, 0] + figures[o, 1])
         least_rest[k] = least_rest[k + 1] + least
+        least_rest_s[k] = least_rest_s[k + 1] + least_s
     status = EXACT
     before, taken = np.full(1024, -1, np.int64), np.full(1024, -1, np.int64)
     used = 1
@@ -118,6 +122,9 @@ def choice_front(
             for o in range(start[k], start[k + 1]):
                 if states[s, 3] + figures[o, 3] + least_rest[k + 1] > memory_bytes:
                     continue
+                taken_s = states[s, 0] + states[s, 1] + figures[o, 0] + figures[o, 1]
+                if taken_s + least_rest_s[k + 1] > most_s:
+                    continue
                 for column in range(4):
                     grown[count, column] = states[s, column] + figures[o, column]
                 if last:
@@ -128,7 +135,6 @@ def choice_front(
         if count == 0:
             return NONE_FITS, np.empty((0, 3)), np.empty(0, np.int64), before, taken
         kept = _undominated(grown[:count])
-        most = _MOST_CHOICES if last else _MOST_PARTIAL
         if kept.size > most:
             status = MERGED
         while kept.size > most:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.kernels.bounds import is_subset
-from piper_ray.kernels.flush_choices import EXACT
+from piper_ray.kernels.flush_choices import EXACT, MANY
 from piper_ray.kernels.flush_paths import batch_s, step_s, with_stage
 from piper_ray.kernels.flush_states import (
     FINISHED,
@@ -23,7 +23,7 @@ from piper_ray.kernels.flush_states import (
     least_figures,
     least_memory_bytes,
 )
-from piper_ray.kernels.flush_types import MISSING, NO_CHOICE, ONE_F_ONE_B, FlushTables, FlushTask, StateArrays
+from piper_ray.kernels.flush_types import MISSING, NO_CHOICE, ON_FRONT, ONE_F_ONE_B, FlushTables, FlushTask, StateArrays
 from piper_ray.kernels.jit import kernel
 from piper_ray.kernels.types import FloatArray, IndexArray
 
@@ -159,7 +159,8 @@ def close_gap(
                 least = least_figures(i, j, r, tables, task)
                 if microbatches * least.time_s >= control[0]:
                     continue
-                exact, rows = front_rows(i, j, r, y, least, tables, task)
+                most_s = control[0] / microbatches
+                exact, rows = front_rows(i, j, r, y, most_s, MANY, least, tables, task)
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])
                     child = np.inf
@@ -182,7 +183,7 @@ def close_gap(
                         heap = np.concatenate((heap, np.empty_like(heap)))
                         room *= 2
                     bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q
-                    variant[nodes], choice[nodes], known[nodes] = r, row, known[node] and exact == EXACT
+                    variant[nodes], choice[nodes], known[nodes] = r, ON_FRONT, known[node] and exact == EXACT
                     for column in range(3):
                         seconds[nodes, column] = rows[row, column]
                     open_nodes = _push(heap, open_nodes, bounds, nodes)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.kernels.bounds import is_subset
-from piper_ray.kernels.flush_choices import choice_front, least_time_choice, stage_items
+from piper_ray.kernels.flush_choices import FEW, choice_front, least_time_choice, stage_items
 from piper_ray.kernels.flush_paths import Figures, empty_tail, least_batch_s, with_stage
 from piper_ray.kernels.flush_types import (
     FAST_ACTIVATION,
@@ -27,6 +27,7 @@ from piper_ray.kernels.flush_types import (
     MISSING,
     MIXED,
     NO_CHOICE,
+    ON_FRONT,
     FlushTables,
     FlushTask,
     StateArrays,
@@ -325,8 +326,9 @@ def tails(
                         )
                         if not alone:
                             with_front = True
-                            _, rows = front_rows(i, j, r, y, least, tables, task)
-                            row_choice = np.arange(rows.shape[0])
+                            most_s = slowest_s * (1.0 + SLACK)
+                            _, rows = front_rows(i, j, r, y, most_s, FEW, least, tables, task)
+                            row_choice = np.full(rows.shape[0], ON_FRONT)
                     for row in range(rows.shape[0]):
                         f, b, sync = rows[row, 0], rows[row, 1], rows[row, 2]
                         grown = with_stage(schedule, microbatches, behind, f + b, f, b, sync, f, b, tail)
@@ -462,11 +464,20 @@ def _least_time_row(
 
 @kernel
 def front_rows(
-    i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask
+    i: int,
+    j: int,
+    r: int,
+    y: int,
+    most_s: float,
+    most: int,
+    least: LeastFigures,
+    tables: FlushTables,
+    task: FlushTask,
 ) -> tuple[int, FloatArray]:
-    """The undominated choices: EXACT, MERGED or NONE_FITS, and float64[rows, 3], as ``choice_front`` numbers them."""
+    """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 3]."""
     _, start, items = stage_items(i, j, r, y, tables, task)
-    status, rows, _, _, _ = choice_front(start, items, task.memory_bytes)
+    most_s -= least.tensor_forward_s + least.tensor_backward_s
+    status, rows, _, _, _ = choice_front(start, items, task.memory_bytes, most_s, most)
     for row in range(rows.shape[0]):
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s

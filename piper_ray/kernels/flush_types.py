@@ -28,10 +28,11 @@ MISSING = 11  # layers without an option in the variant
 MIXED = 12  # layers whose fastest option is not the one of least weights and charges too
 COLUMNS = 13
 
-# What is known of a stage's TMPC choice. From 0 on: the choice of that number on its front.
-FASTEST = -1
-LEAST_TIME = -2
-NO_CHOICE = -3  # a bound that no choice is known to reach
+# What is known of a stage's TMPC choice.
+FASTEST = 1
+LEAST_TIME = 2
+ON_FRONT = 3  # the one that takes the stage's seconds
+NO_CHOICE = 4  # a bound that no choice is known to reach
 
 
 class FlushTables(NamedTuple):

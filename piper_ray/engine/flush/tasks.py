@@ -78,7 +78,7 @@ def list_tasks(
                 float(ahead.ahead_forward_s[0]),
                 empty_tail(code),
             )
-            if np.isfinite(lower_s):
+            if lower_s < np.inf:
                 found.append(Task(0, arrays, ahead, max(0.0, float(lower_s))))
     found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))
     return [replace(task, order=order) for order, task in enumerate(found)]
