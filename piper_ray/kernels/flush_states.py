@@ -33,7 +33,7 @@ from piper_ray.kernels.flush_types import (
     StateArrays,
 )
 from piper_ray.kernels.jit import inlined_kernel, kernel, leaf_kernel
-from piper_ray.kernels.types import FloatArray, IndexArray
+from piper_ray.kernels.types import BitArray, FloatArray, IndexArray
 
 FINISHED = 0
 STOPPED = 1
@@ -54,6 +54,8 @@ class AheadArrays(NamedTuple):
     ahead_forward_s: FloatArray  # float64[m]
     order: IndexArray  # int64[m]: downsets by own_s
     ordered_s: FloatArray  # float64[m]: own_s in that order
+    ordered_bits: BitArray  # uint64[m, words]
+    rank: IndexArray  # int64[m]: where a downset is in that order
 
 
 class LeastFigures(NamedTuple):
@@ -98,7 +100,9 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
         ahead_forward[i] = max(0.0, ahead_forward[i] * (1.0 - SLACK))
     ahead[m - 1], ahead_forward[m - 1] = 0.0, 0.0
     order = np.argsort(own, kind="mergesort")
-    return AheadArrays(own, ahead, ahead_forward, order, own[order])
+    rank = np.empty(m, np.int64)
+    rank[order] = np.arange(m)
+    return AheadArrays(own, ahead, ahead_forward, order, own[order], tables.bits[order], rank)
 
 
 @leaf_kernel
@@ -238,6 +242,8 @@ def tails(
     for column in range(5):
         figures[0, column] = empty[column]
     used = 1
+    alive = np.zeros(m, np.bool_)  # has states; by rank
+    alive[ahead.rank[0]] = True
 
     # Of the downset at hand: candidates, linked by number of stages.
     new_room = 1024
@@ -260,15 +266,16 @@ def tails(
         if slowest_s < 0.0:
             continue
         new = 0
+        outer = tables.bits[i]
         if np.isfinite(slowest_s):
             from_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 - SLACK) - slowest_s * (1.0 + 1e-9))
         else:
             from_rank = 0
         to_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 + SLACK) + 1e-300, side="right")
         for rank in range(from_rank, to_rank):
-            j = ahead.order[rank]
-            if count[j] == 0 or j >= i or not is_subset(tables.bits[j], tables.bits[i]):
+            if not alive[rank] or not is_subset(ahead.ordered_bits[rank], outer):
                 continue
+            j = ahead.order[rank]
             for r in task.variants:
                 if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
                     continue
@@ -394,6 +401,7 @@ def tails(
                 used += 1
                 at = link[at]
         count[i] = used - start[i]
+        alive[ahead.rank[i]] = True
         if used > most_states:
             status = TOO_MANY
             break

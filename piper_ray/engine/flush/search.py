@@ -31,6 +31,9 @@ CHOICES_MERGED = "TMPC choices merged"
 _TIE = 1e-12
 _MOST_NODES = 200_000
 _MOST_STATES = 20_000_000
+_FIRST_SHARE = 0.005
+_LARGE_SHARE = 4.0
+"""How far above the bound plans are sought first; twice as far each time, up to where any plan will do."""
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
 
@@ -49,9 +52,11 @@ class TaskResult:
     left_open: str | None
 
 
-def run_task(tables: FlushTables, task: Task, control: FloatArray, close: bool) -> TaskResult:
-    """Searches one (d, t). A function of arrays, but for control[0], the best time known, which it lowers, and
-    control[1], the wish to stop. ``close``: where the best state's time is not its plan's, plans are looked through.
+def run_task(tables: FlushTables, task: Task, control: FloatArray) -> TaskResult:
+    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
+
+    A function of arrays, but for what others write to control[0], the best time known or asked for, and control[1], the
+    wish to stop.
     """
     if task.lower_s > control[0] * (1.0 + _TIE):
         return TaskResult(np.inf, 0, False, None, None)
@@ -66,8 +71,6 @@ def run_task(tables: FlushTables, task: Task, control: FloatArray, close: bool) 
     control[0] = min(control[0], found.batch_s)
     if lower_s >= control[0] * (1.0 - PROOF):
         return TaskResult(np.inf, kept, False, found, None)
-    if not close:
-        return TaskResult(lower_s, kept, False, found, None)
     status, lower_s, better, stages = close_gap(tables, task.arrays, states, _MOST_NODES, control)
     if better:
         found = choose(tables, task.arrays, stages)
@@ -122,29 +125,43 @@ class FlushSearch:
 
     def improve(self, workload: Workload, tasks: Sequence[Task]) -> None:
         """Plans of a lattice with fewer downsets, for an early upper bound. It proves nothing."""
-        self._run(workload, tasks, proves=False)
+        chain = FlushSearch(workload, tasks, self.threads, self.gap, self.deadline, self.stop)
+        chain.run()
+        self.best, self.best_workload = chain.best, workload
 
     def run(self) -> None:
-        """Until the bound is met, or the gap, the deadline or a wish to stop comes first."""
-        self._run(self.workload, self.tasks, proves=True)
+        """Until the bound is met, or the gap, the deadline or a wish to stop comes first.
 
-    def _run(self, workload: Workload, tasks: Sequence[Task], proves: bool) -> None:
+        From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at that
+        takes more than the best plan, and what is not found is proved not to be there.
+        """
+        share = _FIRST_SHARE
+        with ThreadPoolExecutor(self.threads) as pool:
+            while True:
+                cutoff_s = min(self.upper_s, self.lower_s * (1.0 + share))
+                tasks = [task for task in self.tasks if self._lower_s[task.order] <= cutoff_s * (1.0 + _TIE)]
+                self._seek(pool, tasks, cutoff_s)
+                if self._ends() or self.proved or self.left_open is not None:
+                    break
+                share = 2.0 * share if share < _LARGE_SHARE else np.inf
+
+    def _seek(self, pool: ThreadPoolExecutor, tasks: Sequence[Task], cutoff_s: float) -> None:
+        """One round: plans of at most ``cutoff_s``."""
+        self._control[0], self._control[1] = cutoff_s, 0.0
         waiting = list(reversed(tasks))
         running: dict[Future[TaskResult], Task] = {}
-        with ThreadPoolExecutor(self.threads) as pool:
-            try:
-                while (waiting or running) and not self._ends():
-                    while waiting and len(running) < self.threads:
-                        task = waiting.pop()
-                        running[pool.submit(run_task, workload.arrays, task, self._control, proves)] = task
-                    done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        self._take(workload, running.pop(future), future.result(), proves)
-            finally:
-                self._control[1] = 1.0  # for those that still run, if it ends early
-            for future, task in running.items():
-                self._take(workload, task, future.result(), proves)
-        self._control[1] = 0.0
+        try:
+            while (waiting or running) and not self._ends():
+                while waiting and len(running) < self.threads:
+                    task = waiting.pop()
+                    running[pool.submit(run_task, self.workload.arrays, task, self._control)] = task
+                done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._take(running.pop(future), future.result())
+        finally:
+            self._control[1] = 1.0  # for those that still run, if it ends early
+        for future, task in running.items():
+            self._take(task, future.result())
 
     def _ends(self) -> bool:
         if self.stopped_by is None:
@@ -156,16 +173,17 @@ class FlushSearch:
                 self.stopped_by = GAP
         return self.stopped_by is not None
 
-    def _take(self, workload: Workload, task: Task, result: TaskResult, proves: bool) -> None:
+    def _take(self, task: Task, result: TaskResult) -> None:
         self.states += result.states
         self.searched += result.states > 0
         self.looked_through += result.looked_through
         if result.found is not None and self._is_better(result.found):
-            self.best, self.best_workload = result.found, workload
-        if proves:
-            self._lower_s[task.order] = max(self._lower_s[task.order], result.lower_s)
-            if result.left_open is not None:
-                self._left_open[task.order] = result.left_open
+            self.best, self.best_workload = result.found, self.workload
+        # Others have lowered control[0] meanwhile, perhaps: what is proved holds for what is there now.
+        proved_s = min(result.lower_s, self._control[0])
+        self._lower_s[task.order] = max(self._lower_s[task.order], proved_s)
+        if result.left_open is not None:
+            self._left_open[task.order] = result.left_open
 
     def _is_better(self, found: ChosenStages) -> bool:
         """Of plans that take the same but for rounding the one of fewest devices, then of fewest stages, then of the
