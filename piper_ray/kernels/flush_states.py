@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.kernels.bounds import is_subset
+from piper_ray.kernels.bounds import bit_position, is_subset
 from piper_ray.kernels.flush_choices import FEW, choice_front, least_time_choice, stage_items
 from piper_ray.kernels.flush_paths import Figures, empty_tail, least_batch_s, with_stage
 from piper_ray.kernels.flush_types import (
@@ -52,6 +52,9 @@ class AheadArrays(NamedTuple):
     own_s: FloatArray  # float64[m]: least forward and backward seconds of the layers
     ahead_s: FloatArray  # float64[m]: of the layers outside, and of what crosses into the downset
     ahead_forward_s: FloatArray  # float64[m]
+    ahead_activation: FloatArray  # float64[m], bytes: least of the layers outside, for each microbatch in flight
+    ahead_fixed: FloatArray  # float64[m], bytes
+    ahead_shared: FloatArray  # float64[m], bytes
     order: IndexArray  # int64[m]: downsets by own_s
     ordered_s: FloatArray  # float64[m]: own_s in that order
     ordered_bits: BitArray  # uint64[m, words]
@@ -75,6 +78,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
     """Sums over the layers outside of each downset."""
     m = tables.bits.shape[0]
     own, ahead, ahead_forward = np.full(m, np.inf), np.full(m, np.inf), np.full(m, np.inf)
+    activation, fixed, shared = np.zeros(m), np.zeros(m), np.zeros(m)
     for r in task.variants:
         sums = tables.sums[r]
         for i in range(m):
@@ -85,16 +89,19 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
             ahead[i] = min(ahead[i], sums[m - 1, LEAST_S] - sums[i, LEAST_S] + 2.0 * crossing_s)
             forward_s = sums[m - 1, LEAST_FORWARD_S] - sums[i, LEAST_FORWARD_S] + crossing_s
             ahead_forward[i] = min(ahead_forward[i], forward_s)
+            activation[i] = sums[m - 1, LEAST_ACTIVATION] - sums[i, LEAST_ACTIVATION]
+            fixed[i] = sums[m - 1, LEAST_FIXED] - sums[i, LEAST_FIXED]
+            shared[i] = sums[m - 1, LEAST_SHARED] - sums[i, LEAST_SHARED]
     if tables.tensor_bits.shape[0] > 0:
         for i in range(m):
             for k in range(tables.cut_start[i], tables.cut_start[i + 1]):
                 ahead[i] += tables.tensor_forward_s[tables.cut[k]] + tables.tensor_backward_s[tables.cut[k]]
                 ahead_forward[i] += tables.tensor_forward_s[tables.cut[k]]
-    # Layers of different variants may be the quickest: sums of the least over variants bound from below only if taken
-    # for each layer; with several variants the least of the sums could be too large, so nothing is promised then.
+    # With several variants each layer may be in a stage of its best one; of their memory nothing is promised then.
     if task.variants.size > 1:
         for i in range(m):
             own[i], ahead[i], ahead_forward[i] = _mixed_sums(i, tables, task)
+            activation[i], fixed[i], shared[i] = 0.0, 0.0, 0.0
     for i in range(m):  # rounding of sums
         ahead[i] = max(0.0, ahead[i] * (1.0 - SLACK))
         ahead_forward[i] = max(0.0, ahead_forward[i] * (1.0 - SLACK))
@@ -102,7 +109,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
     order = np.argsort(own, kind="mergesort")
     rank = np.empty(m, np.int64)
     rank[order] = np.arange(m)
-    return AheadArrays(own, ahead, ahead_forward, order, own[order], tables.bits[order], rank)
+    return AheadArrays(own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank)
 
 
 @leaf_kernel
@@ -242,8 +249,9 @@ def tails(
     for column in range(5):
         figures[0, column] = empty[column]
     used = 1
-    alive = np.zeros(m, np.bool_)  # has states; by rank
-    alive[ahead.rank[0]] = True
+    alive = np.zeros(m // 64 + 2, np.uint64)  # bit ``rank`` of a downset that has states; the last one ends each search
+    _set_alive(alive, ahead.rank[0])
+    _set_alive(alive, 64 * alive.size - 1)
 
     # Of the downset at hand: candidates, linked by number of stages.
     new_room = 1024
@@ -265,6 +273,13 @@ def tails(
         slowest_s = (limit - ahead_s) / microbatches
         if slowest_s < 0.0:
             continue
+        if limit < np.inf and limit > 0.0:
+            most_s = limit / microbatches
+            if _stages_for(ahead.own_s[i], most_s) + _stages_for(ahead_s, most_s) > most_stages:
+                continue
+        most_behind = _most_behind(i, task, ahead)
+        if most_behind == 0:
+            continue
         new = 0
         outer = tables.bits[i]
         if np.isfinite(slowest_s):
@@ -272,10 +287,13 @@ def tails(
         else:
             from_rank = 0
         to_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 + SLACK) + 1e-300, side="right")
-        for rank in range(from_rank, to_rank):
-            if not alive[rank] or not is_subset(ahead.ordered_bits[rank], outer):
+        rank = _next_alive(alive, from_rank)
+        while rank < to_rank:
+            inner = rank
+            rank = _next_alive(alive, rank + 1)
+            if not is_subset(ahead.ordered_bits[inner], outer):
                 continue
-            j = ahead.order[rank]
+            j = ahead.order[inner]
             for r in task.variants:
                 if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
                     continue
@@ -286,7 +304,7 @@ def tails(
                 with_front, fits = False, True
                 for s in range(start[j], start[j] + count[j]):
                     behind = stages[s]
-                    if behind >= most_stages:
+                    if behind >= most_behind:
                         break
                     if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
                         continue
@@ -401,7 +419,7 @@ def tails(
                 used += 1
                 at = link[at]
         count[i] = used - start[i]
-        alive[ahead.rank[i]] = True
+        _set_alive(alive, ahead.rank[i])
         if used > most_states:
             status = TOO_MANY
             break
@@ -417,6 +435,66 @@ def tails(
         choice[:used].copy(),
     )
     return status, states
+
+
+@leaf_kernel
+def _most_behind(i: int, task: FlushTask, ahead: AheadArrays) -> int:
+    """The most stages that a tail of downset i can have so that the memory of those in front may do for the rest; 0 if
+    not even one.
+
+    The more stages are behind, the fewer are left, and the more they have in flight.
+    """
+    low, high = 0, task.most_stages
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if _rest_fits(i, middle, task, ahead):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@leaf_kernel
+def _rest_fits(i: int, behind: int, task: FlushTask, ahead: AheadArrays) -> bool:
+    """Whether the layers outside may fit into the stages that are left, if layers could be cut to pieces.
+
+    It takes the least memory in all to give the stages with the fewest microbatches in flight as many activations as they
+    hold.
+    """
+    left = task.most_stages - behind
+    needed = ahead.ahead_fixed[i] + ahead.ahead_shared[i] / task.data_parallel_degree
+    rest = ahead.ahead_activation[i]
+    room = left * task.memory_bytes * (1.0 + 1e-9)
+    for k in range(left):
+        if rest <= 0.0 or needed > room:
+            break
+        y = in_flight(task.schedule, task.microbatches, behind + k)
+        part = min(rest, task.memory_bytes / y)
+        needed += part * y
+        rest -= part
+    return bool(needed <= room and rest <= ahead.ahead_activation[i] * 1e-9)
+
+
+@inlined_kernel
+def _set_alive(alive: BitArray, rank: int) -> None:
+    alive[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
+
+
+@inlined_kernel
+def _next_alive(alive: BitArray, rank: int) -> int:
+    """The first set bit from ``rank`` on; the last one of all is set."""
+    word = rank >> 6
+    rest = alive[word] & (~np.uint64(0) << np.uint64(rank & 63))
+    while rest == 0:
+        word += 1
+        rest = alive[word]
+    return word * 64 + bit_position(rest & (~rest + np.uint64(1)))
+
+
+@inlined_kernel
+def _stages_for(work_s: float, slowest_s: float) -> float:
+    """How many stages it takes at least, none of them slower; 0 for no work."""
+    return np.ceil(work_s * (1.0 - 1e-9) / slowest_s) if work_s > 0.0 else 0.0
 
 
 @inlined_kernel
