@@ -66,7 +66,8 @@ def actions(schedule: str, m: int, behind: int) -> list[tuple[str, int]]:
 def brute_force(instance: Instance, schedule: str, sync: float = 4.0) -> BruteForce | None:
     """The plan whose simulated batch takes the least; None: no plan fits.
 
-    Of a stage's choices those are simulated that no other of the stage is as good as: no pass gets shorter by a longer one.
+    Of a stage's choices those are simulated that no other of the stage is as good as: no pass gets shorter by a longer
+    one.
     """
     best: BruteForce | None = None
     for d, t in _degrees(instance):

@@ -26,8 +26,8 @@ Items = tuple[IndexArray, IndexArray, FloatArray]
 def stage_items(outer: int, inner: int, variant: int, in_flight: int, tables: FlushTables, task: FlushTask) -> Items:
     """The layers of a stage, ascending, and their options in the stage.
 
-    Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds with
-    what crosses the border, weights and memory bytes on each device.
+    Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds
+    with what crosses the border, weights and memory bytes on each device.
     """
     bits, r, d = tables.bits, variant, task.data_parallel_degree
     layers, options = 0, 0
@@ -94,9 +94,9 @@ def choice_front(
     """The undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending forward
     seconds; of partial choices ``most`` are kept.
 
-    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and backward
-    seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial choices
-    the one before and the option taken (-1 at the beginning).
+    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and
+    backward seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial
+    choices the one before and the option taken (-1 at the beginning).
     """
     layers = start.size - 1
     least_rest, least_rest_s = np.zeros(layers + 1), np.zeros(layers + 1)

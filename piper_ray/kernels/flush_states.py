@@ -1,4 +1,10 @@
-"""Kernels: for one (d, t) the undominated pipeline tails of every downset, by number of stages."""
+"""Kernels: for one (d, t) the undominated pipeline tails of every downset, by number of stages.
+
+Under 1F1B a tail's figures depend on the largest f and b of the stages in front of it. So there are several tables: in
+table g some stage in front takes at least as long as level g says, a promise that a stage which does keeps. Of a stage
+with such f and b the tail behind it comes from the table of the highest level that it, or the promise, reaches. Level 0
+promises nothing; with no further levels all figures are bounds from below, and mostly exact.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,7 @@ from piper_ray.kernels.flush_types import (
     FAST_FORWARD_S,
     FAST_SHARED,
     FASTEST,
+    FIGURES,
     GPIPE,
     LEAST_ACTIVATION,
     LEAST_BACKWARD_S,
@@ -109,7 +116,9 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
     order = np.argsort(own, kind="mergesort")
     rank = np.empty(m, np.int64)
     rank[order] = np.arange(m)
-    return AheadArrays(own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank)
+    return AheadArrays(
+        own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank
+    )
 
 
 @leaf_kernel
@@ -180,7 +189,7 @@ def least_memory_bytes(i: int, j: int, r: int, y: int, tables: FlushTables, task
     """No choice of the stage holds less with y microbatches in flight."""
     above, below = tables.sums[r, i], tables.sums[r, j]
     held = (above[LEAST_ACTIVATION] - below[LEAST_ACTIVATION]) * y + above[LEAST_FIXED] - below[LEAST_FIXED]
-    return held + (above[LEAST_SHARED] - below[LEAST_SHARED]) / task.data_parallel_degree
+    return float(held + (above[LEAST_SHARED] - below[LEAST_SHARED]) / task.data_parallel_degree)
 
 
 @inlined_kernel
@@ -202,27 +211,28 @@ def one_choice_is_best(
     forward_s: float,
     backward_s: float,
     sync_s: float,
+    f_and_b_decide: bool,
     least: LeastFigures,
     tail: Figures,
 ) -> bool:
     """Whether a choice of least t (and R) gives the least figures with this tail, whatever f and b other choices have.
 
-    It does where f and b are the least too, or hidden behind what the tail takes.
+    It does where f and b are the least too, or hidden behind what the tail takes. f_and_b_decide: on the tail, too.
     """
     if sync_s > least.sync_s * (1.0 + SLACK):
         return False
     least_forward = forward_s <= least.forward_s * (1.0 + SLACK)
     least_backward = backward_s <= least.backward_s * (1.0 + SLACK)
     if schedule == GPIPE:
-        total, slowest_f, slowest_b, synced, _ = tail
+        total, slowest_f, slowest_b, synced, _, _, _ = tail
         final_s = total + forward_s + backward_s + (microbatches - 1) * max(slowest_b, backward_s) + sync_s
         hidden_forward = forward_s <= slowest_f and synced + forward_s <= final_s
         return (least_forward or hidden_forward) and (least_backward or backward_s <= slowest_b)
-    down, up, whole, last, synced = tail
+    down, _, _, up, whole, last, synced = tail
     w = min(microbatches, behind + 1)
     if least_forward and least_backward:
         return True
-    if microbatches == w and w > 1:
+    if f_and_b_decide or (microbatches == w and w > 1):
         return False
     if not (least_forward or (w - 1) * forward_s <= down) or not (least_backward or (w - 1) * backward_s <= up):
         return False
@@ -232,21 +242,28 @@ def one_choice_is_best(
 
 @kernel
 def tails(
-    tables: FlushTables, task: FlushTask, ahead: AheadArrays, most_states: int, control: FloatArray
+    tables: FlushTables,
+    task: FlushTask,
+    ahead: AheadArrays,
+    levels: FloatArray,
+    most_states: int,
+    control: FloatArray,
 ) -> tuple[int, StateArrays]:
     """The states of all downsets from which a batch of at most control[0] seconds may come; FINISHED, STOPPED because
     control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
+
+    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0.
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
-    start, count = np.zeros(m, np.int64), np.zeros(m, np.int64)
+    start, kept = np.zeros(levels.shape[0] * m, np.int64), np.zeros(levels.shape[0] * m, np.int64)
     room = 4096
-    figures, stage = np.empty((room, 5)), np.empty((room, 3))
+    figures, stage = np.empty((room, FIGURES)), np.empty((room, 3))
     stages, downset, below = np.zeros(room, np.int64), np.zeros(room, np.int64), np.full(room, -1, np.int64)
     variant, choice = np.full(room, -1, np.int64), np.full(room, NO_CHOICE, np.int64)
-    count[0] = 1
+    kept[::m] = 1
     empty = empty_tail(schedule)
-    for column in range(5):
+    for column in range(FIGURES):
         figures[0, column] = empty[column]
     used = 1
     alive = np.zeros(m // 64 + 2, np.uint64)  # bit ``rank`` of a downset that has states; the last one ends each search
@@ -255,7 +272,7 @@ def tails(
 
     # Of the downset at hand: candidates, linked by number of stages.
     new_room = 1024
-    new_figures, new_stage = np.empty((new_room, 5)), np.empty((new_room, 3))
+    new_figures, new_stage = np.empty((new_room, FIGURES)), np.empty((new_room, 3))
     new_below, new_variant = np.empty(new_room, np.int64), np.empty(new_room, np.int64)
     new_choice, link = np.empty(new_room, np.int64), np.empty(new_room, np.int64)
     first = np.full(most_stages + 2, -1, np.int64)
@@ -263,10 +280,16 @@ def tails(
     row_choice = np.empty(1, np.int64)
 
     status = FINISHED
-    for i in range(1, m):
+    for index in range(levels.shape[0] * (m - 1)):
+        level = levels.shape[0] - 1 - index // (m - 1)
+        i = 1 + index % (m - 1)
+        cell = level * m + i
+        promised_f, promised_b = levels[level, 0], levels[level, 1]
         if control[1] != 0.0:
             status = STOPPED
             break
+        if i == m - 1 and level > 0:  # nothing is in front of all layers
+            continue
         limit = control[0] * (1.0 + SLACK)
         ahead_s, ahead_forward_s = ahead.ahead_s[i], ahead.ahead_forward_s[i]
         # m t + ahead <= limit for the stage that is put in front.
@@ -274,8 +297,8 @@ def tails(
         if slowest_s < 0.0:
             continue
         if limit < np.inf and limit > 0.0:
-            most_s = limit / microbatches
-            if _stages_for(ahead.own_s[i], most_s) + _stages_for(ahead_s, most_s) > most_stages:
+            even_s = limit / microbatches
+            if _stages_for(ahead.own_s[i], even_s) + _stages_for(ahead_s, even_s) > most_stages:
                 continue
         most_behind = _most_behind(i, task, ahead)
         if most_behind == 0:
@@ -291,112 +314,146 @@ def tails(
         while rank < to_rank:
             inner = rank
             rank = _next_alive(alive, rank + 1)
-            if not is_subset(ahead.ordered_bits[inner], outer):
-                continue
             j = ahead.order[inner]
+            if j >= i or not is_subset(ahead.ordered_bits[inner], outer):
+                continue
             for r in task.variants:
                 if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
                     continue
                 least = least_figures(i, j, r, tables, task)
                 if microbatches * least.time_s + ahead_s > limit:
                     continue
-                known_y = -1  # for which ``rows`` are known
-                with_front, fits = False, True
-                for s in range(start[j], start[j] + count[j]):
-                    behind = stages[s]
-                    if behind >= most_behind:
-                        break
-                    if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
-                        continue
-                    y = in_flight(schedule, microbatches, behind)
-                    if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
-                        break
-                    tail = (figures[s, 0], figures[s, 1], figures[s, 2], figures[s, 3], figures[s, 4])
-                    # First with the least of everything.
-                    grown = with_stage(
-                        schedule,
-                        microbatches,
-                        behind,
-                        least.time_s,
-                        least.forward_s,
-                        least.backward_s,
-                        least.sync_s,
-                        least.forward_s,
-                        least.backward_s,
-                        tail,
-                    )
-                    bound = least_batch_s(
-                        schedule, microbatches, behind + 1, most_stages, ahead_s, 0.0, _without_ends(schedule, grown)
-                    )
-                    if bound > limit:
-                        continue
-                    if y != known_y:
-                        known_y, with_front, fits = y, False, True
-                        rows = np.empty((1, 3))
-                        row_choice = np.empty(1, np.int64)
-                        if fastest_fits(i, j, r, y, tables, task):
-                            forward_s = tables.sums[r, i, FAST_FORWARD_S] - tables.sums[r, j, FAST_FORWARD_S]
-                            rows[0, 0] = forward_s + least.crossing_s + least.tensor_forward_s
-                            rows[0, 1] = least.time_s - rows[0, 0]
-                            rows[0, 2] = least.sync_s
-                            row_choice[0] = FASTEST
-                        else:
-                            row_choice[0] = _least_time_row(i, j, r, y, least, tables, task, rows)
-                            fits = row_choice[0] != NO_ROW
-                    if not fits:
-                        break
-                    if not with_front and row_choice[0] != NO_CHOICE:
-                        alone = one_choice_is_best(
-                            schedule, microbatches, behind, rows[0, 0], rows[0, 1], rows[0, 2], least, tail
-                        )
-                        if not alone:
-                            with_front = True
-                            most_s = slowest_s * (1.0 + SLACK)
-                            _, rows = front_rows(i, j, r, y, most_s, FEW, least, tables, task)
-                            row_choice = np.full(rows.shape[0], ON_FRONT)
-                    for row in range(rows.shape[0]):
-                        f, b, sync = rows[row, 0], rows[row, 1], rows[row, 2]
-                        grown = with_stage(schedule, microbatches, behind, f + b, f, b, sync, f, b, tail)
+                # The tables from which the tail may come, by what f and b the stage may have.
+                from_level = max(level, level_of(levels, least.forward_s, least.backward_s))
+                most_s = slowest_s * (1.0 + SLACK)
+                to_level = max(level, level_of(levels, most_s - least.backward_s, most_s - least.forward_s))
+                for source in range(from_level, to_level + 1):
+                    known_y = -1  # for which ``rows`` are known
+                    with_front, fits = False, True
+                    begin, end = start[source * m + j], start[source * m + j] + kept[source * m + j]
+                    for s in range(begin, end):
+                        behind = stages[s]
+                        if behind >= most_behind:
+                            break
+                        if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
+                            continue
+                        y = in_flight(schedule, microbatches, behind)
+                        if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
+                            break
+                        tail = figures_of(figures, s)
+                        # First with the least of everything.
                         bound = least_batch_s(
-                            schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
+                            schedule,
+                            microbatches,
+                            behind + 1,
+                            most_stages,
+                            ahead_s,
+                            0.0,
+                            _without_ends(
+                                schedule,
+                                with_stage(
+                                    schedule,
+                                    microbatches,
+                                    behind,
+                                    least.time_s,
+                                    least.forward_s,
+                                    least.backward_s,
+                                    least.sync_s,
+                                    max(least.forward_s, promised_f),
+                                    max(least.backward_s, promised_b),
+                                    tail,
+                                ),
+                            ),
                         )
                         if bound > limit:
                             continue
-                        # Is it dominated? If not, those that it dominates go.
-                        beaten, previous, at = False, -1, first[behind + 1]
-                        while at >= 0:
-                            if _as_good(new_figures[at], grown):
-                                beaten = True
-                                break
-                            following = link[at]
-                            if _no_better(new_figures[at], grown):
-                                if previous < 0:
-                                    first[behind + 1] = following
-                                else:
-                                    link[previous] = following
+                        if y != known_y:
+                            known_y, with_front, fits = y, False, True
+                            rows = np.empty((1, 3))
+                            row_choice = np.empty(1, np.int64)
+                            if fastest_fits(i, j, r, y, tables, task):
+                                forward_s = tables.sums[r, i, FAST_FORWARD_S] - tables.sums[r, j, FAST_FORWARD_S]
+                                rows[0, 0] = forward_s + least.crossing_s + least.tensor_forward_s
+                                rows[0, 1] = least.time_s - rows[0, 0]
+                                rows[0, 2] = least.sync_s
+                                row_choice[0] = FASTEST
                             else:
-                                previous = at
-                            at = following
-                        if beaten:
-                            continue
-                        if new == new_room:
-                            new_figures = np.concatenate((new_figures, np.empty_like(new_figures)))
-                            new_stage = np.concatenate((new_stage, np.empty_like(new_stage)))
-                            new_below = np.concatenate((new_below, np.empty_like(new_below)))
-                            new_variant = np.concatenate((new_variant, np.empty_like(new_variant)))
-                            new_choice = np.concatenate((new_choice, np.empty_like(new_choice)))
-                            link = np.concatenate((link, np.empty_like(link)))
-                            new_room *= 2
-                        for column in range(5):
-                            new_figures[new, column] = grown[column]
-                        new_stage[new, 0], new_stage[new, 1], new_stage[new, 2] = f, b, sync
-                        new_below[new], new_variant[new], new_choice[new] = s, r, row_choice[row]
-                        link[new] = first[behind + 1]
-                        first[behind + 1] = new
-                        new += 1
+                                row_choice[0] = _least_time_row(i, j, r, y, least, tables, task, rows)
+                                fits = row_choice[0] != NO_ROW
+                        if not fits:
+                            break
+                        if not with_front and row_choice[0] != NO_CHOICE:
+                            alone = one_choice_is_best(
+                                schedule,
+                                microbatches,
+                                behind,
+                                rows[0, 0],
+                                rows[0, 1],
+                                rows[0, 2],
+                                levels.shape[0] > 1,
+                                least,
+                                tail,
+                            )
+                            if not alone:
+                                with_front = True
+                                _, rows = front_rows(i, j, r, y, most_s, FEW, least, tables, task)
+                                row_choice = np.full(rows.shape[0], ON_FRONT)
+                        for row in range(rows.shape[0]):
+                            f, b, sync = rows[row, 0], rows[row, 1], rows[row, 2]
+                            if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
+                                continue
+                            grown = with_stage(
+                                schedule,
+                                microbatches,
+                                behind,
+                                f + b,
+                                f,
+                                b,
+                                sync,
+                                max(f, promised_f),
+                                max(b, promised_b),
+                                tail,
+                            )
+                            bound = least_batch_s(
+                                schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
+                            )
+                            if bound > limit:
+                                continue
+                            # Is it dominated? If not, those that it dominates go.
+                            beaten, previous, at = False, -1, first[behind + 1]
+                            while at >= 0:
+                                if _as_good(new_figures[at], grown):
+                                    beaten = True
+                                    break
+                                following = link[at]
+                                if _no_better(new_figures[at], grown):
+                                    if previous < 0:
+                                        first[behind + 1] = following
+                                    else:
+                                        link[previous] = following
+                                else:
+                                    previous = at
+                                at = following
+                            if beaten:
+                                continue
+                            if new == new_room:
+                                new_figures = np.concatenate((new_figures, np.empty_like(new_figures)))
+                                new_stage = np.concatenate((new_stage, np.empty_like(new_stage)))
+                                new_below = np.concatenate((new_below, np.empty_like(new_below)))
+                                new_variant = np.concatenate((new_variant, np.empty_like(new_variant)))
+                                new_choice = np.concatenate((new_choice, np.empty_like(new_choice)))
+                                link = np.concatenate((link, np.empty_like(link)))
+                                new_room *= 2
+                            for column in range(FIGURES):
+                                new_figures[new, column] = grown[column]
+                            new_stage[new, 0], new_stage[new, 1], new_stage[new, 2] = f, b, sync
+                            new_below[new], new_variant[new], new_choice[new] = s, r, row_choice[row]
+                            link[new] = first[behind + 1]
+                            first[behind + 1] = new
+                            new += 1
         if new == 0:
             continue
-        start[i] = used
+        start[cell] = used
         for behind in range(1, most_stages + 1):
             at = first[behind]
             first[behind] = -1
@@ -410,7 +467,7 @@ def tails(
                     variant = np.concatenate((variant, np.zeros(room, np.int64)))
                     choice = np.concatenate((choice, np.zeros(room, np.int64)))
                     room *= 2
-                for column in range(5):
+                for column in range(FIGURES):
                     figures[used, column] = new_figures[at, column]
                 for column in range(3):
                     stage[used, column] = new_stage[at, column]
@@ -418,14 +475,14 @@ def tails(
                 variant[used], choice[used] = new_variant[at], new_choice[at]
                 used += 1
                 at = link[at]
-        count[i] = used - start[i]
+        kept[cell] = used - start[cell]
         _set_alive(alive, ahead.rank[i])
         if used > most_states:
             status = TOO_MANY
             break
     states = StateArrays(
         start,
-        count,
+        kept,
         figures[:used].copy(),
         stage[:used].copy(),
         stages[:used].copy(),
@@ -435,6 +492,29 @@ def tails(
         choice[:used].copy(),
     )
     return status, states
+
+
+@leaf_kernel
+def level_of(levels: FloatArray, forward_s: float, backward_s: float) -> int:
+    """The highest level that a stage of these seconds reaches."""
+    level = 0
+    while level + 1 < levels.shape[0] and levels[level + 1, 0] <= forward_s and levels[level + 1, 1] <= backward_s:
+        level += 1
+    return level
+
+
+@inlined_kernel
+def figures_of(figures: FloatArray, s: int) -> Figures:
+    """Those of one state."""
+    return (
+        figures[s, 0],
+        figures[s, 1],
+        figures[s, 2],
+        figures[s, 3],
+        figures[s, 4],
+        figures[s, 5],
+        figures[s, 6],
+    )
 
 
 @leaf_kernel
@@ -458,8 +538,8 @@ def _most_behind(i: int, task: FlushTask, ahead: AheadArrays) -> int:
 def _rest_fits(i: int, behind: int, task: FlushTask, ahead: AheadArrays) -> bool:
     """Whether the layers outside may fit into the stages that are left, if layers could be cut to pieces.
 
-    It takes the least memory in all to give the stages with the fewest microbatches in flight as many activations as they
-    hold.
+    It takes the least memory in all to give the stages with the fewest microbatches in flight as many activations as
+    they hold.
     """
     left = task.most_stages - behind
     needed = ahead.ahead_fixed[i] + ahead.ahead_shared[i] / task.data_parallel_degree
@@ -494,37 +574,31 @@ def _next_alive(alive: BitArray, rank: int) -> int:
 @inlined_kernel
 def _stages_for(work_s: float, slowest_s: float) -> float:
     """How many stages it takes at least, none of them slower; 0 for no work."""
-    return np.ceil(work_s * (1.0 - 1e-9) / slowest_s) if work_s > 0.0 else 0.0
+    return float(np.ceil(work_s * (1.0 - 1e-9) / slowest_s)) if work_s > 0.0 else 0.0
 
 
 @inlined_kernel
 def _without_ends(schedule: int, figures: Figures) -> Figures:
     """Less what depends on f and b each for itself in ways that least figures do not bound."""
     if schedule == GPIPE:
-        return figures[0], figures[1], figures[2], -np.inf, 0.0
-    return figures[0], figures[1], figures[2], -np.inf, -np.inf
+        return figures[0], figures[1], figures[2], -np.inf, 0.0, 0.0, 0.0
+    return figures[0], figures[1], figures[2], figures[3], figures[4], -np.inf, -np.inf
 
 
 @inlined_kernel
 def _as_good(kept: FloatArray, other: Figures) -> bool:
-    return bool(
-        kept[0] <= other[0] * (1.0 + 1e-14)
-        and kept[1] <= other[1] * (1.0 + 1e-14)
-        and kept[2] <= other[2] * (1.0 + 1e-14)
-        and kept[3] <= other[3] * (1.0 + 1e-14)
-        and kept[4] <= other[4] * (1.0 + 1e-14)
-    )
+    for column in range(FIGURES):
+        if kept[column] > other[column] * (1.0 + 1e-14):
+            return False
+    return True
 
 
 @inlined_kernel
 def _no_better(kept: FloatArray, other: Figures) -> bool:
-    return bool(
-        other[0] <= kept[0]
-        and other[1] <= kept[1]
-        and other[2] <= kept[2]
-        and other[3] <= kept[3]
-        and other[4] <= kept[4]
-    )
+    for column in range(FIGURES):
+        if other[column] > kept[column]:
+            return False
+    return True
 
 
 @kernel

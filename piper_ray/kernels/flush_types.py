@@ -28,6 +28,8 @@ MISSING = 11  # layers without an option in the variant
 MIXED = 12  # layers whose fastest option is not the one of least weights and charges too
 COLUMNS = 13
 
+FIGURES = 7  # of a state
+
 # What is known of a stage's TMPC choice.
 FASTEST = 1
 LEAST_TIME = 2
@@ -81,15 +83,17 @@ class FlushTask(NamedTuple):
 
 
 class StateArrays(NamedTuple):
-    """States of all downsets of a task, in the order in which they were made; 0 is that of the empty downset.
+    """States of all downsets of a task, in the order in which they were made; 0 is that of the empty downset. Sizes: l
+    tables, one after the other.
 
     A state stands for a pipeline tail: ``stages`` of them, of which the first one is ``downset`` without the downset of
-    state ``below``. Its five figures are those of ``flush_paths``.
+    state ``below``. Its figures are those of ``flush_paths``,
+    with what its table promises of the stages in front: see ``flush_states``.
     """
 
-    start: IndexArray  # int64[m]: first state of a downset; its states lie together, by ascending stages
-    count: IndexArray  # int64[m]
-    figures: FloatArray  # float64[states, 5]
+    start: IndexArray  # int64[l * m]: first state of a downset; its states lie together, by ascending stages
+    kept: IndexArray  # int64[l * m]: how many it has
+    figures: FloatArray  # float64[states, FIGURES]
     stage: FloatArray  # float64[states, 3]: forward, backward and synchronisation seconds of the first stage
     stages: IndexArray  # int64[states]
     downset: IndexArray  # int64[states]

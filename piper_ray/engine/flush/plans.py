@@ -102,7 +102,7 @@ def build_flush_plan(instance: Instance, workload: Workload, chosen: ChosenStage
 
 
 def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
-    """The option of each layer, as an index into ``items``. wanted: the seconds that it should take, or come close to."""
+    """The option of each layer, as an index into ``items``. wanted: the seconds to take, or to come close to."""
     chosen = start[:-1].copy()
     if choice == FASTEST:
         return chosen

@@ -15,7 +15,8 @@ from piper_ray.solution import Status
 class FlushConstraints:
     """Which plans may be chosen, beside the restrictions of TMPCs. Raises UsageError for figures that make no sense.
 
-    stages: p. all_devices: d t p = K. tensor_parallel_degrees, data_parallel_degrees: those that t and d may be. None: any.
+    stages: p. all_devices: d t p = K. tensor_parallel_degrees, data_parallel_degrees: those that t and d may be. None:
+    any.
     """
 
     stages: int | None = None

@@ -15,7 +15,7 @@ from piper_ray.engine.flush.tables import Workload
 from piper_ray.engine.flush.tasks import Task
 from piper_ray.kernels.flush_closing import best_stages, best_state, close_gap
 from piper_ray.kernels.flush_states import FINISHED, STOPPED, tails
-from piper_ray.kernels.flush_types import FlushTables
+from piper_ray.kernels.flush_types import ONE_F_ONE_B, FlushTables
 from piper_ray.kernels.types import FloatArray
 from piper_ray.stop import INTERRUPT, Stop
 
@@ -31,6 +31,9 @@ CHOICES_MERGED = "TMPC choices merged"
 _TIE = 1e-12
 _MOST_NODES = 200_000
 _MOST_STATES = 20_000_000
+_LEVELS = 24
+_LEAST_LEVEL = 0.4
+_MOST_LEVEL = 1.1
 _FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
 """How far above the bound plans are sought first; twice as far each time, up to where any plan will do."""
@@ -60,25 +63,50 @@ def run_task(tables: FlushTables, task: Task, control: FloatArray) -> TaskResult
     """
     if task.lower_s > control[0] * (1.0 + _TIE):
         return TaskResult(np.inf, 0, False, None, None)
-    status, states = tails(tables, task.arrays, task.ahead, _MOST_STATES, control)
+    downsets = tables.bits.shape[0]
+    levels = np.zeros((1, 2))
+    status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
     kept = int(states.stages.size)
     if status != FINISHED:
         return TaskResult(task.lower_s, kept, False, None, None if status == STOPPED else TOO_MANY_STATES)
-    state, lower_s = best_state(task.arrays, states)
+    state, lower_s = best_state(task.arrays, states, downsets)
     if state < 0:
         return TaskResult(np.inf, kept, False, None, None)
     found = choose(tables, task.arrays, best_stages(states, state))
     control[0] = min(control[0], found.batch_s)
+    if task.arrays.schedule == ONE_F_ONE_B and lower_s < control[0] * (1.0 - PROOF):
+        # What stages in front bring into a tail's warm-up is left out. So once more with levels of it.
+        levels = _levels(found)
+        status, refined = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
+        kept += int(refined.stages.size)
+        if status == FINISHED:
+            states = refined
+            state, lower_s = best_state(task.arrays, states, downsets)
+            if state >= 0:
+                found = _better(found, choose(tables, task.arrays, best_stages(states, state)))
+                control[0] = min(control[0], found.batch_s)
+        else:
+            levels = levels[:1]
     if lower_s >= control[0] * (1.0 - PROOF):
         return TaskResult(np.inf, kept, False, found, None)
-    status, lower_s, better, stages = close_gap(tables, task.arrays, states, _MOST_NODES, control)
+    status, lower_s, better, stages = close_gap(tables, task.arrays, levels, states, _MOST_NODES, control)
     if better:
-        found = choose(tables, task.arrays, stages)
+        found = _better(found, choose(tables, task.arrays, stages))
         control[0] = min(control[0], found.batch_s)
     left_open = None
     if np.isfinite(lower_s):
         left_open = {FINISHED: CHOICES_MERGED, STOPPED: None}.get(status, TOO_MANY_PLANS)
     return TaskResult(lower_s, kept, True, found, left_open)
+
+
+def _levels(found: ChosenStages) -> FloatArray:
+    """float64[l, 2]: none, and evenly from a part of a plan's largest forward and backward seconds to a little more."""
+    shares = np.linspace(_LEAST_LEVEL, _MOST_LEVEL, _LEVELS)
+    return np.concatenate([np.zeros((1, 2)), shares[:, None] * found.seconds[:, :2].max(axis=0)])
+
+
+def _better(one: ChosenStages, other: ChosenStages) -> ChosenStages:
+    return other if other.batch_s < one.batch_s else one
 
 
 @dataclass

@@ -44,10 +44,11 @@ def solve_flush(
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
-    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. Raises LimitError if the lattice does not fit.
+    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. Raises LimitError if the lattice does not
+    fit.
 
-    The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets the stages
-    before it start with one more forward pass. So none may be merged with a neighbour.
+    The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets the
+    stages before it start with one more forward pass. So none may be merged with a neighbour.
     """
     started = time.perf_counter()
     stop = stop or Stop()
@@ -102,9 +103,7 @@ def _workload(
     return build_workload(instance, lattice, variants)
 
 
-def _solution(
-    instance: Instance, schedule: FlushSchedule, search: FlushSearch, stats: FlushStats
-) -> FlushSolution:
+def _solution(instance: Instance, schedule: FlushSchedule, search: FlushSearch, stats: FlushStats) -> FlushSolution:
     """What the search has found, at whatever moment."""
     chosen, workload, lower_s = search.best, search.best_workload, search.lower_s
     if chosen is None or workload is None:
@@ -129,9 +128,7 @@ def _without_plan(
     instance: Instance, schedule: FlushSchedule, reason: str, stats: FlushStats | None = None
 ) -> FlushSolution:
     stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)
-    return FlushSolution(
-        Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason
-    )
+    return FlushSolution(Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason)
 
 
 def _cores() -> int:

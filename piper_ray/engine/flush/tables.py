@@ -46,7 +46,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class _Option:
-    """One TMPC of a vertex. charges_s: for each in-edge, then for each out-edge that costs something, (c + extra) / B."""
+    """One TMPC of a vertex. charges_s: for each in-edge, then for each out-edge that costs something, (c + extra) /
+    B."""
 
     tmpc: Tmpc
     forward_s: float

@@ -50,8 +50,7 @@ def list_tasks(
             variants = tuple(
                 r
                 for r, variant in enumerate(workload.variants)
-                if variant.degree == t
-                and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
+                if variant.degree == t and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
             )
             if not variants:
                 continue
