@@ -55,6 +55,7 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.passes import Passes, passes_of, with_passes
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import (
     BlockStats,
     ClusterStats,
@@ -67,7 +68,7 @@ from piper_ray.model.solution import (
     Status,
 )
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 

@@ -36,6 +36,8 @@ def solution_document(
         **header("solution", instance),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
+        "schedule": solution.schedule.name.value,
+        "chunks": solution.schedule.v,
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
         "time_per_sample_s": solution.time_per_sample_s,

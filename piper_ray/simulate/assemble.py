@@ -10,11 +10,12 @@ import numpy as np
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
-from piper_ray.simulate.options import InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import Interval, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageFigures, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, steady_state

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
-from piper_ray.simulate.options import Schedule, SimulationOptions
+from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.stages import StageFigures
 from piper_ray.simulate.timeline import Timeline
 

@@ -12,7 +12,7 @@ from piper_ray.evaluate import chosen_tmpcs, edge_violations, partition_violatio
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
-from piper_ray.simulate.options import UNEVEN, Schedule
+from piper_ray.model.schedule import UNEVEN, Schedule
 from piper_ray.simulate.pass_times import pass_times
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import Actions, Kind, stage_of_chunk
 from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
-from piper_ray.simulate.options import Schedule
 from piper_ray.simulate.stages import Hop, StageFigures
 
 MOST_ACTIONS = 20_000_000

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import one_f_one_b
-from piper_ray.simulate.options import Schedule, ScheduleName
 from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.steady import SteadyState, steady_state
 from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.memory import memory_steps
-from piper_ray.simulate.options import V_SHAPED, Schedule, ScheduleName
 from piper_ray.simulate.stages import Hop, StageFigures
 from piper_ray.simulate.sustained import rule_in_flight
 from piper_ray.simulate.timeline import Layout, Timeline

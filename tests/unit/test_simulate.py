@@ -14,8 +14,9 @@ import piper_ray
 from piper_ray.model.errors import InputError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate import timeline
-from piper_ray.simulate.options import AllReduce, Schedule, ScheduleName, SimulationOptions
+from piper_ray.simulate.options import AllReduce, SimulationOptions
 from piper_ray.simulate.pass_times import pass_times
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate

@@ -9,8 +9,8 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining.schedules import _ComputationType
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, group_size, one_f_one_b
-from piper_ray.simulate.options import Schedule, ScheduleName
 from tests.simulate_support import FLUSHED, stage_passes
 from tests.simulate_twin import B, F, I, Pass, W
 from tests.simulate_twin import one_f_one_b as plain_one_f_one_b

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from piper_ray.model.schedule import ASYNCHRONOUS, CHUNKED, Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, flush_lists, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats, simulate_events
-from piper_ray.simulate.options import ASYNCHRONOUS, CHUNKED, Schedule, ScheduleName
 from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.sustained import rule_in_flight
 from piper_ray.simulate.timeline import PassSeconds, program_of

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.document import to_text
 from piper_ray.report.simulation.document import simulation_document
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.simulation.table import print_simulation
-from piper_ray.simulate.options import InFlightRule, ScheduleName, SimulationOptions
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 from tests.report_cases import small_instance, small_plan, string_console

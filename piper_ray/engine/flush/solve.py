@@ -70,6 +70,7 @@ def solve_flush(
     def solution() -> FlushSolution:
         stats = FlushStats(
             downsets=workload.lattice.size,
+            levels=workload.lattice.levels,
             threads=threads,
             tasks=len(tasks),
             searched=search.searched,
@@ -126,7 +127,7 @@ def _solution(instance: Instance, schedule: FlushSchedule, search: FlushSearch, 
 def _without_plan(
     instance: Instance, schedule: FlushSchedule, reason: str, stats: FlushStats | None = None
 ) -> FlushSolution:
-    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     return FlushSolution(Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason)
 
 

@@ -13,11 +13,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from piper_ray.model.schedule import V_SHAPED
 from piper_ray.report.figures import size_scale, time_text
 from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import V_SHAPED
 from piper_ray.simulate.result import Interval, Simulation
 
 MOST_LANES = 64

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.stop import StoppedBy
 
 SCHEMA_VERSION = 1
@@ -147,14 +148,14 @@ class EvaluationStatsDocument(_Documented):
     seconds: float = Field(description="Of wall time.")
     live_downsets: int = Field(description="That kept a state.")
     cells: int = Field(description="States kept, over all downsets.")
-    blocks_tested: int = Field(description="Bounds computed on whole blocks of downsets.")
+    buckets_tested: int = Field(description="Bounds computed on whole buckets of downsets.")
     candidates_tested: int = Field(description="Bounds computed on single downsets.")
     stages_costed: int = Field(description="Pairs that survived both.")
 
 
 class NodeDocument(_Documented):
     host: str = Field(description="The machine's name.")
-    blocks: int = Field(description="Answered.")
+    chunks: int = Field(description="Of work, answered.")
     fetched_bytes: int = Field(description="Of tables.")
     held_bytes: int = Field(description="Most at a time.")
 
@@ -162,11 +163,18 @@ class NodeDocument(_Documented):
 class ClusterDocument(_Documented):
     workers: int = Field(description="Their number.")
     batches: int = Field(description="Handed out.")
-    blocks: int = Field(description="Handed out.")
+    chunks: int = Field(description="Of work, handed out.")
     put_bytes: int = Field(description="By the driver, once for each table.")
     worked_s: float = Field(description="Of all workers together.")
     waited_s: float = Field(description="Of the driver, for batches.")
     nodes: list[NodeDocument] = Field(description="One for each machine.")
+
+
+class DegreesDocument(_Documented):
+    pairs: int = Field(description="(d, t) that fit the cluster.")
+    searched: int = Field(description="Those that no bound ruled out.")
+    looked_through: int = Field(description="Those whose plans were looked at one by one.")
+    states: int = Field(description="Pipeline tails kept, over all pairs.")
 
 
 class StatsDocument(_Documented):
@@ -181,6 +189,7 @@ class StatsDocument(_Documented):
     search_s: float = Field(description="Of wall time.")
     evaluations: list[EvaluationStatsDocument] = Field(description="In their order.")
     cluster: ClusterDocument | None = Field(default=None, description="What a cluster did; null: there was none.")
+    degrees: DegreesDocument | None = Field(default=None, description="One d and t for all stages; null: not asked.")
 
 
 class SolutionDocument(Header):
@@ -191,6 +200,8 @@ class SolutionDocument(Header):
     kind: Literal["piper-ray/solution"] = Field(alias="schema", description="Which document it is.")
     restrictions: RestrictionsDocument = Field(description="What plans had to keep.")
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
+    schedule: ScheduleName = Field(default=ScheduleName.TWO_BW, description="That which value and bound are of.")
+    chunks: int = Field(default=1, description="Stages on each rank.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
     stopped_by: StoppedBy | None = Field(description="What ended the search before a proof.")
     time_per_sample_s: float | None = Field(description="Of the plan, for a microbatch.")
