@@ -26,6 +26,8 @@ from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from piper_ray.storage.replacing import replacing
+
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 Key = tuple[object, ...]
@@ -155,15 +157,11 @@ def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
 
 
 def _write(path: Path, entry: bytes) -> str | None:
-    """Atomic: others find the entry whole, or as it was before. Returns why it cannot be written, if so."""
-    unfinished = path.with_name(f".{uuid4().hex}.tmp")
+    """Returns why it cannot be written, if so."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(entry)
-        unfinished.replace(path)
+        with replacing(path, path.with_name(f".{uuid4().hex}.tmp")) as unfinished:
+            unfinished.write_bytes(entry)
     except OSError as error:
         return error.strerror or str(error)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
     return None

@@ -154,7 +154,7 @@ class TensorParallelDegrees(Constraint):
         for number, stage in enumerate(plan.stages, start=1):
             if stage.tensor_parallel_degree not in self.degrees:
                 allowed = ", ".join(map(str, self.degrees))
-                yield f"stage {number}: tensor-parallel degree {stage.tensor_parallel_degree}, but only {allowed} may be"
+                yield f"stage {number}: tensor-parallel degree {stage.tensor_parallel_degree}, not one of {allowed}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import BlockStats, Solution
 from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.speed import speed_document
-from piper_ray.report.stages import binding
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
 
@@ -155,7 +154,7 @@ def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | 
             "resync_s": stage.resync_s,
             "memory_bytes": stage.memory_bytes,
             "in_flight_microbatches": stage.in_flight_microbatches,
-            "binds": list(binding(instance, evaluation, stage)),
+            "binds": list(stage.binding),
         }
     return {"stages": stages}
 

@@ -13,7 +13,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.report.layout import Column, table_lines
-from piper_ray.report.stages import binding, layers_text, print_plan
+from piper_ray.report.stages import layers_text, print_plan
 from piper_ray.report.summary import instance_lines, print_outcome
 from tests.report_cases import GIB, small_instance, small_plan, solution, string_console
 
@@ -98,20 +98,6 @@ def test_names_cannot_send_control_codes_to_the_terminal() -> None:
     printed = _printed(dataclasses.replace(base, layers=layers), small_plan(), 120)
     assert "\x1b" not in printed
     assert "?[2J[bold]x" in printed
-
-
-def test_what_binds() -> None:
-    instance, plan = small_instance(), small_plan()
-    evaluation = evaluate(instance, plan)
-    first, last = evaluation.stages
-    assert binding(instance, evaluation, first) == ("time",)
-    assert binding(instance, evaluation, last) == ()
-    tight = instance.replace(memory_bytes=6.6 * GIB)
-    assert binding(tight, evaluation, first) == ("time", "memory")
-    nearly = dataclasses.replace(last, time_s=evaluation.time_per_sample_s * 0.9991)
-    assert binding(instance, evaluation, nearly) == ("time",)
-    slower = dataclasses.replace(last, time_s=evaluation.time_per_sample_s * 0.9989)
-    assert binding(instance, evaluation, slower) == ()
 
 
 def test_a_plan_that_takes_no_time_has_no_bars() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.stop import StoppedBy
@@ -148,14 +148,19 @@ class EvaluationStatsDocument(_Documented):
     seconds: float = Field(description="Of wall time.")
     live_downsets: int = Field(description="That kept a state.")
     cells: int = Field(description="States kept, over all downsets.")
-    buckets_tested: int = Field(description="Bounds computed on whole buckets of downsets.")
+    buckets_tested: int = Field(
+        validation_alias=AliasChoices("buckets_tested", "blocks_tested"),
+        description="Bounds computed on whole buckets of downsets.",
+    )
     candidates_tested: int = Field(description="Bounds computed on single downsets.")
     stages_costed: int = Field(description="Pairs that survived both.")
 
 
 class NodeDocument(_Documented):
     host: str = Field(description="The machine's name.")
-    chunks: int = Field(description="Of work, answered.")
+    chunks: int = Field(
+        validation_alias=AliasChoices("chunks", "blocks"), description="Of a level's downsets, answered."
+    )
     fetched_bytes: int = Field(description="Of tables.")
     held_bytes: int = Field(description="Most at a time.")
 
@@ -163,7 +168,9 @@ class NodeDocument(_Documented):
 class ClusterDocument(_Documented):
     workers: int = Field(description="Their number.")
     batches: int = Field(description="Handed out.")
-    chunks: int = Field(description="Of work, handed out.")
+    chunks: int = Field(
+        validation_alias=AliasChoices("chunks", "blocks"), description="Of a level's downsets, handed out."
+    )
     put_bytes: int = Field(description="By the driver, once for each table.")
     worked_s: float = Field(description="Of all workers together.")
     waited_s: float = Field(description="Of the driver, for batches.")
