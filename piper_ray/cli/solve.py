@@ -142,7 +142,7 @@ def solve(
 
         with others_on_stderr(json):
             solution = current().run(search)
-    evaluation = check_own_plan(instance, solution)
+    evaluation = check_own_plan(instance, solution, restrictions)
     unwritten = Unwritten()
     if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
         with unwritten.noted():
@@ -161,11 +161,13 @@ def solve(
         raise typer.Exit(code)
 
 
-def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
+def check_own_plan(
+    instance: Instance, solution: Solution, restrictions: Restrictions = Restrictions()
+) -> Evaluation | None:
     """The plan's cost, re-derived by ``evaluate``. Raises InvalidPlan if it breaks a rule or costs something else."""
     if solution.plan is None:
         return None
-    evaluation = evaluate(instance, solution.plan)
+    evaluation = evaluate(instance, solution.plan, restrictions=restrictions)
     claimed = solution.time_per_sample_s
     found = evaluation.time_per_sample_s
     if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
