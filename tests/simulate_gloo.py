@@ -44,7 +44,7 @@ def _work_through(dist: Any, torch: Any, run: dict[str, Any], rank: int) -> list
     rank_of_stage, sleep_s = run["rank_of_stage"], run["sleep_s"]
     stages = len(rank_of_stage)
     sending = []
-    times = []
+    times: list[tuple[float, ...]] = []
     for kind, stage, k in run["lists"][rank]:
         asked_s = time.perf_counter()
         source = stage - 1 if kind == F else stage + 1

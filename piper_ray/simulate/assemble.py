@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,13 +16,11 @@ from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, Schedule, ScheduleName, SimulationOptions
-from piper_ray.simulate.result import Interval, RankSimulation, Simulation
+from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageFigures, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, steady_state
 from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
 from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
-
-_PROMISE_KEPT = 1.0 + 1e-6
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
 """Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
@@ -171,9 +170,12 @@ def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, .
     last = timeline.first[1:] - 1
     end_s = timeline.end_s[last]
     duration_s = end_s - timeline.start_s[last]
+    replicas = defaultdict(list)
+    for number, rank in enumerate(scene.placed.ranks):
+        replicas[rank.place].append(number)
     all_reduces, optimizers = [], []
     for number, rank in enumerate(scene.placed.ranks):
-        together = [i for i, other in enumerate(scene.placed.ranks) if other.place == rank.place]
+        together = replicas[rank.place]
         due_s = max(float(end_s[i]) for i in together)
         hidden_s = scene.options.all_reduce_overlap * min(float(duration_s[i]) for i in together)
         seconds = max(0.0, float(sum(scene.all_reduce_s[stage] for stage in rank.stages)) - hidden_s)
@@ -188,18 +190,10 @@ def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
     stream = _stream(scene)
     lanes = scene.placed.lanes
 
-    def run(microbatches: int) -> Timeline:
-        return scene.run(_lists(scene, microbatches, in_flight), microbatches)
-
-    found: SteadyState = steady_state(run, scene.placed, in_flight)
+    found = _steady_state(scene, in_flight)
     microbatch_s = found.microbatch_s + scene.options.optimizer_s * lanes / scene.microbatches
     promised_s = stream.promised_s + scene.options.optimizer_s * lanes / scene.microbatches
     batches = scene.microbatches / lanes
-    sustaining = None
-    if microbatch_s > promised_s * _PROMISE_KEPT:
-        least = least_in_flight(stream).in_flight
-        if sustained_s(stream, least) <= stream.promised_s * _PROMISE_KEPT:
-            sustaining = least
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
@@ -211,7 +205,7 @@ def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
         stages=scene.figures,
         window_s=found.window_s,
         in_flight=in_flight,
-        sustaining=sustaining,
+        sustaining=_sustaining(scene, stream, in_flight),
         timeline=found.timeline,
         all_reduces=(),
         optimizer_steps=(),
@@ -220,6 +214,24 @@ def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
         steady=found.periodic,
         notes=tuple(_pipeline_notes(scene)),
     )
+
+
+def _steady_state(scene: _Set, in_flight: tuple[int, ...]) -> SteadyState:
+    return steady_state(
+        lambda microbatches: scene.run(_lists(scene, microbatches, in_flight), microbatches), scene.placed, in_flight
+    )
+
+
+def _sustaining(scene: _Set, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The least in flight that keep the promise where ``in_flight`` does not: analysed, and simulated as a proof.
+
+    None, too, where transfers hold each other up on a rank's way out, which the analysis does not see.
+    """
+    if sustained_s(stream, in_flight) <= stream.promised_s:
+        return None
+    least = least_in_flight(stream).in_flight
+    kept_s = _steady_state(scene, least).microbatch_s
+    return least if kept_s <= stream.promised_s * PROMISE_KEPT else None
 
 
 def _ranks(
@@ -288,4 +300,6 @@ def _pipeline_notes(scene: _Set) -> list[str]:
     if max(degrees) > 1:
         of = f"{max(degrees)}" if len(degrees) == 1 else f"{min(degrees)} to {max(degrees)}"
         notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
+    if scene.schedule.name is ScheduleName.DUALPIPE_V:
+        notes.append("passes that DualPipeV runs as one go one after the other here: what that gains is not counted")
     return notes
