@@ -27,7 +27,7 @@ _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleN
 
 
 @dataclass(frozen=True)
-class _Set:
+class _Scene:
     """What is to be simulated, apart from lists."""
 
     schedule: Schedule
@@ -53,7 +53,7 @@ def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: Simul
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
 
 
-def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Set:
+def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     stages = stages_of(instance, plan, schedule)
     figures = stages.figures
     placed = layout(schedule, figures)
@@ -68,7 +68,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
     compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
     communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
-    return _Set(
+    return _Scene(
         schedule,
         options,
         stages,
@@ -81,14 +81,17 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
 
 
 def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) -> Floats:
-    """What the sum of gradients adds to each backward pass where nothing is flushed: all of it under PipeDream, which
-    updates after each round of the replicas; a part of it under 2BW, once a batch, as Piper charges it."""
+    """What the sum of gradients adds to each backward pass where nothing is flushed.
+
+    All of it under PipeDream, which updates after each round of the replicas; a part of it under 2BW, which updates
+    once a batch, as Piper charges it.
+    """
     if schedule.name is ScheduleName.PIPEDREAM:
         return all_reduce_s
     return all_reduce_s / passes if schedule.name is ScheduleName.TWO_BW else np.zeros(len(all_reduce_s))
 
 
-def _in_flight(scene: _Set) -> tuple[int, ...] | None:
+def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
     """y of each stage, for the schedules that keep to one."""
     wanted = scene.options.in_flight
     if scene.schedule.name not in _ONE_IN_TURN:
@@ -107,7 +110,7 @@ def _in_flight(scene: _Set) -> tuple[int, ...] | None:
     return wanted
 
 
-def _stream(scene: _Set) -> Stream:
+def _stream(scene: _Scene) -> Stream:
     duration_s = scene.seconds.duration_s
     latency_s = scene.options.latency_s
     return Stream(
@@ -120,7 +123,7 @@ def _stream(scene: _Set) -> Stream:
     )
 
 
-def _flushed(scene: _Set, instance: Instance) -> Simulation:
+def _flushed(scene: _Scene, instance: Instance) -> Simulation:
     lanes = scene.placed.lanes
     microbatches = scene.microbatches // lanes
     in_flight = _in_flight(scene)
@@ -149,7 +152,7 @@ def _flushed(scene: _Set, instance: Instance) -> Simulation:
     )
 
 
-def _lists(scene: _Set, microbatches: int, in_flight: tuple[int, ...] | None) -> list[Actions]:
+def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) -> list[Actions]:
     replicas = scene.placed.replicas
     if in_flight is None and set(replicas) == {1}:
         return flush_lists(scene.schedule, len(scene.placed.ranks), microbatches)
@@ -161,7 +164,7 @@ def _lists(scene: _Set, microbatches: int, in_flight: tuple[int, ...] | None) ->
     return lists
 
 
-def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """The all-reduce and the optimizer's step of each rank.
 
     The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs
@@ -184,7 +187,7 @@ def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, .
     return tuple(all_reduces), tuple(optimizers)
 
 
-def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
+def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
     in_flight = _in_flight(scene)
     assert in_flight is not None
     stream = _stream(scene)
@@ -216,13 +219,13 @@ def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
     )
 
 
-def _steady_state(scene: _Set, in_flight: tuple[int, ...]) -> SteadyState:
+def _steady_state(scene: _Scene, in_flight: tuple[int, ...]) -> SteadyState:
     return steady_state(
         lambda microbatches: scene.run(_lists(scene, microbatches, in_flight), microbatches), scene.placed, in_flight
     )
 
 
-def _sustaining(scene: _Set, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
+def _sustaining(scene: _Scene, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
     """The least in flight that keep the promise where ``in_flight`` does not: analysed, and simulated as a proof.
 
     None, too, where transfers hold each other up on a rank's way out, which the analysis does not see.
@@ -235,7 +238,7 @@ def _sustaining(scene: _Set, stream: Stream, in_flight: tuple[int, ...]) -> tupl
 
 
 def _ranks(
-    scene: _Set,
+    scene: _Scene,
     timeline: Timeline,
     window_s: tuple[float, float],
     all_reduces: Sequence[Interval],
@@ -281,7 +284,7 @@ def _ranks(
     return tuple(found)
 
 
-def _pipeline_notes(scene: _Set) -> list[str]:
+def _pipeline_notes(scene: _Scene) -> list[str]:
     """What stands for what."""
     lanes, figures = scene.placed.lanes, scene.figures
     devices = sum(stage.data_parallel_degree * stage.tensor_parallel_degree for stage in figures) // scene.schedule.v
