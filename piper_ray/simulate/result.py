@@ -12,6 +12,9 @@ from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.stages import StageFigures
 from piper_ray.simulate.timeline import Timeline
 
+PROMISE_KEPT = 1.0 + 1e-6
+"""A step of so many times the promised one still keeps the promise."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -66,7 +69,7 @@ class PathPart:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
     """A plan under a schedule, event by event.
 
@@ -98,6 +101,11 @@ class Simulation:
     memory_limit_bytes: float
     steady: bool
     notes: tuple[str, ...]
+
+    @property
+    def keeps_promise(self) -> bool | None:
+        """Whether an asynchronous schedule runs at the rate that it is planned for; None under a flush."""
+        return None if self.promised_s is None else self.step_s <= self.promised_s * PROMISE_KEPT
 
     @property
     def time_per_sample_s(self) -> float:

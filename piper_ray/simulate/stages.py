@@ -63,12 +63,11 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a plan, front to back, and what passes between them. ranks: p; each holds v of the stages."""
+    """The stages of a plan, front to back, and what passes between them."""
 
     figures: tuple[StageFigures, ...]
     messages: tuple[Message, ...]
     tensors: tuple[SharedTensor, ...]
-    ranks: int
 
 
 def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
@@ -87,12 +86,7 @@ def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
         for chosen, stage in zip(choices, plan.stages, strict=True)
     )
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
-    return Stages(
-        figures,
-        _messages(instance, choices, stage_of),
-        _shared_tensors(instance, stage_of),
-        len(plan.stages) // schedule.v,
-    )
+    return Stages(figures, _messages(instance, choices, stage_of), _shared_tensors(instance, stage_of))
 
 
 def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> list[str]:

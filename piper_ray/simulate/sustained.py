@@ -49,10 +49,6 @@ class Stream:
         """For each microbatch, as Piper promises: that of the slowest stage."""
         return max((f + b) / d for f, b, d in zip(self.forward_s, self.backward_s, self.replicas, strict=True))
 
-    def rule(self) -> tuple[int, ...]:
-        """y = ceil(s / d), as plans count memory."""
-        return rule_in_flight(self.replicas)
-
 
 def rule_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
     """For each stage ceil(s / d), s the sum of d over this stage and all behind it (PipeDream)."""

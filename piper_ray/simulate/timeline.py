@@ -70,7 +70,7 @@ def layout(schedule: Schedule, figures: Sequence[StageFigures]) -> Layout:
     return Layout(schedule, tuple(ranks), tuple(d // lanes for d in degrees), lanes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PassSeconds:
     """What each kind of pass of each stage takes: float64[stages, 4], compute, and communication that it holds up."""
 
@@ -82,7 +82,7 @@ class PassSeconds:
         return self.compute_s + self.communication_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """What was run: one entry for each action, rank after rank and in each rank's order. first: int64[ranks + 1].
 

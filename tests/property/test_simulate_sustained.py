@@ -65,7 +65,7 @@ def _simulated_s(stream: Stream, in_flight: Sequence[int]) -> float:
 def test_the_rule_is_too_little_for_one_two_one() -> None:
     """d = 1, 2, 1 with equal times per sample and a third forward: the first stage needs 5, the rule gives 4."""
     stream = _stream([1.0, 1.0, 1.0], [1, 2, 1])
-    assert stream.rule() == (4, 2, 1)
+    assert rule_in_flight(stream.replicas) == (4, 2, 1)
     assert stream.promised_s == pytest.approx(1.0)
     assert _simulated_s(stream, (4, 2, 1)) == pytest.approx(1.5)
     assert least_in_flight(stream).in_flight == (5, 2, 1)
@@ -75,8 +75,8 @@ def test_the_rule_is_too_little_for_one_two_one() -> None:
 def test_the_rule_is_enough_for_equal_degrees() -> None:
     for d in (1, 2, 3):
         stream = _stream([1.0] * 5, [d] * 5)
-        assert least_in_flight(stream).in_flight == stream.rule() == (5, 4, 3, 2, 1)
-        assert _simulated_s(stream, stream.rule()) == pytest.approx(1.0)
+        assert least_in_flight(stream).in_flight == rule_in_flight(stream.replicas) == (5, 4, 3, 2, 1)
+        assert _simulated_s(stream, rule_in_flight(stream.replicas)) == pytest.approx(1.0)
 
 
 def test_the_rule() -> None:
@@ -89,7 +89,7 @@ def test_the_analysis_is_the_simulation() -> None:
     slower = stopped = 0
     for _ in range(60):
         stream = _random_stream(rng)
-        in_flight = [max(1, y + rng.randint(-2, 2)) for y in stream.rule()]
+        in_flight = [max(1, y + rng.randint(-2, 2)) for y in rule_in_flight(stream.replicas)]
         analysed = sustained_s(stream, in_flight)
         simulated = _simulated_s(stream, in_flight)
         assert simulated == pytest.approx(analysed, rel=1e-7), (stream, in_flight)
@@ -112,7 +112,7 @@ def test_no_smaller_sum_sustains_the_rate() -> None:
         least = least_in_flight(stream)
         assert least.proved
         assert _simulated_s(stream, least.in_flight) == pytest.approx(stream.promised_s, rel=1e-7)
-        beyond_rule += sum(least.in_flight) > sum(stream.rule())
+        beyond_rule += sum(least.in_flight) > sum(rule_in_flight(stream.replicas))
         for in_flight in _smaller(sum(least.in_flight), len(stream.replicas)):
             assert _simulated_s(stream, in_flight) > stream.promised_s * (1 + 1e-7), (stream, in_flight)
     assert beyond_rule >= 3
@@ -121,7 +121,7 @@ def test_no_smaller_sum_sustains_the_rate() -> None:
 def test_many_uneven_stages() -> None:
     stream = _stream([1.0] * 12, list(range(1, 13)))
     least = least_in_flight(stream)
-    assert sustained_s(stream, stream.rule()) > 1.4
+    assert sustained_s(stream, rule_in_flight(stream.replicas)) > 1.4
     assert sustained_s(stream, least.in_flight) == pytest.approx(1.0)
     assert _simulated_s(stream, least.in_flight) == pytest.approx(1.0)
 

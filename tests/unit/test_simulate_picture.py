@@ -32,8 +32,10 @@ def _boxes(axes: Axes) -> int:
     return sum(len(found.get_paths()) for found in axes.collections if isinstance(found, PolyCollection))
 
 
-@pytest.mark.parametrize("name", ScheduleName)
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [*((name, "png") for name in ScheduleName), (ScheduleName.TWO_BW, "pdf"), (ScheduleName.ZB_V, "svg")],
+)
 def test_every_schedule_is_drawn_the_same_each_time(tmp_path: Path, name: ScheduleName, ending: str) -> None:
     path, again = tmp_path / f"timeline.{ending}", tmp_path / f"again.{ending}"
     simulation = _simulated(name.value)

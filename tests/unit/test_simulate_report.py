@@ -68,6 +68,16 @@ def test_a_promise_that_is_not_kept_and_what_would_keep_it() -> None:
     assert findings(kept)[0] == "the promised 24.0000 s a batch are kept"
 
 
+def test_a_promise_that_latency_or_transfers_break() -> None:
+    late = simulate(chain([3.0] * 3), cut([1] * 3), "2bw", options=SimulationOptions(latency_s=0.5))
+    assert late.sustaining == (5, 3, 1)
+    assert ": 3, 2, 1 microbatches in flight do not keep the slowest stage busy" in findings(late)[0]
+    instance = chain([3.0] * 3, microbatches=8, edge_bytes=5 * GIB)
+    slow = simulate(instance, cut([1] * 3), "2bw", options=SimulationOptions(overlap_transfers=True))
+    assert slow.sustaining is None
+    assert findings(slow)[0].endswith("slower than the promised 24.0000 s a batch: transfers hold each other up")
+
+
 def test_versions_of_the_weights() -> None:
     said = findings(simulate(chain([3.0] * 4, weights_bytes=GIB), cut([1] * 4), "pipedream"))
     assert said[-1] == (
