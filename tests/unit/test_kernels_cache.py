@@ -159,6 +159,27 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> Non
     assert call([folder], 0.5) == (1.5, False, [])
 
 
+def test_a_folder_where_this_user_may_not_look_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that another user's first run left behind."""
+    ours = tmp_path / "__pycache__"
+    ours.mkdir()
+    jit.sources_digest()  # of the true sources
+    stat = os.stat
+
+    def denied(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, (str, Path)) and ours in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != ours)  # noqa: ARG005
+    (folder,) = jit.cache_folders.__wrapped__()
+    assert folder.parent == tmp_path / "home" / "piper_ray"
+
+
 def test_each_observer_is_told_once() -> None:
     """And nobody else is."""
     told: list[str] = []
