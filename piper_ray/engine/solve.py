@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.engine.blocks.solve import solve_by_blocks
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import solve_under_flush
