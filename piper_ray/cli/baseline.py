@@ -61,8 +61,9 @@ def solve_by_baseline(
         if not json:
             print_plan(screen, instance, result.plan, result.evaluation)
             screen.print()
+        cost = cost_text(instance, result.evaluation.time_per_sample_s, result.evaluation.devices)
         screen.print(
-            f"{planner}: {cost_text(instance, result.evaluation)}; not proved to be the best",
+            f"{planner}: {cost}; not proved to be the best",
             soft_wrap=True,
             markup=False,
             highlight=False,

@@ -16,6 +16,10 @@ PROMISE_KEPT = 1.0 + 1e-6
 """A step of so many times the promised one still keeps the promise."""
 
 
+_MEMORY_TOLERANCE = 1e-9
+"""Relative: sums round."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """A stretch of one rank's time."""
@@ -136,6 +140,16 @@ class Simulation:
         """The rank that is busy longest, with passes, transfers and all-reduce: the first of those."""
         busy_s = [rank.compute_s + rank.communication_s for rank in self.ranks]
         return busy_s.index(max(busy_s))
+
+    @property
+    def memory_violations(self) -> list[str]:
+        """Each rank that holds more than a device has, in words; numbered from 0."""
+        limit_bytes = self.memory_limit_bytes
+        return [
+            f"{rank.name} needs {rank.peak_memory_bytes:,.0f} bytes on each device, which has {limit_bytes:,.0f}"
+            for rank in self.ranks
+            if rank.peak_memory_bytes > limit_bytes * (1.0 + _MEMORY_TOLERANCE)
+        ]
 
     def memory(self, rank: int) -> MemorySteps:
         """A rank's memory over the simulated time."""

@@ -85,6 +85,8 @@ class PlanDocument(StagesDocument, Header):
 
     kind: Literal["piper-ray/plan"] = Field(alias="schema", description="Which document it is.")
     time_per_sample_s: float | None = Field(default=None, description="Of a microbatch, by evaluate.")
+    schedule: ScheduleName | None = Field(default=None, description="That which the plan is for.")
+    chunks: int | None = Field(default=None, description="Stages on each rank.")
     status: Literal["optimal", "feasible"] | None = Field(default=None, description="What the solve proved.")
     lower_bound_s: float | None = Field(default=None, description="No plan is faster.")
     gap: float | None = Field(default=None, description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
@@ -121,6 +123,16 @@ class EvaluationDocument(_Documented):
     data_parallel_sum: int = Field(description="Sum of d over all stages.")
     stages: int = Field(description="Their number.")
     bottleneck: int = Field(description="The first stage that is as slow as the whole, from 0.")
+
+
+class SimulatedDocument(_Documented):
+    time_per_sample_s: float = Field(description="Of a microbatch: the step over N.")
+    step_s: float | None = Field(default=None, description="Of a whole batch: N microbatches.")
+    microbatches_per_s: float | None = Field(default=None, description="null: no time at all.")
+    samples_per_s: float | None = Field(default=None, description="null: nobody says how many a microbatch holds.")
+    tokens_per_s: float | None = Field(default=None, description="null: nobody says how many a sample has.")
+    bubble_share: float = Field(description="Of the ranks' time: idle.")
+    peak_memory_bytes: list[float] = Field(description="Of each rank of one pipeline, on each of its devices.")
 
 
 class InfeasibilityDocument(_Documented):
@@ -216,6 +228,7 @@ class SolutionDocument(Header):
     gap: float | None = Field(description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
     plan: StagesDocument | None = Field(description="The best one found.")
     evaluation: EvaluationDocument | None = Field(description="What that plan costs.")
+    simulated: SimulatedDocument | None = Field(default=None, description="That plan, run event by event.")
     infeasibility: InfeasibilityDocument | None = Field(description="Why there is no plan.")
     blocks: BlocksDocument | None = Field(description="What merging layers into blocks gave up; null: none were.")
     stats: StatsDocument = Field(description="What each step of the solve cost.")
