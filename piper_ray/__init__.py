@@ -77,9 +77,9 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.evaluation.backend import Backend
+    from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
     from piper_ray.engine.frontier.frontier import Frontier, Numbers, frontier
     from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
-    from piper_ray.engine.frontier.progress import CurveAdvanced, FrontierListener, PointClosed
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
@@ -225,9 +225,9 @@ _LAZY = {
     "Frontier": "piper_ray.engine.frontier.frontier",
     "FrontierPoint": "piper_ray.engine.frontier.points",
     "FrontierStats": "piper_ray.engine.frontier.points",
-    "FrontierListener": "piper_ray.engine.frontier.progress",
-    "CurveAdvanced": "piper_ray.engine.frontier.progress",
-    "PointClosed": "piper_ray.engine.frontier.progress",
+    "FrontierListener": "piper_ray.engine.frontier.curve_events",
+    "CurveAdvanced": "piper_ray.engine.frontier.curve_events",
+    "PointClosed": "piper_ray.engine.frontier.curve_events",
     "Numbers": "piper_ray.engine.frontier.frontier",
     "Progress": "piper_ray.sweep.progress",
     "SweepListener": "piper_ray.sweep.progress",

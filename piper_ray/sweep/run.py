@@ -91,9 +91,9 @@ def _crew(
 ) -> Crew:
     if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
         return Here(wanted, stop)
-    from piper_ray.sweep.cluster import Cluster
+    from piper_ray.sweep.ray_crew import RayCrew
 
-    return Cluster(wanted, address or "local", on_warning, stop)
+    return RayCrew(wanted, address or "local", on_warning, stop)
 
 
 class _Run:

@@ -18,7 +18,7 @@ from piper_ray.engine.forecast import downset_limit, over_limit
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
-from piper_ray.engine.lattice.graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions

@@ -177,22 +177,36 @@ def best_first_stage(
     raise AssertionError("a tail that fits has no first stage")
 
 
-@kernel
-def fill_segments_from(
-    pairs: PairArrays,
-    level: LevelArrays,
-    front: int,
-    value: Floats,
-    group: Integers,
-    came_from: Integers,
-    degree: Integers,
-    left: Integers,
-) -> None:
-    """A[front][j][c] for all j and all c up to the level's machines, in arrays [m, machines + 1].
+class Segments(NamedTuple):
+    """A table [m, machines + 1] of one front. value: in s. group: the least common multiple of the replications.
 
-    value: in s. group: the least common multiple of the replications. came_from, degree, left: the last stage's front,
-    its replication, and the machines for what precedes it. Rows of tails not inside ``front`` hold inf.
+    came_from, degree, left: the last stage's front, its replication, and the machines for what precedes it.
     """
+
+    value: Floats
+    group: Integers
+    came_from: Integers
+    degree: Integers
+    left: Integers
+
+
+@kernel
+def make_segments(states: int, machines: int) -> Segments:
+    """Room for such a table."""
+    shape = (states, machines + 1)
+    return Segments(
+        value=np.empty(shape),
+        group=np.empty(shape, np.int64),
+        came_from=np.empty(shape, np.int64),
+        degree=np.empty(shape, np.int64),
+        left=np.empty(shape, np.int64),
+    )
+
+
+@kernel
+def fill_segments_from(pairs: PairArrays, level: LevelArrays, front: int, segments: Segments) -> None:
+    """A[front][j][c] for all j and all c up to the level's machines. Rows of tails not inside ``front`` hold inf."""
+    value, group, came_from, degree, left = segments
     value[: front + 1] = np.inf
     for tail in range(front, -1, -1):
         if tail < front:
@@ -246,11 +260,9 @@ def _common_multiple(whole_batch: int, one: int, other: int) -> int:
 def fill_segments(pairs: PairArrays, level: LevelArrays, time_s: Floats, group: Integers) -> None:
     """T and the replications' common multiple, for the level above: each pair's best on all machines of this level."""
     states = len(pairs.pair_start) - 1
-    shape = (states, level.machines + 1)
-    value, multiple = np.empty(shape), np.empty(shape, np.int64)
-    came_from, degree, left = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int64)
+    segments = make_segments(states, level.machines)
     for front in range(1, states):
-        fill_segments_from(pairs, level, front, value, multiple, came_from, degree, left)
+        fill_segments_from(pairs, level, front, segments)
         for pair in range(pairs.pair_start[front], pairs.pair_start[front + 1]):
-            time_s[pair] = value[pairs.rest[pair], level.machines]
-            group[pair] = multiple[pairs.rest[pair], level.machines]
+            time_s[pair] = segments.value[pairs.rest[pair], level.machines]
+            group[pair] = segments.group[pairs.rest[pair], level.machines]
