@@ -104,7 +104,10 @@ def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
     if wanted is InFlightRule.SUSTAINING:
         if not scene.schedule.asynchronous:
             raise UsageError("in_flight: only 2bw and pipedream have a rate to sustain; 1f1b drains after each batch")
-        return least_in_flight(_stream(scene)).in_flight
+        least = least_in_flight(_stream(scene))
+        if least is None:
+            raise UsageError("in_flight: no number keeps the slowest stage busy: transfers take far longer than passes")
+        return least
     assert isinstance(wanted, tuple)
     if len(wanted) != len(scene.figures):
         raise UsageError(f"in_flight has {len(wanted)} figures; the plan has {len(scene.figures)} stages")
@@ -229,11 +232,14 @@ def _steady_state(scene: _Scene, in_flight: tuple[int, ...]) -> SteadyState:
 def _sustaining(scene: _Scene, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
     """The least in flight that keep the promise where ``in_flight`` does not: analysed, and simulated as a proof.
 
-    None, too, where transfers hold each other up on a rank's way out, which the analysis does not see.
+    None, too, where none does: transfers take far longer than passes, or hold each other up on a rank's way out, which
+    the analysis does not see.
     """
     if sustained_s(stream, in_flight) <= stream.promised_s:
         return None
-    least = least_in_flight(stream).in_flight
+    least = least_in_flight(stream)
+    if least is None:
+        return None
     kept_s = _steady_state(scene, least).microbatch_s
     return least if kept_s <= stream.promised_s * PROMISE_KEPT else None
 

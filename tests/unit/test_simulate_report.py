@@ -75,7 +75,7 @@ def test_a_promise_that_latency_or_transfers_break() -> None:
     instance = chain([3.0] * 3, microbatches=8, edge_bytes=5 * GIB)
     slow = simulate(instance, cut([1] * 3), "2bw", options=SimulationOptions(overlap_transfers=True))
     assert slow.sustaining is None
-    assert findings(slow)[0].endswith("slower than the promised 24.0000 s a batch: transfers hold each other up")
+    assert findings(slow)[0].endswith("slower than the promised 24.0000 s a batch: transfers take too long to hide")
 
 
 def test_versions_of_the_weights() -> None:

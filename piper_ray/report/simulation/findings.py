@@ -50,7 +50,7 @@ def _promise(simulation: Simulation) -> Iterator[str]:
     slower = f"{_percent(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
     least = simulation.sustaining
     if least is None:
-        yield f"{slower}: transfers hold each other up"
+        yield f"{slower}: transfers take too long to hide"
         return
     uneven = len(set(simulation.timeline.layout.replicas)) > 1
     why = "with round-robin replicas " if uneven else ""
