@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from piper_ray.kernels.types import Target
-from piper_ray.lattice.bits import members
-from piper_ray.lattice.contraction import without_contraction
-from piper_ray.model import Instance
-from piper_ray.problem import Problem
+from piper_ray.engine.kernels.types import Target
+from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import random_instance
 from tests.solver_support import Tables, tables

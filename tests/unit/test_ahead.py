@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from piper_ray import ahead
-from piper_ray.ahead import Ahead
-from piper_ray.threshold import OnProgress, Outcome
+from piper_ray.engine.evaluation import ahead
+from piper_ray.engine.evaluation.ahead import Ahead
+from piper_ray.engine.evaluation.outcome import Outcome
+from piper_ray.engine.evaluation.threshold import OnProgress
 
 OUTCOME = Outcome(True, 3, (), 1, 1, np.zeros(4, np.int64))
 PATIENCE_S = 60.0

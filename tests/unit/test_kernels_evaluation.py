@@ -8,10 +8,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.kernels.evaluation import evaluate_levels, find_first_stage, store_states
-from piper_ray.kernels.level import COUNTERS
-from piper_ray.kernels.types import FrontArrays, LevelStates
-from piper_ray.state_tables import StateTables, joined, no_states, without_first
+from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states, without_first
+from piper_ray.engine.kernels.evaluation import evaluate_levels, find_first_stage, store_states
+from piper_ray.engine.kernels.level import COUNTERS
+from piper_ray.engine.kernels.types import FrontArrays, LevelStates
 from tests.kernel_support import Case, random_case, some_threshold_s, target_of
 
 

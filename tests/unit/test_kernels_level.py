@@ -9,7 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.kernels.level import (
+from piper_ray.engine.evaluation.state_tables import StateTables, no_states
+from piper_ray.engine.kernels.level import (
     BLOCKS_TESTED,
     CANDIDATES_TESTED,
     CHOICES_ABANDONED,
@@ -18,10 +19,9 @@ from piper_ray.kernels.level import (
     evaluate_downsets,
     stage_fits,
 )
-from piper_ray.kernels.selection import NO, YES, make_step_cache
-from piper_ray.kernels.types import LevelStates
-from piper_ray.model import divisors
-from piper_ray.state_tables import StateTables, no_states
+from piper_ray.engine.kernels.selection import NO, YES, make_step_cache
+from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.model.instance import divisors
 from tests.instances import build, random_instance, tmpc, two_towers
 from tests.kernel_support import Case, case, least_work_s, random_case, some_threshold_s, target_of
 

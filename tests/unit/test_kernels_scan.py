@@ -11,11 +11,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.kernels.scan import Scratch, jumping_s, make_scratch, open_blocks, refine
-from piper_ray.kernels.types import Target
-from piper_ray.lattice.bits import bit_rows, members
-from piper_ray.model import Instance
-from piper_ray.state_tables import StateTables
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.kernels.scan import Scratch, jumping_s, make_scratch, open_blocks, refine
+from piper_ray.engine.kernels.types import Target
+from piper_ray.engine.lattice.bits import bit_rows, members
+from piper_ray.model.instance import Instance
 from tests.instances import parallel_branches, random_instance, two_towers
 from tests.kernel_support import Case, case, random_case, some_threshold_s, target_of
 

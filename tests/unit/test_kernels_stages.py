@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piper_ray.kernels import stages
-from piper_ray.kernels.knapsack import TOO_HARD
-from piper_ray.kernels.selection import StepCache, make_step_cache
-from piper_ray.kernels.stages import (
+from piper_ray.engine.kernels import stages
+from piper_ray.engine.kernels.knapsack import TOO_HARD
+from piper_ray.engine.kernels.selection import StepCache, make_step_cache
+from piper_ray.engine.kernels.stages import (
     ChoiceCache,
     choice_slot,
     count_stages,
@@ -24,7 +24,7 @@ from piper_ray.kernels.stages import (
     make_choice_cache,
     settle_choice,
 )
-from piper_ray.lattice.bits import bit_rows
+from piper_ray.engine.lattice.bits import bit_rows
 from tests.instances import build, parallel_branches, random_instance, tmpc, two_towers
 from tests.kernel_support import Case, case, least_work_s, random_case
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.kernels import staircase
-from piper_ray.kernels.selection import make_step_cache
-from piper_ray.kernels.stages import count_stages, list_stages, make_choice_cache
-from piper_ray.kernels.staircase import (
+from piper_ray.engine.kernels import staircase
+from piper_ray.engine.kernels.selection import make_step_cache
+from piper_ray.engine.kernels.stages import count_stages, list_stages, make_choice_cache
+from piper_ray.engine.kernels.staircase import (
     FEASIBLE,
     INFEASIBLE,
     NO_ROOM,

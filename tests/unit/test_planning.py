@@ -7,18 +7,19 @@ from fractions import Fraction
 
 import pytest
 
-from piper_ray import planning
-from piper_ray.backends.local import LocalBackend
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
+from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.contraction import Contraction, without_contraction
+from piper_ray.engine.lattice.downsets import chain_lattice
+from piper_ray.engine.search import planning
+from piper_ray.engine.search.planning import build_plan, chain_through
+from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
-from piper_ray.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
-from piper_ray.lattice.bits import members
-from piper_ray.lattice.contraction import Contraction, without_contraction
-from piper_ray.lattice.downsets import chain_lattice
-from piper_ray.model import Instance
-from piper_ray.planning import build_plan, chain_through
-from piper_ray.problem import Problem
-from piper_ray.restrictions import Recompute, Restrictions
-from piper_ray.threshold import TracedStage, evaluate_threshold
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Recompute, Restrictions
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import build, random_instance, tmpc, two_towers
 from tests.solver_support import Tables, tables
