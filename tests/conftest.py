@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.ray_support import RAY_ENVIRONMENT, local_ray

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import piper_ray
 from piper_ray.engine.checkpoint import Identity
 from piper_ray.model.errors import CheckpointRefused, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
@@ -115,7 +114,7 @@ def test_a_refusal_says_what_differs(other: Identity, words: str) -> None:
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = identity()
     with monkeypatch.context() as patched:
-        patched.setattr(piper_ray, "__version__", "99.0")
+        patched.setattr("piper_ray.engine.checkpoint.identity.__version__", "99.0")
         there = identity()
     with pytest.raises(CheckpointRefused, match=r"of another version: piper_ray 99\.0 there"):
         here.require(there.facts, "DIR")
