@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.load import Source
@@ -74,38 +75,40 @@ def objective_s(stage_times_s: Iterable[float]) -> float:
     return max(stage_times_s)
 
 
-def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
+def evaluate(instance: Instance | Source, plan: Plan, *, restrictions: Restrictions = Restrictions()) -> Evaluation:
     """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
 
-    instance: may be what ``load`` takes, such as a path. Raises InputError for an instance or plan that is not sound in
-    itself.
+    instance: may be what ``load`` takes, such as a path. restrictions: further rules. Raises InputError for an instance
+    or plan that is not sound in itself, UsageError for arguments that are something else.
     """
-    instance = _checked(instance, plan)
-    violations = [*_partition_violations(instance, plan), *_edge_violations(instance, plan)]
+    instance = _checked(instance, plan, restrictions)
+    violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
     violations += _degree_violations(instance, plan)
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
-        chosen, faults = _chosen_tmpcs(instance, stage, number)
+        chosen, faults = chosen_tmpcs(instance, stage, number)
         choices.append(chosen)
         violations += faults
     suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
     violations += _memory_violations(instance, plan, choices, suffix_sums)
+    violations += restrictions.violations(instance, plan)
     if violations:
         raise InvalidPlan(violations)
     return _cost(instance, plan, choices, suffix_sums)
 
 
-def _checked(instance: Instance | Source, plan: Plan) -> Instance:
+def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions) -> Instance:
     from piper_ray.model import arguments
     from piper_ray.workloads import formats
     from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     check_plan(plan)
     return formats.instance_of(instance)
 
 
-def _partition_violations(instance: Instance, plan: Plan) -> list[str]:
+def partition_violations(instance: Instance, plan: Plan) -> list[str]:
     violations = []
     stage_of: dict[int, int] = {}
     for number, stage in enumerate(plan.stages, start=1):
@@ -124,7 +127,7 @@ def _partition_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def _edge_violations(instance: Instance, plan: Plan) -> list[str]:
+def edge_violations(instance: Instance, plan: Plan) -> list[str]:
     """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back."""
     stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
     return [
@@ -157,7 +160,7 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def _chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
+def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
     """The stage's TMPC for each layer of the instance in it, and what is wrong with the others."""
     t = stage.tensor_parallel_degree
     chosen: dict[int, Tmpc] = {}

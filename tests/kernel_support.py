@@ -85,19 +85,19 @@ def random_case(seed: int, *, most_layers: int = 4, most_devices: int = 8, most_
 def some_threshold_s(made: Case, factor: float) -> float:
     """``factor`` times the optimum; of what all layers take one after the other, where there is none."""
     best = brute_force(made.instance)
-    if best is not None and best.time_per_sample > 0:
-        return factor * float(best.time_per_sample)
+    if best is not None and best.time_per_sample_s > 0:
+        return factor * float(best.time_per_sample_s)
     times = [min(x.time_per_sample_s for row in layer.tmpcs.values() for x in row) for layer in made.instance.layers]
     return factor * max(1.0, sum(times))
 
 
-def target_of(made: Case, threshold_s: float, *, device_cost: int = 1, stage_cost: int = 0) -> Target:
+def target_of(made: Case, threshold_s: float, *, device_weight: int = 1, stage_weight: int = 0) -> Target:
     """Every downset may take all devices, and the whole sum of data-parallel degrees."""
     downsets, cluster = len(made.sets), made.problem.cluster
     return Target(
         threshold_s=threshold_s,
-        device_cost=device_cost,
-        stage_cost=stage_cost,
+        device_weight=device_weight,
+        stage_weight=stage_weight,
         device_limit=_constant(downsets, cluster.devices),
         data_parallel_limit=_constant(downsets, cluster.data_parallel_limit),
     )

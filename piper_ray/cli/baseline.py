@@ -13,8 +13,6 @@ from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 
-PIPER = "piper"
-
 PlannerName = Annotated[
     str,
     typer.Option(

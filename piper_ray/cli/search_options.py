@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from piper_ray.cli.common import option_value, parse_size
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import UsageError
-from piper_ray.model.restrictions import Recompute
 
 
 def parse_gap(text: str) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.baseline import PIPER, PlannerName, refuse_search_options, solve_by_baseline
+from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_baseline
 from piper_ray.cli.cluster import (
     Address,
     Alone,
@@ -44,12 +44,13 @@ from piper_ray.cli.search_options import (
     TimeLimit,
 )
 from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.options import EXACT, Contract, SolveOptions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
@@ -74,7 +75,7 @@ def solve(
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
     threads: Threads = None,
-    planner: PlannerName = PIPER,
+    planner: PlannerName = EXACT,
     memory_limit: MemoryLimit = None,
     address: Address = None,
     workers: Workers = None,
@@ -106,7 +107,7 @@ def solve(
     )
     if out is not None:
         _refuse_unwritable(out)
-    if planner != PIPER:
+    if planner != EXACT:
         blocks = contract is not Contract.SAFE
         refuse_search_options(
             planner,
@@ -165,16 +166,18 @@ def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
     if solution.plan is None:
         return None
     evaluation = evaluate(instance, solution.plan)
-    claimed = solution.time_per_sample
+    claimed = solution.time_per_sample_s
     found = evaluation.time_per_sample_s
     if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
-        raise InvalidPlan([f"the solver says {claimed} s per sample, its plan takes {found} s: a fault of piper-ray"])
+        raise InvalidPlan(
+            [f"the solver says {claimed} s per microbatch, its plan takes {found} s: a fault of piper-ray"]
+        )
     return evaluation
 
 
 def exit_code(solution: Solution) -> int:
     """What a solve's outcome means to a script: a plan within the limits asked for is a success."""
-    if solution.stopped_by == INTERRUPT:
+    if solution.stopped_by is StoppedBy.INTERRUPT:
         return EXIT_INTERRUPTED
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code

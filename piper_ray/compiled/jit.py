@@ -21,7 +21,7 @@ import numba
 
 from piper_ray.compiled.cache import KernelCache
 
-_FOLDERS = ("compiled", "cost", "engine/kernels")
+_FOLDERS = ("compiled", "cost", "engine/kernels", "simulate/kernels")
 """Where kernels are written."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -15,16 +15,12 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.solution import Solution
+from piper_ray.model.solution import BlockStats, Solution
 from piper_ray.planners.planner import BaselineResult
+from piper_ray.report.speed import speed_document
 from piper_ray.report.stages import binding
 from piper_ray.storage.files import write_atomically as write_atomically
-from piper_ray.version import __version__
-
-SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes; new fields do not raise it."""
-
-Document = dict[str, object]
+from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
 
 
 def solution_document(
@@ -37,18 +33,18 @@ def solution_document(
     """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
     plan = solution.plan
     return {
-        **_header("solution", instance),
-        "restrictions": _plain(restrictions),
+        **header("solution", instance),
+        "restrictions": restrictions.to_dict(),
         "options": _plain(options),
         "status": solution.status.value,
-        "stopped_by": solution.stopped_by,
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": _plain(solution.lower_bound),
+        "stopped_by": _plain(solution.stopped_by),
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
         "infeasibility": _plain(solution.infeasibility),
-        "blocks": _plain(solution.blocks),
+        "blocks": _blocks_document(solution.blocks),
         "stats": _plain(solution.stats),
     }
 
@@ -60,7 +56,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin
     """
     return {
         **_plan_with_figures(instance, plan, evaluation),
-        **_header("plan", instance),
+        **header("plan", instance),
         "time_per_sample_s": evaluation.time_per_sample_s,
         **origin,
     }
@@ -68,7 +64,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin
 
 def proof_document(solution: Solution) -> Document:
     """What a solve proved about its plan."""
-    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound), "gap": solution.gap}
+    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound_s), "gap": solution.gap}
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -80,12 +76,12 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
     """Everything about another planner's answer, with or without a plan."""
     plan, evaluation = result.plan, result.evaluation
     return {
-        **_header("baseline", instance),
-        "restrictions": _plain(restrictions),
+        **header("baseline", instance),
+        "restrictions": restrictions.to_dict(),
         **baseline_facts(result),
-        "time_per_sample_s": result.time_per_sample,
+        "time_per_sample_s": result.time_per_sample_s,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
 
@@ -98,10 +94,10 @@ def frontier_document(
 ) -> Document:
     """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
     return {
-        **_header("frontier", instance),
-        "restrictions": _plain(restrictions),
+        **header("frontier", instance),
+        "restrictions": restrictions.to_dict(),
         "options": _plain(options),
-        "stopped_by": frontier.stopped_by,
+        "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
         "by_devices": [_point_document(point) for point in frontier.points()],
         "by_budget": [_point_document(point) for point in budgets],
@@ -114,8 +110,8 @@ def _point_document(point: FrontierPoint) -> Document:
         "devices": point.devices,
         "data_parallel_budget": point.data_parallel_budget,
         "status": point.status.value,
-        "time_per_sample_s": point.time_per_sample,
-        "lower_bound_s": _plain(point.lower_bound),
+        "time_per_sample_s": point.time_per_sample_s,
+        "lower_bound_s": _plain(point.lower_bound_s),
         "gap": point.gap,
     }
 
@@ -125,18 +121,18 @@ def verification_document(
 ) -> Document:
     """What ``verify`` found: the plan's cost, or every rule it breaks."""
     return {
-        **_header("verification", instance),
+        **header("verification", instance),
         "valid": evaluation is not None,
         "violations": list(violations),
         "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
-        "plan": plan.to_dict() if evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "plan": _plan_with_figures(instance, plan, evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
 
 def info_document(instance: Instance, figures: Document) -> Document:
     """What ``info`` found."""
-    return {**_header("info", instance), **figures}
+    return {**header("info", instance), **figures}
 
 
 def to_text(document: Document) -> str:
@@ -144,28 +140,10 @@ def to_text(document: Document) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _header(kind: str, instance: Instance) -> Document:
-    return {
-        "schema": f"piper-ray/{kind}",
-        "schema_version": SCHEMA_VERSION,
-        "tool_version": __version__,
-        "instance": {
-            "name": instance.name,
-            "digest": instance.digest,
-            "layers": len(instance.layers),
-            "edges": len(instance.edges),
-            "devices": instance.devices,
-            "microbatches": instance.microbatches,
-            "memory_bytes": instance.memory_bytes,
-            "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
-        },
-    }
-
-
-def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -> Document:
-    document = plan.to_dict()
-    stages = document["stages"]
-    assert isinstance(stages, list)
+def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | None) -> Document:
+    stages = stage_documents(instance, plan)
+    if evaluation is None:
+        return {"stages": stages}
     for written, stage in zip(stages, evaluation.stages, strict=True):
         written["figures"] = {
             "devices": stage.devices,
@@ -177,17 +155,26 @@ def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -
             "in_flight_microbatches": stage.in_flight_microbatches,
             "binds": list(binding(instance, evaluation, stage)),
         }
-    return document
+    return {"stages": stages}
 
 
-def _evaluation_document(evaluation: Evaluation) -> Document:
+def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document:
     return {
         "time_per_sample_s": evaluation.time_per_sample_s,
+        **speed_document(instance.batch, evaluation.time_per_sample_s),
         "devices": evaluation.devices,
         "data_parallel_sum": evaluation.data_parallel_sum,
         "stages": len(evaluation.stages),
         "bottleneck": evaluation.bottleneck,
     }
+
+
+def _blocks_document(blocks: BlockStats | None) -> Document | None:
+    """With the old name of its time for one more version."""
+    if blocks is None:
+        return None
+    fields = {field.name: _plain(getattr(blocks, field.name)) for field in dataclasses.fields(blocks)}
+    return fields | {"time_per_sample": blocks.time_per_sample_s}
 
 
 def _plain(value: object) -> object:

@@ -98,8 +98,8 @@ class SolverLog(LiveLog):
         ]
         if advance.bounds.gap is not None:
             parts.append(f"gap {percent_text(advance.bounds.gap)}")
-        if advance.blocks_in_flight:
-            parts.append(f"{advance.blocks_in_flight} blocks on {advance.workers} workers")
+        if advance.chunks_in_flight:
+            parts.append(f"{advance.chunks_in_flight} chunks on {advance.workers} workers")
         if advance.seconds > _WORTH_A_GUESS_S and share > 0:
             # A downset looks at those before it, so what is done grows as the square of their share.
             parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")

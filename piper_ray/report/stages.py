@@ -165,7 +165,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
     for line, stage in zip(lines[1:], evaluation.stages, strict=True):
         bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
         console.print(Text(line.ljust(offset)) + bar if bar.plain else Text(line), soft_wrap=True)
-    legend = Text("bar: time per sample, ")
+    legend = Text("bar: time/microbatch, ")
     for index, part in enumerate(BAR_PARTS):
         legend.append(", " if index else "")
         legend.append(part.block if blocks else part.ascii, part.style)

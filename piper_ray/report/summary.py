@@ -19,6 +19,7 @@ from piper_ray.report.figures import (
     size_text,
     time_text,
 )
+from piper_ray.report.speed import batch_text, speed_text
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
@@ -32,17 +33,16 @@ def instance_lines(instance: Instance) -> list[str]:
         f"tensor-parallel degrees {degrees or 'none'}"
     )
     cluster = (
-        f"Cluster   K = {instance.devices:,} devices, N = {instance.microbatches:,} microbatches, "
+        f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}, "
         f"M = {given_size_text(instance.memory_bytes)}, B = {given_size_text(instance.bandwidth_bytes_per_s)}/s"
     )
     return [workload, cluster]
 
 
 def cost_text(instance: Instance, evaluation: Evaluation) -> str:
-    """``703.591 us/sample, 1421.28 samples/s, 2048 of 2048 devices``."""
-    seconds = evaluation.time_per_sample_s
-    rate = f"{1 / seconds:.6g} samples/s" if seconds > 0 else "no time at all"
-    return f"{time_text(seconds)}/sample, {rate}, {evaluation.devices} of {instance.devices} devices"
+    """``703.591 us/microbatch, 1421.28 microbatches/s, 1.35090 s/step, 2048 of 2048 devices``."""
+    speed = speed_text(instance.batch, evaluation.time_per_sample_s)
+    return f"{speed}, {evaluation.devices} of {instance.devices} devices"
 
 
 def print_outcome(console: Console, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
@@ -54,13 +54,13 @@ def print_outcome(console: Console, instance: Instance, solution: Solution, eval
         line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
         console.print(line, soft_wrap=True)
         if solution.gap > PROOF_TOLERANCE:
-            console.print(f"no plan is faster than {time_text(solution.lower_bound)}/sample", soft_wrap=True)
+            console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
     elif solution.infeasibility is not None:
         print_infeasibility(console, solution.infeasibility)
     else:
         console.print(
             f"{status.value}{stopped}: no plan found so far; none is faster than "
-            f"{time_text(solution.lower_bound)}/sample",
+            f"{time_text(solution.lower_bound_s)}/microbatch",
             soft_wrap=True,
         )
     if solution.blocks is not None:
@@ -82,12 +82,12 @@ def blocks_text(blocks: BlockStats) -> str:
 
 
 def _best_of_blocks_text(blocks: BlockStats) -> str:
-    if blocks.time_per_sample is None:
+    if blocks.time_per_sample_s is None:
         best = "no plan of whole blocks was found; one that cuts through them may still exist"
     elif blocks.proved:
-        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample)}/sample"
+        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample_s)}/microbatch"
     else:
-        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample)}/sample"
+        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s)}/microbatch"
     return f"{blocks_text(blocks)}; {best}"
 
 
@@ -109,12 +109,12 @@ def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
         return ["cluster: nothing was large enough for a worker"]
     share = 1.0 - cluster.waited_s / search_s if search_s > 0 else 0.0
     of_all = (
-        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.blocks, 'block')} in "
+        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.chunks, 'chunk')} in "
         f"{cluster.batches:,} batches; put {size_text(cluster.put_bytes)}; "
         f"driver's own share {percent_text(max(0.0, share))}"
     )
     of_nodes = [
-        f"  {node.host}: {plural(node.blocks, 'block')}, fetched {size_text(node.fetched_bytes)}, "
+        f"  {node.host}: {plural(node.chunks, 'chunk')}, fetched {size_text(node.fetched_bytes)}, "
         f"held {size_text(node.held_bytes)}"
         for node in cluster.nodes
     ]

@@ -25,7 +25,7 @@ from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     MOST_DEATHS,
-    Block,
+    Chunk,
     Command,
     Coordinator,
     GiveUp,
@@ -65,7 +65,7 @@ class _Copy:
     """A batch in the hands of a worker. began: where, once it has."""
 
     worker: int
-    block: int
+    chunk: int
     began: Began | None = None
 
 
@@ -87,7 +87,7 @@ class Cluster:
         self._coordinator = Coordinator(overdue_floor_s=_OVERDUE_FLOOR_S)
         self._ids = itertools.count()
         self._cores: list[int] = []
-        self._batches: dict[int, Batch] = {}  # by block: neither answered nor given up
+        self._batches: dict[int, Batch] = {}  # by chunk: neither answered nor given up
         self._deaths: Counter[int] = Counter()
         self._copies: dict[Any, _Copy] = {}
         self._replies: deque[Reply] = deque()
@@ -112,19 +112,19 @@ class Cluster:
         return not self._coordinator.waiting
 
     def expect(self, kind: Kind, point_s: float) -> None:
-        for block, batch in self._batches.items():
+        for chunk, batch in self._batches.items():
             if batch.kind == kind:
-                self._coordinator.expect(block, point_s * len(batch.tasks))
+                self._coordinator.expect(chunk, point_s * len(batch.tasks))
 
     def holds(self, memory_bytes: float) -> bool:
         return memory_bytes <= self._machines.memory_bytes or not self._machines.cpus
 
     def submit(self, batch: Batch) -> None:
-        block = next(self._ids)
-        self._batches[block] = batch
+        chunk = next(self._ids)
+        self._batches[chunk] = batch
         # One that ends its worker comes again point by point, so that the others are not tried with it.
         most_deaths = 1 if len(batch.tasks) > 1 else MOST_DEATHS
-        self._carry_out(self._coordinator.add([Block(block, batch.expected_s, most_deaths)], time.monotonic()))
+        self._carry_out(self._coordinator.add([Chunk(chunk, batch.expected_s, most_deaths)], time.monotonic()))
 
     def replies(self, timeout_s: float) -> list[Reply]:
         self._keep_up(time.monotonic())
@@ -181,7 +181,7 @@ class Cluster:
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
-            batch = self._batches[command.block]
+            batch = self._batches[command.chunk]
             if isinstance(command, Send):
                 self._send(command, batch)
             elif isinstance(command, Late):
@@ -201,7 +201,7 @@ class Cluster:
         else:
             wants = {"num_cpus": 1, "memory": int(batch.memory_bytes), **self._machines.placement()}
         task = self._task.options(max_retries=0, num_returns="streaming", **_ENVIRONMENT, **wants)
-        self._copies[task.remote(order)] = _Copy(command.worker, command.block)
+        self._copies[task.remote(order)] = _Copy(command.worker, command.chunk)
 
     def _hear(self, stream: Any, now: float) -> None:
         """The next that a task has to say."""
@@ -222,53 +222,53 @@ class Cluster:
         copy.began = began
         fault = difference(began.software)
         if fault is None:
-            if not began.compiled and copy.block in self._batches:
-                self._coordinator.expect(copy.block, self._batches[copy.block].expected_s + _COMPILING_S)
-            self._carry_out(self._coordinator.began(copy.worker, copy.block, now))
+            if not began.compiled and copy.chunk in self._batches:
+                self._coordinator.expect(copy.chunk, self._batches[copy.chunk].expected_s + _COMPILING_S)
+            self._carry_out(self._coordinator.began(copy.worker, copy.chunk, now))
             return
         _cancel(stream)
         del self._copies[stream]
         self._machines.leave_out(began.node, fault)
         self._machines.check()
-        self._carry_out(self._coordinator.returned(copy.worker, copy.block, now))
+        self._carry_out(self._coordinator.returned(copy.worker, copy.chunk, now))
 
     def _finish(self, copy: _Copy, report: Report, now: float) -> None:
         self._losses = 0
-        first, commands = self._coordinator.replied(copy.worker, copy.block, now)
-        batch = self._batches.pop(copy.block, None)
+        first, commands = self._coordinator.replied(copy.worker, copy.chunk, now)
+        batch = self._batches.pop(copy.chunk, None)
         if first and batch is not None:
-            attempts = 1 + self._deaths.pop(copy.block, 0)
+            attempts = 1 + self._deaths.pop(copy.chunk, 0)
             # Other copies are left to end by themselves: to cancel one that hangs holds this process up for 5 s.
             self._replies.append(Reply(batch, report.rows, report.seconds, attempts))
         self._carry_out(commands)
 
     def _failed(self, copy: _Copy, error: RayError, now: float) -> list[Command]:
-        if copy.block not in self._batches or isinstance(error, TaskCancelledError):
-            return self._coordinator.returned(copy.worker, copy.block, now)
+        if copy.chunk not in self._batches or isinstance(error, TaskCancelledError):
+            return self._coordinator.returned(copy.worker, copy.chunk, now)
         node = self._machines.node_at(address_of(error)) if copy.began is None else copy.began.node
         host = self._machines.name_at(address_of(error)) if node is None else self._machines.name(node)
         if not is_loss(error) and node is not None:
             # An error of a point is a row: this one is the machine's.
             self._machines.doubt(node, f"it cannot solve points: {cause_of(error, host, 0.0)}", now)
             self._machines.check()
-            return self._coordinator.returned(copy.worker, copy.block, now)
+            return self._coordinator.returned(copy.worker, copy.chunk, now)
         gone = copy.began is not None and not self._machines.is_alive(copy.began.node, now)
-        cause = cause_of(error, host, self._batches[copy.block].memory_bytes, machine_gone=gone)
+        cause = cause_of(error, host, self._batches[copy.chunk].memory_bytes, machine_gone=gone)
         self._losses += 1
         if self._losses >= _LOSSES:
             raise ClusterError(f"{self._losses} workers in a row died, the last one so: {cause}") from error
         self._tell_once(host, type(error).__name__, f"a worker is lost, and its points go to others: {cause}")
-        self._deaths[copy.block] += 1
-        return self._coordinator.failed(copy.worker, copy.block, now, cause, with_machine=gone)
+        self._deaths[copy.chunk] += 1
+        return self._coordinator.failed(copy.worker, copy.chunk, now, cause, with_machine=gone)
 
     def _give_up(self, command: GiveUp) -> None:
-        batch = self._batches.pop(command.block)
-        self._deaths.pop(command.block, None)
+        batch = self._batches.pop(command.chunk)
+        self._deaths.pop(command.chunk, None)
         self._replies.append(Reply(batch, None, 0.0, command.deaths, command.cause))
 
     def _tell_of(self, late: Late) -> None:
         places = [
-            copy.began for copy in self._copies.values() if (copy.worker, copy.block) == (late.worker, late.block)
+            copy.began for copy in self._copies.values() if (copy.worker, copy.chunk) == (late.worker, late.chunk)
         ]
         began = places[0] if places else None
         others = "others get them too"

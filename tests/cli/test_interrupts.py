@@ -126,7 +126,7 @@ import piper_ray.engine.solve
 def stuck(*_, **__):
     print("stuck", file=sys.stderr, flush=True)
     time.sleep(1e6)
-piper_ray.engine.solve.prepare = stuck
+piper_ray.engine.layers.prepare = stuck
 """
 
 
@@ -141,7 +141,7 @@ def test_before_anything_is_found_nothing_is_lost(long: Path) -> None:
 
 def test_a_search_for_the_least_memory_keeps_the_proof(long: Path) -> None:
     setup = _STUCK.replace(
-        "Search._evaluate = stuck", "import piper_ray.engine.solve; piper_ray.engine.solve.explain = stuck"
+        "Search._evaluate = stuck", "import piper_ray.engine.layers; piper_ray.engine.layers.explain = stuck"
     )
     with started("solve", long, "--memory", "20B", "--json", setup=setup) as process:
         wait_for(process, "stuck")

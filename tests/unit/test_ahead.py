@@ -11,8 +11,8 @@ import pytest
 
 from piper_ray.engine.evaluation import ahead
 from piper_ray.engine.evaluation.ahead import Ahead
+from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.outcome import Outcome
-from piper_ray.engine.evaluation.threshold import OnProgress
 
 OUTCOME = Outcome(True, 3, (), 1, 1, np.zeros(4, np.int64))
 PATIENCE_S = 60.0
@@ -33,7 +33,7 @@ class Staged:
         deadline = time.monotonic() + PATIENCE_S
         while not self.let_end.wait(0.001) and time.monotonic() < deadline:
             try:
-                on_progress(2, 7)
+                on_progress(2)
             except BaseException:
                 self.ended_early = True
                 raise
@@ -65,14 +65,14 @@ def test_who_waits_hears_how_far_it_is(staged: Staged, monkeypatch: pytest.Monke
     monkeypatch.setattr(ahead, "_POLL_S", 0.001)
     one = Ahead(1.5, staged)
     assert staged.begun.wait(PATIENCE_S)
-    heard: list[tuple[int, int]] = []
+    heard: list[int] = []
 
-    def on_progress(done: int, total: int) -> None:
-        heard.append((done, total))
+    def on_progress(done: int) -> None:
+        heard.append(done)
         staged.let_end.set()
 
     assert one.result(on_progress) is OUTCOME
-    assert set(heard) == {(2, 7)}
+    assert set(heard) == {2}
 
 
 def test_nobody_wants_it_any_more(staged: Staged) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables, no_states
 from piper_ray.engine.kernels.level import (
-    BLOCKS_TESTED,
+    BUCKETS_TESTED,
     CANDIDATES_TESTED,
     CHOICES_ABANDONED,
     COUNTERS,
@@ -20,7 +20,7 @@ from piper_ray.engine.kernels.level import (
     stage_fits,
 )
 from piper_ray.engine.kernels.selection import NO, YES, make_step_cache
-from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.engine.kernels.types import Earlier, LevelStates, StageKey, StageWork
 from piper_ray.model.instance import divisors
 from tests.instances import build, random_instance, tmpc, two_towers
 from tests.kernel_support import Case, case, least_work_s, random_case, some_threshold_s, target_of
@@ -37,6 +37,8 @@ def test_a_stage_fits_when_some_choice_does() -> None:
         for i, j in made.pairs():
             layers = made.layers(i, j)
             for r in made.variants(layers):
+                resync_s = max(0.0, float(costs.resync_s[i, r] - costs.resync_s[j, r]))
+                work = StageWork(least_work_s(made, i, j, r), resync_s)
                 for _, d in made.degrees(r):
                     y = rng.randint(1, 4)
                     time = made.time_s(layers, r, d, y)
@@ -44,18 +46,7 @@ def test_a_stage_fits_when_some_choice_does() -> None:
                         threshold_s = rng.choice([1.0, 1e6])
                     else:
                         threshold_s = float(time) * rng.choice([1 - 1e-6, 1 + 1e-9, 2.0]) + rng.choice([0.0, 1e-9])
-                    found = stage_fits(
-                        i,
-                        j,
-                        r,
-                        d,
-                        y,
-                        least_work_s(made, i, j, r),
-                        max(0.0, float(costs.resync_s[i, r] - costs.resync_s[j, r])),
-                        made.problem.tables,
-                        threshold_s,
-                        cache,
-                    )
+                    found = stage_fits(StageKey(i, j, r), d, y, work, made.problem.tables, threshold_s, cache)
                     assert found == (YES if time is not None and time <= Fraction(threshold_s) else NO)
                     seen[int(found)] += 1
     assert seen[YES] > 300
@@ -87,7 +78,7 @@ def plain_fronts(made: Case, threshold_s: float) -> dict[int, set[State]]:
 
 def states_of(states: LevelStates) -> list[set[State]]:
     """By downset."""
-    pairs = list(zip(states.costs.tolist(), states.sums.tolist(), strict=True))
+    pairs = list(zip(states.tallies.tolist(), states.sums.tolist(), strict=True))
     found = []
     for count in states.counts.tolist():
         found.append(set(pairs[:count]))
@@ -99,7 +90,7 @@ def states_of(states: LevelStates) -> list[set[State]]:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_fronts_against_the_plain_recurrence(seed: int) -> None:
-    """Where no downset is limited: exactly the same states, level by level, and also in steps over the blocks."""
+    """Where no downset is limited: exactly the same states, level by level, and also in steps over the buckets."""
     made, rng = random_case(seed, most_tmpcs=2), Random(seed)
     for factor in (0.8, 1.0, 3.0):
         threshold_s = some_threshold_s(made, factor) * (1 + 1e-10)  # clear of the stages that take just as long
@@ -110,30 +101,28 @@ def test_fronts_against_the_plain_recurrence(seed: int) -> None:
         cache, level_start = made.problem.scratch, made.problem.lattice.level_start.tolist()
         while states.level < len(level_start) - 1:
             first, last = level_start[states.level : states.level + 2]
-            whole = evaluate_downsets(
-                first, last, tables, target, states.fronts, states.blocks, 0, no_states(last - first), cache
-            )
+            whole = evaluate_downsets(first, last, states.arrays, Earlier(0, no_states(last - first)), cache)
             assert states_of(whole) == [expected[i] for i in range(first, last)]
             assert whole.tested[CHOICES_ABANDONED] == 0
-            in_steps = over_blocks_in_steps(states, first, last, rng)
+            in_steps = over_buckets_in_steps(states, first, last, rng)
             assert states_of(in_steps) == states_of(whole)
             some = rng.randint(first, last)
             parts = [
-                evaluate_downsets(a, b, tables, target, states.fronts, states.blocks, 0, no_states(b - a), cache)
+                evaluate_downsets(a, b, states.arrays, Earlier(0, no_states(b - a)), cache)
                 for a, b in ((first, some), (some, last))
             ]
             assert [s for part in parts for s in states_of(part)] == states_of(whole)
             states.take(whole)
 
 
-def over_blocks_in_steps(states: StateTables, first: int, last: int, rng: Random) -> LevelStates:
-    """Each step sees a few more of the blocks than the one before, and what that one found."""
-    found, done, all_blocks = no_states(last - first), 0, states.blocks_used
+def over_buckets_in_steps(states: StateTables, first: int, last: int, rng: Random) -> LevelStates:
+    """Each step sees a few more of the buckets than the one before, and what that one found."""
+    found, done, all_buckets = no_states(last - first), 0, states.buckets_used
     cache = make_step_cache(states.tables.options)
-    while done < all_blocks:
-        upto = rng.randint(done + 1, all_blocks)
-        seen = states.blocks._replace(used=np.array([upto], np.int64))
-        found = evaluate_downsets(first, last, states.tables, states.target, states.fronts, seen, done, found, cache)
+    while done < all_buckets:
+        upto = rng.randint(done + 1, all_buckets)
+        seen = states.buckets._replace(used=np.array([upto], np.int64))
+        found = evaluate_downsets(first, last, states.arrays._replace(buckets=seen), Earlier(done, found), cache)
         done = upto
     return found
 
@@ -149,17 +138,7 @@ def test_more_states_than_there_is_room_for_at_first() -> None:
     expected = fronts_of_a_chain(24, {t: row[t][0].time_per_sample_s for t in degrees}, list(divisors(5040)))
     assert max(map(len, expected)) > 2 * 65
     for length in range(1, 25):
-        found = evaluate_downsets(
-            length,
-            length + 1,
-            made.problem.tables,
-            target,
-            states.fronts,
-            states.blocks,
-            0,
-            no_states(1),
-            made.problem.scratch,
-        )
+        found = evaluate_downsets(length, length + 1, states.arrays, Earlier(0, no_states(1)), made.problem.scratch)
         assert states_of(found) == [expected[length]]
         states.take(found)
 
@@ -197,15 +176,7 @@ def test_limits_of_a_downset_are_kept() -> None:
         below = StateTables(made.problem.tables, target_of(made, threshold_s))
         below.evaluate(level, made.problem.scratch)
         found = evaluate_downsets(
-            first,
-            last,
-            made.problem.tables,
-            target,
-            below.fronts,
-            below.blocks,
-            0,
-            no_states(last - first),
-            made.problem.scratch,
+            first, last, below.arrays._replace(target=target), Earlier(0, no_states(last - first)), made.problem.scratch
         )
         for i, front in enumerate(states_of(found), start=first):
             expected = {s for s in by_downset[i] if s[0] <= device_limit[i] and s[1] <= sum_limit[i]}
@@ -215,16 +186,16 @@ def test_limits_of_a_downset_are_kept() -> None:
 
 
 def test_counters() -> None:
-    """Every block is looked at for each downset; members and stages only where the bounds do not tell."""
+    """Every bucket is looked at for each downset; members and stages only where the bounds do not tell."""
     made = case(random_instance(2, most_layers=5).replace(devices=9))
     states = StateTables(made.problem.tables, target_of(made, some_threshold_s(made, 1.2)))
     level_start = made.problem.lattice.level_start
-    blocks = 0
+    buckets = 0
     for level in range(1, level_start.size - 1):
-        blocks += states.blocks_used * int(level_start[level + 1] - level_start[level])
+        buckets += states.buckets_used * int(level_start[level + 1] - level_start[level])
         states.evaluate(level + 1, made.problem.scratch)
     assert states.tested.shape == (COUNTERS,)
-    assert states.tested[BLOCKS_TESTED] == blocks
+    assert states.tested[BUCKETS_TESTED] == buckets
     nested = sum(1 for _ in made.pairs())
     assert 0 < states.tested[CANDIDATES_TESTED] <= nested
     assert states.tested[STAGES_COSTED] > 0

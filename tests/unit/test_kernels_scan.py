@@ -1,4 +1,4 @@
-"""Bounds on blocks of downsets: what they say, written plainly, and that they rule out no stage that fits."""
+"""Bounds on buckets of downsets: what they say, written plainly, and that they rule out no stage that fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.scan import Scratch, jumping_s, make_scratch, open_blocks, refine
+from piper_ray.engine.kernels.level import COUNTERS
+from piper_ray.engine.kernels.scan import Scratch, jumping_s, make_scratch, open_buckets, refine
 from piper_ray.engine.kernels.types import Target
 from piper_ray.engine.lattice.bits import bit_rows, members
 from piper_ray.model.instance import Instance
@@ -31,7 +32,7 @@ INSTANCES: dict[str, Instance] = {
 
 @dataclass
 class Scan:
-    """Fronts and blocks below a level, and room to work in. Target: whatever the devices allow."""
+    """Fronts and buckets below a level, and room to work in. Target: whatever the devices allow."""
 
     made: Case
     target: Target
@@ -39,44 +40,45 @@ class Scan:
     scratch: Scratch
 
     def open(self, i: int, begin: int = 0, end: int | None = None) -> dict[int, tuple[int, int]]:
-        """Least cost and sum of each block that work alone leaves open."""
-        scratch, last = self.scratch, self.states.blocks_used if end is None else end
-        count = open_blocks(i, self.states.tables, self.target, self.states.blocks, begin, last, scratch)
+        """Least tally and sum of each bucket that work alone leaves open."""
+        scratch, last = self.scratch, self.states.buckets_used if end is None else end
+        count = open_buckets(i, self.states.arrays, begin, last, scratch)
         return {
-            int(scratch.open_block[at]): (int(scratch.open_cost[at]), int(scratch.open_sum[at])) for at in range(count)
+            int(scratch.open_bucket[at]): (int(scratch.open_tally[at]), int(scratch.open_sum[at]))
+            for at in range(count)
         }
 
     def refine(self, i: int, chosen: list[int]) -> dict[int, tuple[int, int, bool]]:
-        """Least cost and sum of those that sharper bounds leave, and whether anything can jump."""
+        """Least tally and sum of those that sharper bounds leave, and whether anything can jump."""
         self.open(i)  # what crosses into I is listed there
         scratch = self.scratch
-        scratch.near_block[: len(chosen)] = chosen
-        kept = refine(i, len(chosen), self.states.tables, self.target, self.states.blocks, scratch)
+        scratch.near_bucket[: len(chosen)] = chosen
+        kept = refine(i, len(chosen), self.states.arrays, scratch)
         return {
-            int(scratch.near_block[at]): (
-                int(scratch.near_cost[at]),
+            int(scratch.near_bucket[at]): (
+                int(scratch.near_tally[at]),
                 int(scratch.near_sum[at]),
                 bool(scratch.near_touch[at]),
             )
             for at in range(kept)
         }
 
-    def members(self, block: int) -> list[int]:
-        blocks = self.states.blocks
-        found: list[int] = blocks.member[blocks.member_start[block] : blocks.member_start[block + 1]].tolist()
+    def members(self, bucket: int) -> list[int]:
+        buckets = self.states.buckets
+        found: list[int] = buckets.member[buckets.member_start[bucket] : buckets.member_start[bucket + 1]].tolist()
         return found
 
-    def level(self, block: int) -> int:
-        return len(self.made.sets[self.members(block)[0]])
+    def level(self, bucket: int) -> int:
+        return len(self.made.sets[self.members(bucket)[0]])
 
 
-def scans(made: Case, threshold_s: float, device_cost: int = 1) -> Iterator[tuple[Scan, int]]:
+def scans(made: Case, threshold_s: float, device_weight: int = 1) -> Iterator[tuple[Scan, int]]:
     """(scan, I) for each downset I, with all levels below its own finished."""
-    target = target_of(made, threshold_s, device_cost=device_cost, stage_cost=int(device_cost > 1))
+    target = target_of(made, threshold_s, device_weight=device_weight, stage_weight=int(device_weight > 1))
     states = StateTables(made.problem.tables, target)
     level_start = made.problem.lattice.level_start
     while states.level < level_start.size - 1:
-        scratch = make_scratch(made.problem.lattice, made.problem.cluster, max(1, states.blocks_used))
+        scratch = make_scratch(states.tables, max(1, states.buckets_used), made.problem.scratch, COUNTERS)
         for i in range(level_start[states.level], level_start[states.level + 1]):
             yield Scan(made, target, states, scratch), i
         states.evaluate(states.level + 1, made.problem.scratch)
@@ -105,7 +107,7 @@ def test_what_jumps_over_a_stage(name: str) -> None:
     lattice, costs = made.problem.lattice, made.problem.costs
     rng, size = Random(name), made.whole.graph.size
     for i in range(len(made.sets)):
-        # Any set may stand for J, as the join of a block's members does.
+        # Any set may stand for J, as the join of a bucket's members does.
         inner = frozenset(rng.sample(range(size), rng.randint(0, size)))
         rows = bit_rows([set(), inner], size)
         for r in range(made.problem.options.degree.size):
@@ -134,15 +136,15 @@ def test_level_of_a_vertex_is_the_size_of_the_least_downset_with_it() -> None:
             assert level == min(len(downset) for downset in made.sets if v in downset)
 
 
-@pytest.mark.parametrize("device_cost", [1, 10])
+@pytest.mark.parametrize("device_weight", [1, 10])
 @pytest.mark.parametrize("name", INSTANCES)
-def test_open_blocks_by_their_formula(name: str, device_cost: int) -> None:
+def test_open_buckets_by_their_formula(name: str, device_weight: int) -> None:
     made = case(INSTANCES[name])
     for factor in (0.7, 1.1, 3.0):
-        for scan, i in scans(made, some_threshold(made, factor), device_cost):
+        for scan, i in scans(made, some_threshold(made, factor), device_weight):
             expected = opened_plainly(scan, i)
             assert scan.open(i) == expected
-            middle = scan.states.blocks_used // 2
+            middle = scan.states.buckets_used // 2
             some = scan.open(i, 0, middle) | scan.open(i, middle)
             assert some == expected, "in two parts"
 
@@ -154,20 +156,20 @@ def some_threshold(made: Case, factor: float) -> float:
 
 
 def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
-    made, target, blocks = scan.made, scan.target, scan.states.blocks
+    made, target, buckets = scan.made, scan.target, scan.states.buckets
     costs, degrees = made.problem.costs, made.problem.options.degree.tolist()
     expected = {}
-    for block in range(scan.states.blocks_used):
+    for bucket in range(scan.states.buckets_used):
         devices = math.inf
         for r, t in enumerate(degrees):
-            largest_cap_s = max(float(costs.cap_s[j, r]) for j in scan.members(block))
-            work_s = float(costs.need_s[i, r]) - largest_cap_s - may_jump(made, i, r, scan.level(block))
+            largest_cap_s = max(float(costs.cap_s[j, r]) for j in scan.members(bucket))
+            work_s = float(costs.need_s[i, r]) - largest_cap_s - may_jump(made, i, r, scan.level(bucket))
             devices = min(devices, t * max(1, math.ceil(work_s / target.threshold_s - 1e-9)))
         stage = int(devices)
-        total = int(blocks.least_sum[block]) + math.ceil(stage / max(degrees))
-        if blocks.least_devices[block] + stage <= target.device_limit[i] and total <= target.data_parallel_limit[i]:
-            cost = int(blocks.least_cost[block]) + stage * target.device_cost + target.stage_cost
-            expected[block] = cost, total
+        total = int(buckets.least_sum[bucket]) + math.ceil(stage / max(degrees))
+        if buckets.least_devices[bucket] + stage <= target.device_limit[i] and total <= target.data_parallel_limit[i]:
+            tally = int(buckets.least_tally[bucket]) + stage * target.device_weight + target.stage_weight
+            expected[bucket] = tally, total
     return expected
 
 
@@ -178,18 +180,18 @@ def test_refined_bounds_by_their_formula(name: str) -> None:
     kept = rejected = 0
     for factor in (0.7, 1.1, 3.0):
         for scan, i in scans(made, some_threshold(made, factor)):
-            chosen = list(range(scan.states.blocks_used))
+            chosen = list(range(scan.states.buckets_used))
             found = scan.refine(i, chosen)
             assert list(found) == sorted(found)
-            for block in chosen:
-                strict, loose = refined_plainly(scan, i, block, 0.0), refined_plainly(scan, i, block, 1e-6)
-                if block in found:
-                    cost, total, touches = found[block]
+            for bucket in chosen:
+                strict, loose = refined_plainly(scan, i, bucket, 0.0), refined_plainly(scan, i, bucket, 1e-6)
+                if bucket in found:
+                    tally, total, touches = found[bucket]
                     assert loose is not None
-                    assert loose[0] <= cost
+                    assert loose[0] <= tally
                     assert loose[1] <= total
-                    assert strict is None or (cost <= strict[0] and total <= strict[1])
-                    assert touches == any_can_jump(scan, i, block)
+                    assert strict is None or (tally <= strict[0] and total <= strict[1])
+                    assert touches == any_can_jump(scan, i, bucket)
                     kept += 1
                 else:
                     assert strict is None
@@ -198,11 +200,11 @@ def test_refined_bounds_by_their_formula(name: str) -> None:
     assert rejected > 0
 
 
-def refined_plainly(scan: Scan, i: int, block: int, hair: float) -> tuple[int, int] | None:
-    """Least cost and sum; None where no stage of a variant can be."""
+def refined_plainly(scan: Scan, i: int, bucket: int, hair: float) -> tuple[int, int] | None:
+    """Least tally and sum; None where no stage of a variant can be."""
     made, target = scan.made, scan.target
     costs, cluster = made.problem.costs, made.problem.cluster
-    downsets = scan.members(block)
+    downsets = scan.members(bucket)
     meet = frozenset.intersection(*(made.sets[j] for j in downsets))
     join = frozenset.union(*(made.sets[j] for j in downsets))
     if not meet <= made.sets[i]:
@@ -232,18 +234,20 @@ def refined_plainly(scan: Scan, i: int, block: int, hair: float) -> tuple[int, i
                 break
     if not stage_devices:
         return None
-    devices = int(scan.states.blocks.least_devices[block]) + min(stage_devices)
+    devices = int(scan.states.buckets.least_devices[bucket]) + min(stage_devices)
     total = least_sum + min(stage_sum)
     if devices > target.device_limit[i] or total > target.data_parallel_limit[i]:
         return None
-    cost = int(scan.states.blocks.least_cost[block]) + min(stage_devices) * target.device_cost + target.stage_cost
-    return cost, total
+    tally = (
+        int(scan.states.buckets.least_tally[bucket]) + min(stage_devices) * target.device_weight + target.stage_weight
+    )
+    return tally, total
 
 
-def any_can_jump(scan: Scan, i: int, block: int) -> bool:
+def any_can_jump(scan: Scan, i: int, bucket: int) -> bool:
     """Whether a vertex of some member has an edge, or a tensor, that crosses into I."""
     made, lattice = scan.made, scan.made.problem.lattice
-    join = frozenset.union(*(made.sets[j] for j in scan.members(block)))
+    join = frozenset.union(*(made.sets[j] for j in scan.members(bucket)))
     outer = made.sets[i]
     edges = zip(lattice.edge_tail.tolist(), lattice.edge_head.tolist(), strict=True)
     heads = {head for tail, head in edges if tail not in outer and head in outer}
@@ -256,7 +260,7 @@ def any_can_jump(scan: Scan, i: int, block: int) -> bool:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_stage_that_fits_is_ruled_out(seed: int) -> None:
-    """Tried one by one: every state of I through a member of a block costs what the bounds say, or more."""
+    """Tried one by one: every state of I through a member of a bucket costs what the bounds say, or more."""
     made = random_case(seed)
     states = 0
     for factor in (1.0, 2.5):
@@ -264,25 +268,25 @@ def test_no_stage_that_fits_is_ruled_out(seed: int) -> None:
         for scan, i in scans(made, threshold_s * (1 + 1e-10)):
             opened = scan.open(i)
             near = scan.refine(i, sorted(opened))
-            for block in range(scan.states.blocks_used):
-                for devices, total in states_through(scan, i, block, Fraction(threshold_s)):
-                    assert opened[block][0] <= near[block][0] <= devices
-                    assert opened[block][1] <= total
-                    assert near[block][1] <= total
+            for bucket in range(scan.states.buckets_used):
+                for devices, total in states_through(scan, i, bucket, Fraction(threshold_s)):
+                    assert opened[bucket][0] <= near[bucket][0] <= devices
+                    assert opened[bucket][1] <= total
+                    assert near[bucket][1] <= total
                     states += 1
     assert states > 0
 
 
-def states_through(scan: Scan, i: int, block: int, threshold: Fraction) -> Iterator[tuple[int, int]]:
+def states_through(scan: Scan, i: int, bucket: int, threshold: Fraction) -> Iterator[tuple[int, int]]:
     made, fronts, cluster = scan.made, scan.states.fronts, scan.made.problem.cluster
-    for j in scan.members(block):
+    for j in scan.members(bucket):
         if not made.sets[j] < made.sets[i]:
             continue
         layers = made.layers(i, j)
         for r in made.variants(layers):
             t = int(made.problem.options.degree[r])
             for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
-                later_sum, later_devices = int(fronts.data_parallel_sum[state]), int(fronts.cost[state])
+                later_sum, later_devices = int(fronts.data_parallel_sum[state]), int(fronts.tally[state])
                 for _, d in made.degrees(r):
                     devices, total = later_devices + d * t, later_sum + d
                     if devices > cluster.devices or total > cluster.data_parallel_limit:

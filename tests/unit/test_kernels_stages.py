@@ -17,6 +17,7 @@ from piper_ray.engine.kernels import stages
 from piper_ray.engine.kernels.knapsack import TOO_HARD
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.stages import (
+    Candidate,
     ChoiceCache,
     choice_slot,
     count_stages,
@@ -24,6 +25,7 @@ from piper_ray.engine.kernels.stages import (
     make_choice_cache,
     settle_choice,
 )
+from piper_ray.engine.kernels.types import StageKey
 from piper_ray.engine.lattice.bits import bit_rows
 from tests.instances import build, parallel_branches, random_instance, tmpc, two_towers
 from tests.kernel_support import Case, case, least_work_s, random_case
@@ -63,8 +65,14 @@ class Choices:
         self.steps: StepCache = make_step_cache(made.problem.options)
         self.stage_of = {pair: stage for stage, pair in enumerate(sorted(made.pairs()))}
 
+    def candidate(self, i: int, j: int, r: int, index: int, y: int) -> Candidate:
+        return Candidate(self.stage_of[i, j], StageKey(i, j, r), index, y)
+
     def slot(self, i: int, j: int, r: int, index: int, y: int) -> int:
-        return int(choice_slot(i, j, self.stage_of[i, j], r, index, y, self.tables, self.steps, self.cache))
+        return int(choice_slot(self.candidate(i, j, r, index, y), self.tables, self.steps, self.cache))
+
+    def settle(self, candidate: Candidate, used_s: float, budget_s: float, slot: int) -> bool:
+        return bool(settle_choice(candidate, used_s, budget_s, slot, self.tables, self.cache))
 
     def bounds(self, slot: int) -> tuple[float, float]:
         return float(self.cache.low_s[slot]), float(self.cache.high_s[slot])
@@ -104,19 +112,19 @@ def test_bounds_hold_the_best_choice() -> None:
             seen["exact at once"] += low_s == high_s
             if least is None:
                 seen["none fits"] += 1
-                assert settle_choice(i, j, r, index, y, spent_s, spent_s + 1e3, slot, known.tables, known.cache)
+                assert known.settle(known.candidate(i, j, r, index, y), spent_s, spent_s + 1e3, slot)
                 assert known.cache.low_s[slot] >= 1e3 * (1 - 1e-9)
                 assert known.cache.high_s[slot] == math.inf
                 continue
             if extra_s > 0.1:
                 budget_s = spent_s + 0.9 * extra_s
-                assert settle_choice(i, j, r, index, y, spent_s, budget_s, slot, known.tables, known.cache)
+                assert known.settle(known.candidate(i, j, r, index, y), spent_s, budget_s, slot)
                 low_s, high_s = known.bounds(slot)
                 assert 0.9 * extra_s - hair <= low_s <= extra_s + hair
                 assert extra_s - hair <= high_s
                 seen["budget too small"] += 1
             budget_s = spent_s + extra_s + rng.choice([hair, 1.0])
-            assert settle_choice(i, j, r, index, y, spent_s, budget_s, slot, known.tables, known.cache)
+            assert known.settle(known.candidate(i, j, r, index, y), spent_s, budget_s, slot)
             assert known.bounds(slot) == pytest.approx((extra_s, extra_s), rel=1e-7, abs=hair)
             assert known.slot(i, j, r, index, y) == slot
             assert known.bounds(slot) == pytest.approx((extra_s, extra_s), rel=1e-7, abs=hair), "kept"
@@ -158,7 +166,7 @@ def test_a_choice_that_is_too_hard(monkeypatch: pytest.MonkeyPatch, any_is_found
     """Any choice within the budget does then; without one the answer is that it is too hard, and nothing is learnt."""
 
     def too_hard(*arguments: object) -> float:
-        any_within = arguments[5]
+        any_within = arguments[3]
         return 11.0 if any_within and any_is_found else TOO_HARD
 
     monkeypatch.setattr(stages, "least_cost", too_hard)
@@ -166,7 +174,8 @@ def test_a_choice_that_is_too_hard(monkeypatch: pytest.MonkeyPatch, any_is_found
     cache = make_choice_cache(2)
     cache.low_s[1], cache.high_s[1] = 1.5, np.inf
     last = len(made.sets) - 1
-    settled = in_plain_python(settle_choice)(last, 0, 0, 0, 1, 10.0, 12.0, 1, made.problem.tables, cache)
+    candidate = Candidate(0, StageKey(last, 0, 0), 0, 1)
+    settled = in_plain_python(settle_choice)(candidate, 10.0, 12.0, 1, made.problem.tables, cache)
     assert settled is any_is_found
     assert cache.low_s[1] == 1.5
     # It takes 11 s - 10 s more, which cannot be below what is proved.

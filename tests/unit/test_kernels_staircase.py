@@ -23,6 +23,8 @@ from piper_ray.engine.kernels.staircase import (
     INFEASIBLE,
     NO_ROOM,
     TOO_HARD,
+    CurveArrays,
+    Exactness,
     StageTables,
     ValuedFronts,
     WorkBounds,
@@ -36,7 +38,8 @@ from tests.instances import equal_chain, two_towers
 from tests.kernel_support import Case, case, random_case, some_threshold_s
 
 State = tuple[int, int]
-PROOF, TOLERANCE, LEAST_S = 1e-9, 1e-10, 1e-30
+PROOF, LEAST_S = 1e-9, 1e-30
+EXACTNESS = Exactness(PROOF, 1e-10, LEAST_S)
 
 
 def known_of(made: Case, room: int = 4096) -> StageTables:
@@ -170,22 +173,9 @@ class Staircase:
         upper_s = np.full(end, np.inf)
         upper_s[begin] = 2 * self.truth[begin]  # that of some plan, say
         known, at, reach, done = known_of(self.made), begin, 1, 0
+        curve = CurveArrays(self.positions, lower_s, upper_s, self.by_sum, self.other)
         while at < end:
-            at, status, evaluations, reach = walk(
-                self.positions,
-                lower_s,
-                upper_s,
-                at,
-                end,
-                self.by_sum,
-                self.other,
-                known,
-                PROOF,
-                TOLERANCE,
-                LEAST_S,
-                reach,
-                most,
-            )
+            at, status, evaluations, reach = walk(curve, at, end, known, EXACTNESS, reach, most)
             assert status in (FEASIBLE, INFEASIBLE)
             assert 0 < evaluations <= most or at == end
             done += evaluations
@@ -241,7 +231,7 @@ def test_the_truth_is_that_of_brute_force() -> None:
         made = random_case(seed, most_layers=3, most_devices=5)
         best = brute_force(made.instance)
         value = least_time_s(made, 5, made.problem.cluster.data_parallel_limit)
-        assert value == (math.inf if best is None else float(best.time_per_sample))
+        assert value == (math.inf if best is None else float(best.time_per_sample_s))
 
 
 def test_a_plateau_takes_one_evaluation_and_what_looks_ahead() -> None:
@@ -251,9 +241,8 @@ def test_a_plateau_takes_one_evaluation_and_what_looks_ahead() -> None:
     positions = np.arange(1, 1001)
     lower_s, upper_s = np.zeros(1000), np.full(1000, np.inf)
     upper_s[0] = 6.0
-    at, status, done, _ = walk(
-        positions, lower_s, upper_s, 0, 1000, False, 1, known, PROOF, TOLERANCE, LEAST_S, 1, 10**6
-    )
+    curve = CurveArrays(positions, lower_s, upper_s, False, 1)
+    at, status, done, _ = walk(curve, 0, 1000, known, EXACTNESS, 1, 10**6)
     assert (at, status) == (1000, INFEASIBLE)
     assert (upper_s[0], upper_s[1], upper_s[-1]) == (6.0, 4.0, 4.0)
     assert done <= 2 + math.ceil(math.log2(1000)) + 1
@@ -269,9 +258,8 @@ def test_a_walk_stops_where_an_evaluation_cannot_tell(monkeypatch: pytest.Monkey
     made = case(two_towers(1, devices=4))
     monkeypatch.setattr(staircase, "evaluate_all", lambda *_: status)
     lower_s, upper_s = np.zeros(4), np.array([np.inf, 50.0, np.inf, np.inf])
-    found = in_plain_python(walk)(
-        np.arange(1, 5), lower_s, upper_s, 1, 4, False, 4, known_of(made), PROOF, TOLERANCE, LEAST_S, 1, 10
-    )
+    curve = CurveArrays(np.arange(1, 5), lower_s, upper_s, False, 4)
+    found = in_plain_python(walk)(curve, 1, 4, known_of(made), EXACTNESS, 1, 10)
     assert found == (1, status, 1, 1)
     assert lower_s.tolist() == [0.0] * 4
     assert upper_s.tolist() == [np.inf, 50.0, np.inf, np.inf]
@@ -306,10 +294,10 @@ class Front:
         self.size = 0
 
     def is_beaten(self, state: Valued) -> bool:
-        return bool(staircase._is_beaten(self.fronts, self.size, *state))
+        return bool(staircase._is_beaten(self.fronts, self.size, staircase.State(*state)))
 
     def insert(self, state: Valued) -> None:
-        self.size = staircase._insert(self.fronts, self.size, *state)
+        self.size = staircase._insert(self.fronts, self.size, staircase.State(*state))
 
     @property
     def states(self) -> list[Valued]:

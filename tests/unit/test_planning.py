@@ -15,11 +15,13 @@ from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import Contraction, without_contraction
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.search import planning
-from piper_ray.engine.search.planning import build_plan, chain_through
+from piper_ray.engine.search.chain import order_through
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import build, random_instance, tmpc, two_towers
 from tests.solver_support import Tables, tables
@@ -47,10 +49,10 @@ def test_each_stage_runs_as_fast_as_its_memory_allows(seed: int, contraction: Co
     best = brute_force(instance)
     if best is None:
         return
-    threshold_s = 2.0 * float(best.time_per_sample)
+    threshold_s = 2.0 * float(best.time_per_sample_s)
     whole = tables(instance, contraction=contraction)
     stages = traced(whole.problem, threshold_s)
-    plan = build_plan(instance, whole.problem, whole.contraction, stages)
+    plan = Planning(instance, whole.contraction).plan(whole.problem, stages)
     evaluation = evaluate(instance, plan)
     assert len(plan.stages) == len(stages)
     behind = 0
@@ -74,7 +76,7 @@ def test_merged_layers_run_as_they_cost_nothing() -> None:
     for recompute in (Recompute.AUTO, Recompute.NEVER):
         whole = tables(instance, Restrictions(recompute=recompute))
         assert whole.graph.size == 2
-        plan = build_plan(instance, whole.problem, whole.contraction, traced(whole.problem, 100.0))
+        plan = Planning(instance, whole.contraction).plan(whole.problem, traced(whole.problem, 100.0))
         assert {layer for stage in plan.stages for layer in stage.layers} == {0, 1, 2, 3}
         for stage in plan.stages:
             assert all(stage.tmpc_ids[layer] == "vanilla" for layer in stage.layers)
@@ -84,16 +86,16 @@ def test_the_choice_that_was_found_does_where_the_best_is_too_hard(monkeypatch: 
     instance = two_towers(2, devices=4, memory_bytes=60.0)
     whole = tables(instance)
     stages = traced(whole.problem, 30.0)
-    expected = build_plan(instance, whole.problem, whole.contraction, stages)
+    expected = Planning(instance, whole.contraction).plan(whole.problem, stages)
     asked = []
 
     def too_hard(*arguments: object) -> float:
-        budget_s, any_within = arguments[4:6]
+        budget_s, any_within = arguments[2:4]
         asked.append(budget_s)
         return least_cost(*arguments) if any_within else TOO_HARD  # type: ignore[arg-type]
 
     monkeypatch.setattr(planning, "least_cost", too_hard)
-    found = build_plan(instance, whole.problem, whole.contraction, stages)
+    found = Planning(instance, whole.contraction).plan(whole.problem, stages)
     assert [stage.layers for stage in found.stages] == [stage.layers for stage in expected.stages]
     assert asked[1::2] == [stage.budget_s for stage in stages]
     for stage, value in zip(stages, evaluate(instance, found).stages, strict=True):
@@ -107,7 +109,7 @@ def test_a_stage_that_does_not_fit_is_a_fault_of_ours(monkeypatch: pytest.Monkey
     stages = traced(whole.problem, 30.0)
     monkeypatch.setattr(planning, "least_cost", lambda *_: answer)
     with pytest.raises(AssertionError, match="a stage of the plan does not fit"):
-        build_plan(instance, whole.problem, whole.contraction, stages)
+        Planning(instance, whole.contraction).plan(whole.problem, stages)
 
 
 def test_a_chain_passes_between_all_stages() -> None:
@@ -115,12 +117,12 @@ def test_a_chain_passes_between_all_stages() -> None:
     for seed in range(20):
         instance = random_instance(seed, most_layers=5, most_tmpcs=1, density=0.3).replace(devices=8, memory_bytes=1e6)
         best = brute_force(instance)
-        if best is None or best.time_per_sample == 0:
+        if best is None or best.time_per_sample_s == 0:
             continue
         whole = tables(instance)
-        stages = traced(whole.problem, float(best.time_per_sample))
+        stages = traced(whole.problem, float(best.time_per_sample_s))
         several += len(stages) > 2
-        order = chain_through(whole.problem, stages)
+        order = order_through(whole.problem, stages)
         assert sorted(order) == list(range(whole.graph.size))
         place = {v: at for at, v in enumerate(order)}
         assert all(place[head] < place[tail] for tail, head, _ in whole.graph.edges), "successors first"

@@ -70,14 +70,37 @@ def build_instance(
                         recompute=variant.recompute is True,
                         shared_bytes=shared,
                         least_data_parallel_degree=variant.least_data_parallel_degree,
+                        **_passes(time_s, _chosen(variant, choice)),
                     )
                 )
     layers = tuple(
-        Layer(block, _name(instance, of_block), {t: tuple(row) for t, row in tmpcs[block].items() if row})
+        Layer(
+            block,
+            _name(instance, of_block),
+            {t: tuple(row) for t, row in tmpcs[block].items() if row},
+            ", ".join(dict.fromkeys(filter(None, (instance.layer_by_id[layer].path for layer in of_block)))),
+        )
         for block, of_block in enumerate(members)
     )
     blocks = replace(instance, layers=layers, edges=_edges(instance, block_of), tensors=_tensors(instance, block_of))
     return BlockInstance(blocks, tuple(members), choices, dropped)
+
+
+def _chosen(variant: Variant, choice: Choice) -> list[Tmpc]:
+    return [tmpc for layer, tmpc_id in choice.tmpc_ids.items() for tmpc in variant.tmpcs[layer] if tmpc.id == tmpc_id]
+
+
+def _passes(time_s: float, chosen: Sequence[Tmpc]) -> dict[str, float]:
+    """The forward pass of all, and their weight gradients; nothing unless those of each are known."""
+    forward_s = [tmpc.forward_s for tmpc in chosen if tmpc.forward_s is not None]
+    weight_s = [tmpc.weight_s for tmpc in chosen if tmpc.weight_s is not None]
+    if len(forward_s) < len(chosen):
+        return {}
+    # The sum of the parts may round to more than the whole.
+    found = {"forward_s": min(sum(forward_s), time_s)}
+    if len(weight_s) == len(chosen):
+        found["weight_s"] = min(sum(weight_s), time_s - found["forward_s"])
+    return found
 
 
 def _edges(instance: Instance, block_of: Mapping[int, int]) -> tuple[Edge, ...]:

@@ -31,4 +31,4 @@ class CurvePreparation:
 
     def problem(self, instance: Instance) -> Problem:
         """At the instance's K, N, M and B."""
-        return build_problem(self.workload, instance, self.restrictions.data_parallelism)
+        return build_problem(self.workload, instance, self.restrictions.data_parallel_degrees(instance))

@@ -39,7 +39,7 @@ def check_path(path: Path) -> None:
         raise UsageError(f"--draw {path}: there is no folder {path.parent}")
 
 
-def draw(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:
+def draw_graph(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:
     """Writes the picture: layers front to back, runs of equal ones as one box, and on each edge the number of
     downsets that it crosses: the cuts through it.
 

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
-from piper_ray.workloads.estimate.architectures.text import chain, dropout
+from piper_ray.workloads.estimate.architectures.text import chain, dropout, stack
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, norm, parallel_block
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_length
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -129,7 +129,11 @@ def build(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
     )
     head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
     patches = patches_kind(symbols, key="patches", name="patch embedding", bias=True, dropped=style.dropout)
-    nodes = chain(patches, *[layer] * config.num_hidden_layers, head)
+    nodes = chain(
+        Node(patches, path="vit.embeddings"),
+        *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
+        Node(head, path="classifier"),
+    )
     return Architecture(name, nodes, images_text(microbatch, config.image_size), LEGEND)
 
 
