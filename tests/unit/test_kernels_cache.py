@@ -180,10 +180,16 @@ def test_a_folder_where_this_user_may_not_look_is_passed_over(tmp_path: Path, mo
     assert folder.parent == tmp_path / "home" / "piper_ray"
 
 
-def test_each_observer_is_told_once() -> None:
+def below_a_file(folder: Path) -> Path:
+    """Where no folder can be made."""
+    (folder / "file").touch()
+    return folder / "file" / "nowhere"
+
+
+def test_each_observer_is_told_once(tmp_path: Path) -> None:
     """And nobody else is."""
     told: list[str] = []
-    folder = Path("/proc/nowhere")
+    folder = below_a_file(tmp_path)
     with observed(compiling=lambda: told.append("outer"), note=lambda text: None):  # noqa: ARG005
         call([folder], 14)
         call([folder], 0.5)
@@ -209,8 +215,10 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
     assert not call([tmp_path / "kernels"], 14).compiled
 
 
-def test_one_compiles_waits_for_nobody_where_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jit, "cache_folders", lambda: (Path("/proc/nowhere"),))
+def test_one_compiles_waits_for_nobody_where_there_is_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jit, "cache_folders", lambda: (below_a_file(tmp_path),))
     with jit.one_compiles():
         pass
 
