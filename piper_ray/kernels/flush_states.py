@@ -437,12 +437,12 @@ def tails(
                             if beaten:
                                 continue
                             if new == new_room:
-                                new_figures = np.concatenate((new_figures, np.empty_like(new_figures)))
-                                new_stage = np.concatenate((new_stage, np.empty_like(new_stage)))
-                                new_below = np.concatenate((new_below, np.empty_like(new_below)))
-                                new_variant = np.concatenate((new_variant, np.empty_like(new_variant)))
-                                new_choice = np.concatenate((new_choice, np.empty_like(new_choice)))
-                                link = np.concatenate((link, np.empty_like(link)))
+                                new_figures = twice_rows(new_figures)
+                                new_stage = twice_rows(new_stage)
+                                new_below = twice(new_below)
+                                new_variant = twice(new_variant)
+                                new_choice = twice(new_choice)
+                                link = twice(link)
                                 new_room *= 2
                             for column in range(FIGURES):
                                 new_figures[new, column] = grown[column]
@@ -459,13 +459,13 @@ def tails(
             first[behind] = -1
             while at >= 0:
                 if used == room:
-                    figures = np.concatenate((figures, np.empty_like(figures)))
-                    stage = np.concatenate((stage, np.empty_like(stage)))
-                    stages = np.concatenate((stages, np.zeros(room, np.int64)))
-                    downset = np.concatenate((downset, np.zeros(room, np.int64)))
-                    below = np.concatenate((below, np.zeros(room, np.int64)))
-                    variant = np.concatenate((variant, np.zeros(room, np.int64)))
-                    choice = np.concatenate((choice, np.zeros(room, np.int64)))
+                    figures = twice_rows(figures)
+                    stage = twice_rows(stage)
+                    stages = twice(stages)
+                    downset = twice(downset)
+                    below = twice(below)
+                    variant = twice(variant)
+                    choice = twice(choice)
                     room *= 2
                 for column in range(FIGURES):
                     figures[used, column] = new_figures[at, column]
@@ -492,6 +492,22 @@ def tails(
         choice[:used].copy(),
     )
     return status, states
+
+
+@kernel
+def twice(values: IndexArray) -> IndexArray:
+    """With room for as many again."""
+    grown = np.empty(2 * values.size, np.int64)
+    grown[: values.size] = values
+    return grown
+
+
+@kernel
+def twice_rows(rows: FloatArray) -> FloatArray:
+    """With room for as many rows again."""
+    grown = np.empty((2 * rows.shape[0], rows.shape[1]))
+    grown[: rows.shape[0]] = rows
+    return grown
 
 
 @leaf_kernel
