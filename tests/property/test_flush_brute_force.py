@@ -7,6 +7,7 @@ from hypothesis import given
 
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import RING_FACTOR, StepFactors
+from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.model import Instance, Tmpc
 from piper_ray.restrictions import Recompute, Restrictions
@@ -68,8 +69,9 @@ def test_a_layer_without_cost_is_worth_a_stage() -> None:
     """With one more microbatch in flight the first stage waits less: so no layer may be merged with its neighbour."""
     tmpcs = {v: {1: [Tmpc("x", time_s, 0, 0, 0)]} for v, time_s in enumerate([3.0, 2.7, 0.0])}
     instance = build(tmpcs, {(0, 1): 0.0, (1, 2): 0.0}, devices=3, microbatches=4)
-    solution = solve_flush(instance, FlushSchedule.ONE_F_ONE_B)
     assert_best(instance, FlushSchedule.ONE_F_ONE_B)
+    one_replica = FlushConstraints(data_parallel_degrees=frozenset({1}))
+    solution = solve_flush(instance, FlushSchedule.ONE_F_ONE_B, constraints=one_replica)
     assert solution.plan is not None
     assert [stage.layers for stage in solution.plan.stages] == [(0,), (1,), (2,)]
 

@@ -178,7 +178,9 @@ def test_no_plan_fits() -> None:
     for schedule in FlushSchedule:
         solution = solve_flush(instance, schedule)
         assert solution.status is Status.INFEASIBLE
-        assert solution.plan is solution.gap is solution.time_per_sample_s is None
+        assert solution.plan is None
+        assert solution.gap is None
+        assert solution.time_per_sample_s is None
         assert solution.lower_bound_s == np.inf
         assert solution.reason == "no plan fits"
 
@@ -228,7 +230,6 @@ def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None
         assert solution.status is Status.INFEASIBLE
         return
     assert solution.status is Status.OPTIMAL
-    # A batch has hundreds of microbatches: every one is looked at by the plain simulation of a thinner batch.
     d = solution.best.plan.stages[0].data_parallel_degree
     assert solution.best.microbatches == instance.microbatches // d
     assert plan_batch_s(instance, solution.best.plan, schedule.value) == pytest.approx(solution.best.batch_s)

@@ -54,13 +54,12 @@ def columns(stages: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 def grown(schedule: int, m: int, stages: FloatArray, front_is_known: bool) -> Figures:
     """The figures of a pipeline, built from the back. front_is_known: also what longer passes are in front."""
-    tail, behind = empty_tail(schedule), 0
-    for j in range(len(stages) - 1, -1, -1):
-        f, b, sync = stages[j]
+    tail = empty_tail(schedule)
+    for behind, (f, b, sync) in enumerate(stages[::-1]):
+        j = len(stages) - 1 - behind
         from_stage = 0 if front_is_known else j
         slowest = max(stages[from_stage : j + 1, 0]), max(stages[from_stage : j + 1, 1])
         tail = with_stage(schedule, m, behind, f + b, f, b, sync, *slowest, tail)
-        behind += 1
     return tail
 
 
