@@ -9,9 +9,10 @@ import numpy as np
 from piper_ray.engine.flush.tables import Workload
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList
+from piper_ray.engine.kernels.flush_paths import step_s
 from piper_ray.engine.kernels.flush_simulation import simulate_step
 from piper_ray.engine.kernels.flush_states import in_flight, least_figures
-from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, FlushTables, FlushTask
+from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
@@ -78,7 +79,8 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         seconds[k, 2] = totals[2]
         options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
     columns = [seconds[:, column].copy() for column in range(3)]
-    batch_s = float(simulate_step(task.schedule, task.microbatches, *columns))
+    value = step_s if task.schedule == TWO_BW else simulate_step
+    batch_s = float(value(task.schedule, task.microbatches, *columns))
     return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
 
 
