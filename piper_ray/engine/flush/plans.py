@@ -17,6 +17,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 
+_MOST_PASSES = 10_000_000
+"""Forward passes of a step that are simulated one by one; of longer steps the formula tells the same."""
+
 
 @dataclass(frozen=True)
 class FlushPlan:
@@ -79,8 +82,8 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         seconds[k, 2] = totals[2]
         options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
     columns = [seconds[:, column].copy() for column in range(3)]
-    value = step_s if task.schedule == TWO_BW else simulate_step
-    batch_s = float(value(task.schedule, task.microbatches, *columns))
+    quick = task.schedule != TWO_BW and p * task.microbatches <= _MOST_PASSES
+    batch_s = float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
     return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
 
 
