@@ -26,7 +26,8 @@ def main() -> int:
 
 def program() -> NoReturn:
     """``main`` as a process, which ends here and now: what Python does at its end may take long, and a signal that came
-    then would have the last word."""
+    then would have the last word.
+    """
     with listening():
         code = main()
         for stream in (sys.stdout, sys.stderr):

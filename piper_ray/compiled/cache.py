@@ -51,7 +51,8 @@ _COMPILING = ""
 @contextlib.contextmanager
 def observed(compiling: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
     """Calls ``compiling`` when the first kernel really has to be compiled meanwhile, by any thread of this process, and
-    ``note`` with what is amiss with the kernels on disk. On the thread that compiles, each once."""
+    ``note`` with what is amiss with the kernels on disk. On the thread that compiles, each once.
+    """
     observer = _Observer(compiling, note)
     with _telling:
         _observers.append(observer)

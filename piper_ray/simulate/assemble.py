@@ -83,7 +83,8 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
 
 def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) -> Floats:
     """What the sum of gradients adds to each backward pass where nothing is flushed: all of it under PipeDream, which
-    updates after each round of the replicas; a part of it under 2BW, once a batch, as Piper charges it."""
+    updates after each round of the replicas; a part of it under 2BW, once a batch, as Piper charges it.
+    """
     if schedule.name is ScheduleName.PIPEDREAM:
         return all_reduce_s
     return all_reduce_s / passes if schedule.name is ScheduleName.TWO_BW else np.zeros(len(all_reduce_s))
