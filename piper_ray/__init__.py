@@ -55,6 +55,7 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.passes import Passes, passes_of, with_passes
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import (
     BlockStats,
     ClusterStats,
@@ -67,7 +68,7 @@ from piper_ray.model.solution import (
     Status,
 )
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
@@ -76,9 +77,9 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.evaluation.backend import Backend
+    from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
     from piper_ray.engine.frontier.frontier import Frontier, Numbers, frontier
     from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
-    from piper_ray.engine.frontier.progress import CurveAdvanced, FrontierListener, PointClosed
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
@@ -224,9 +225,9 @@ _LAZY = {
     "Frontier": "piper_ray.engine.frontier.frontier",
     "FrontierPoint": "piper_ray.engine.frontier.points",
     "FrontierStats": "piper_ray.engine.frontier.points",
-    "FrontierListener": "piper_ray.engine.frontier.progress",
-    "CurveAdvanced": "piper_ray.engine.frontier.progress",
-    "PointClosed": "piper_ray.engine.frontier.progress",
+    "FrontierListener": "piper_ray.engine.frontier.curve_events",
+    "CurveAdvanced": "piper_ray.engine.frontier.curve_events",
+    "PointClosed": "piper_ray.engine.frontier.curve_events",
     "Numbers": "piper_ray.engine.frontier.frontier",
     "Progress": "piper_ray.sweep.progress",
     "SweepListener": "piper_ray.sweep.progress",

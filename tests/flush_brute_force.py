@@ -63,8 +63,14 @@ def actions(schedule: str, m: int, behind: int) -> list[tuple[str, int]]:
     return listed
 
 
-def brute_force(instance: Instance, schedule: str, sync: float = 4.0) -> BruteForce | None:
-    """The plan whose simulated batch takes the least; None: no plan fits.
+Role = bool | None
+"""Of all layers of a stage that have the choice: whether they recompute; None: each as it likes."""
+
+
+def brute_force(
+    instance: Instance, schedule: str, sync: float = 4.0, roles: Sequence[Role] = (None,)
+) -> BruteForce | None:
+    """The plan whose simulated batch takes the least; None: no plan fits. roles: that a stage may have.
 
     Of a stage's choices those are simulated that no other of the stage is as good as: no pass gets shorter by a longer
     one.
@@ -76,7 +82,8 @@ def brute_force(instance: Instance, schedule: str, sync: float = 4.0) -> BruteFo
 
         @cache
         def choices(layers: tuple[int, ...], y: int, d: int = d, t: int = t) -> tuple[Seconds, ...]:
-            return tuple(_stage_choices(instance, layers, d, t, y, sync))
+            found = {x for role in roles for x in _stage_choices(instance, layers, d, t, y, sync, role)}
+            return tuple(x for x in found if not any(_beats(other, x) for other in found))
 
         for cut in _partitions(instance, most):
             p = len(cut)
@@ -138,19 +145,21 @@ def _partitions(instance: Instance, most: int) -> Iterator[tuple[tuple[int, ...]
 
 
 def _stage_choices(
-    instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, sync: float
+    instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, sync: float, role: Role
 ) -> Iterator[Seconds]:
-    offered = [
-        [x for x in instance.layer_by_id[v].tmpcs.get(t, ()) if x.least_data_parallel_degree <= d] for v in layers
-    ]
-    found = set()
-    for row in product(*offered):
-        chosen = dict(zip(layers, row, strict=True))
+    offered = []
+    for v in layers:
+        row = instance.layer_by_id[v].tmpcs.get(t, ())
+        row = tuple(x for x in row if role is None or x.recompute == role) or row
+        offered.append([x for x in row if x.least_data_parallel_degree <= d])
+    for choice in product(*offered):
+        chosen = dict(zip(layers, choice, strict=True))
         if _memory_bytes(chosen, d, y) <= instance.memory_bytes * (1 + MEMORY_TOLERANCE):
-            found.add(_seconds(instance, chosen, d, sync))
-    for one in found:
-        if not any(other != one and all(x <= y for x, y in zip(other, one, strict=True)) for other in found):
-            yield one
+            yield _seconds(instance, chosen, d, sync)
+
+
+def _beats(one: Seconds, other: Seconds) -> bool:
+    return one != other and all(x <= y for x, y in zip(one, other, strict=True))
 
 
 def _memory_bytes(chosen: dict[int, Tmpc], d: int, y: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 F, B, I, W = range(4)  # noqa: E741 - the field's names
 START, END, NEXT, WAITED = range(4)
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 def main(job_file: str, rank: int) -> None:

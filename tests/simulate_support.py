@@ -9,9 +9,9 @@ import numpy as np
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, stage_of_chunk
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import Schedule, ScheduleName
 from piper_ray.simulate.stages import Hop, StageFigures
 from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
 from tests.simulate_twin import Link, Pass, Pipeline

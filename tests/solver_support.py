@@ -16,9 +16,9 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.lattice.contraction import Contraction, contract
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.graph import LayerGraph, build_graph
-from piper_ray.engine.tables.options import build_options
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.tables.problem import Problem, Workload, build_problem
+from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.evaluate import evaluate
 from piper_ray.model.events import Listener
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc

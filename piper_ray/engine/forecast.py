@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from piper_ray.engine.lattice.counting import count_pairs
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.solution import Forecast
 

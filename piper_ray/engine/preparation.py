@@ -16,9 +16,9 @@ from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
 from piper_ray.engine.lattice.downsets import build_lattice, listed_pairs
-from piper_ray.engine.lattice.graph import LayerGraph
-from piper_ray.engine.tables.options import build_options
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.tables.problem import Workload
+from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.constraints import Constraint, NoDataParallelism
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished, silent

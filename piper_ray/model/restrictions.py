@@ -97,11 +97,15 @@ class Restrictions:
         for constraint in self.constraints:
             yield from constraint.violations(instance, plan)
 
+    @property
+    def plan_wide(self) -> tuple[Constraint, ...]:
+        """Those that are about more than one stage."""
+        return tuple(constraint for constraint in self.constraints if constraint.scope is Scope.PLAN)
+
     def require_stages_alone(self, planner: str) -> None:
         """Raises UsageError if some constraint is about more than one stage, for a planner that knows none of these."""
-        unknown = [constraint for constraint in self.constraints if constraint.scope is Scope.PLAN]
-        if unknown:
-            raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, unknown))}")
+        if self.plan_wide:
+            raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, self.plan_wide))}")
 
     def to_dict(self) -> dict[str, object]:
         """Ready for ``json.dump``: the usual three by name, and the others under ``constraints`` if there are any."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper_ray.cost.variants import ANY_DEGREE, stage_variants
-from piper_ray.engine.tables.options import fastest
+from piper_ray.engine.tables.tmpc_options import fastest
 from piper_ray.model.constraints import Recompute, RecomputeRule
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions

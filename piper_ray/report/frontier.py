@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.engine.frontier.events import CurveAdvanced, PointClosed
+from piper_ray.engine.frontier.curve_events import CurveAdvanced, PointClosed
 from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.model.events import Event

@@ -7,9 +7,9 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.evaluate import Evaluation
 from piper_ray.model.instance import Instance
-from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.report.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -20,6 +20,10 @@ from piper_ray.report.figures import (
     time_text,
 )
 from piper_ray.report.speed import batch_text, speed_text
+from piper_ray.simulate.result import Simulation
+
+_AS_CLAIMED = 1e-6
+"""Relative. A long run's average ends up to so far from what it comes to."""
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
@@ -39,19 +43,40 @@ def instance_lines(instance: Instance) -> list[str]:
     return [workload, cluster]
 
 
-def cost_text(instance: Instance, evaluation: Evaluation) -> str:
+def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str:
     """``703.591 us/microbatch, 1421.28 microbatches/s, 1.35090 s/step, 2048 of 2048 devices``."""
-    speed = speed_text(instance.batch, evaluation.time_per_sample_s)
-    return f"{speed}, {evaluation.devices} of {instance.devices} devices"
+    return f"{speed_text(instance.batch, time_per_sample_s)}, {devices} of {instance.devices} devices"
 
 
-def print_outcome(console: Console, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
+def schedule_line(schedule: Schedule) -> str:
+    """Which schedule a plan is for, and what its time assumes."""
+    chunks = f", {schedule.v} chunks a rank" if schedule.v > 1 else ""
+    return f"Schedule  {schedule.name.value}{chunks}: {schedule.assumption}"
+
+
+def print_simulated(console: Console, instance: Instance, solution: Solution, simulation: Simulation) -> None:
+    """What the plan does event by event, beside what is claimed of it."""
+    claimed_s, found_s = solution.time_per_sample_s, simulation.time_per_sample_s
+    text = f"simulated under {solution.schedule.name.value}: {speed_text(instance.batch, found_s)}"
+    if claimed_s is not None and found_s > claimed_s * (1.0 + _AS_CLAIMED):
+        text += (
+            f", {percent_text(found_s / claimed_s - 1.0)} slower than promised: with round-robin replicas the "
+            "microbatches in flight do not keep the slowest stage busy (simulate says what would)"
+        )
+    console.print(text, soft_wrap=True)
+
+
+def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
     """The status with what is proved: the last lines of a solve."""
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
-    if evaluation is not None and solution.gap is not None:
+    plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
+    if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
-        line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
+        line.append(
+            f": {cost_text(instance, time_per_sample_s, plan.devices)}, gap {percent_text(solution.gap)}",
+            style="default",
+        )
         console.print(line, soft_wrap=True)
         if solution.gap > PROOF_TOLERANCE:
             console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
@@ -126,5 +151,11 @@ def _work_text(solution: Solution) -> str:
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s in {plural(len(stats.evaluations), 'evaluation')}"
+        f"search {stats.search_s:.2f} s {_looked_at_text(stats)}"
     )
+
+
+def _looked_at_text(stats: SolveStats) -> str:
+    if stats.degrees is None:
+        return f"in {plural(len(stats.evaluations), 'evaluation')}"
+    return f"in {stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import UsageError
-from piper_ray.simulate.options import V_SHAPED, Schedule, ScheduleName
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 
 Actions = npt.NDArray[np.int64]
 

@@ -16,7 +16,7 @@ VERSIONS_IN_FIXED = 2
 """What an input's fixed bytes hold of the weights: those in use and 2BW's second version, or the gradients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MemorySteps:
     """Memory of one rank: bytes[i] from time_s[i] on, until the next. float64[steps], times ascending from 0."""
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import Actions, Kind, stage_of_chunk
 from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
-from piper_ray.simulate.options import Schedule
 from piper_ray.simulate.stages import Hop, StageFigures
 
 MOST_ACTIONS = 20_000_000
@@ -71,7 +71,7 @@ def layout(schedule: Schedule, figures: Sequence[StageFigures]) -> Layout:
     return Layout(schedule, tuple(ranks), tuple(d // lanes for d in degrees), lanes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PassSeconds:
     """What each kind of pass of each stage takes: float64[stages, 4], compute, and communication that it holds up."""
 
@@ -83,7 +83,7 @@ class PassSeconds:
         return self.compute_s + self.communication_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """What was run: one entry for each action, rank after rank and in each rank's order. first: int64[ranks + 1].
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.model import arguments
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.sweep.answer import Row, identity, lost_row
@@ -91,9 +91,9 @@ def _crew(
 ) -> Crew:
     if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
         return Here(wanted, stop)
-    from piper_ray.sweep.cluster import Cluster
+    from piper_ray.sweep.ray_crew import RayCrew
 
-    return Cluster(wanted, address or "local", on_warning, stop)
+    return RayCrew(wanted, address or "local", on_warning, stop)
 
 
 class _Run:

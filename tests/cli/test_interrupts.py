@@ -265,6 +265,28 @@ def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Sign
     assert f"{SMALL_POINTS} points of {SMALL_POINTS} on record ({recorded} of them before)" in result.stdout
 
 
+_SWEEP_ON_RAY = """
+from piper_ray.sweep.cluster import Cluster
+replies = Cluster.replies
+def told(*arguments):
+    print("at work", file=sys.stderr, flush=True)
+    return replies(*arguments)
+Cluster.replies = told
+"""
+
+
+def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
+    """Ray has a handler of its own for SIGTERM, which prints a stack and aborts."""
+    arguments = ("sweep", write_sweep(tmp_path), "--storage", tmp_path / "dataset", "--address", "local")
+    with started(*arguments, setup=_SWEEP_ON_RAY) as process:
+        wait_for(process, "at work")
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM" not in errors
+    assert "to go on: piper-ray sweep" in errors
+
+
 _COMMANDS = {
     "solve": ("solve", "{long}", "--json", "--resume", "{folder}/kept"),
     "frontier": ("frontier", "{long}", "--devices", "8..48:8", "--json"),

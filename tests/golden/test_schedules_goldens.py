@@ -8,7 +8,7 @@ from piper_ray.workloads.formats import load
 from tests.data import goldens
 from tests.simulate_brute_force import candidates, least_simulated_s
 
-MOST_PLANS = 60
+MOST_PLANS = 40
 """Records with more plans than that take longer; all of up to 4,000 were checked once: 271 of the 300."""
 
 

@@ -10,11 +10,11 @@ import pytest
 
 import piper_ray.engine.blocks.solve as by_blocks
 from piper_ray.cost.variants import Variant, stage_variants
+from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.blocks.blocks import Blocks, find_blocks
-from piper_ray.engine.blocks.instance import build_instance
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.graph import number_graph
+from piper_ray.engine.lattice.layer_graph import number_graph
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.model.constraints import Recompute

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Kind, flush_lists
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import Schedule, ScheduleName
 from tests.simulate_support import placed, random_seconds, run
 
 

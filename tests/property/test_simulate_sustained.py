@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import inf
 
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import one_f_one_b
-from piper_ray.simulate.options import Schedule, ScheduleName
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
+from piper_ray.simulate.run import simulate
 from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.steady import SteadyState, steady_state
 from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
 from piper_ray.simulate.timeline import Timeline
-from tests.simulate_support import placed, run
+from tests.simulate_support import chain, cut, placed, run
 
 
 def _stream(times_s: Sequence[float], degrees: Sequence[int], forward: float = 1 / 3) -> Stream:
@@ -65,18 +68,18 @@ def _simulated_s(stream: Stream, in_flight: Sequence[int]) -> float:
 def test_the_rule_is_too_little_for_one_two_one() -> None:
     """d = 1, 2, 1 with equal times per sample and a third forward: the first stage needs 5, the rule gives 4."""
     stream = _stream([1.0, 1.0, 1.0], [1, 2, 1])
-    assert stream.rule() == (4, 2, 1)
+    assert rule_in_flight(stream.replicas) == (4, 2, 1)
     assert stream.promised_s == pytest.approx(1.0)
     assert _simulated_s(stream, (4, 2, 1)) == pytest.approx(1.5)
-    assert least_in_flight(stream).in_flight == (5, 2, 1)
+    assert least_in_flight(stream) == (5, 2, 1)
     assert _simulated_s(stream, (5, 2, 1)) == pytest.approx(1.0)
 
 
 def test_the_rule_is_enough_for_equal_degrees() -> None:
     for d in (1, 2, 3):
         stream = _stream([1.0] * 5, [d] * 5)
-        assert least_in_flight(stream).in_flight == stream.rule() == (5, 4, 3, 2, 1)
-        assert _simulated_s(stream, stream.rule()) == pytest.approx(1.0)
+        assert least_in_flight(stream) == rule_in_flight(stream.replicas) == (5, 4, 3, 2, 1)
+        assert _simulated_s(stream, rule_in_flight(stream.replicas)) == pytest.approx(1.0)
 
 
 def test_the_rule() -> None:
@@ -89,7 +92,7 @@ def test_the_analysis_is_the_simulation() -> None:
     slower = stopped = 0
     for _ in range(60):
         stream = _random_stream(rng)
-        in_flight = [max(1, y + rng.randint(-2, 2)) for y in stream.rule()]
+        in_flight = [max(1, y + rng.randint(-2, 2)) for y in rule_in_flight(stream.replicas)]
         analysed = sustained_s(stream, in_flight)
         simulated = _simulated_s(stream, in_flight)
         assert simulated == pytest.approx(analysed, rel=1e-7), (stream, in_flight)
@@ -110,10 +113,10 @@ def test_no_smaller_sum_sustains_the_rate() -> None:
     for _ in range(12):
         stream = _random_stream(rng, 3)
         least = least_in_flight(stream)
-        assert least.proved
-        assert _simulated_s(stream, least.in_flight) == pytest.approx(stream.promised_s, rel=1e-7)
-        beyond_rule += sum(least.in_flight) > sum(stream.rule())
-        for in_flight in _smaller(sum(least.in_flight), len(stream.replicas)):
+        assert least is not None
+        assert _simulated_s(stream, least) == pytest.approx(stream.promised_s, rel=1e-7)
+        beyond_rule += sum(least) > sum(rule_in_flight(stream.replicas))
+        for in_flight in _smaller(sum(least), len(stream.replicas)):
             assert _simulated_s(stream, in_flight) > stream.promised_s * (1 + 1e-7), (stream, in_flight)
     assert beyond_rule >= 3
 
@@ -121,12 +124,27 @@ def test_no_smaller_sum_sustains_the_rate() -> None:
 def test_many_uneven_stages() -> None:
     stream = _stream([1.0] * 12, list(range(1, 13)))
     least = least_in_flight(stream)
-    assert sustained_s(stream, stream.rule()) > 1.4
-    assert sustained_s(stream, least.in_flight) == pytest.approx(1.0)
-    assert _simulated_s(stream, least.in_flight) == pytest.approx(1.0)
+    assert least is not None
+    assert sustained_s(stream, rule_in_flight(stream.replicas)) > 1.4
+    assert sustained_s(stream, least) == pytest.approx(1.0)
+    assert _simulated_s(stream, least) == pytest.approx(1.0)
 
 
 def test_passes_of_no_time_at_all() -> None:
     stream = _stream([0.0, 0.0], [1, 1])
-    assert least_in_flight(stream).in_flight == (1, 1)
+    assert least_in_flight(stream) == (1, 1)
     assert sustained_s(stream, (1, 1)) == 0.0
+
+
+def test_transfers_that_no_number_in_flight_can_hide() -> None:
+    for times_s in ([0.0, 0.0], [1e-6, 1e-6]):
+        stream = replace(_stream(times_s, [1, 1]), hands=(Hand(0, 1, 0.1, 0.1),))
+        assert least_in_flight(stream) is None
+    instance = chain([0.0, 0.0])
+    assert not simulate(instance, cut([1, 1]), options=SimulationOptions(latency_s=0.1)).keeps_promise
+    with pytest.raises(UsageError, match="no number keeps the slowest stage busy"):
+        simulate(
+            instance,
+            cut([1, 1]),
+            options=SimulationOptions(latency_s=0.1, in_flight=InFlightRule.SUSTAINING),
+        )

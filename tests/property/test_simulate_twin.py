@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from piper_ray.simulate.actions import Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.memory import memory_steps
-from piper_ray.simulate.options import V_SHAPED, Schedule, ScheduleName
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
+from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
+from piper_ray.simulate.memory import Versions, memory_steps, weight_versions
 from piper_ray.simulate.stages import Hop, StageFigures
 from piper_ray.simulate.sustained import rule_in_flight
 from piper_ray.simulate.timeline import Layout, Timeline
@@ -92,6 +92,60 @@ def test_replicas_of_uneven_degrees(in_turn: bool) -> None:
         timeline = run(where, lists, microbatches, seconds, hops)
         _assert_alike(timeline, twin)
         _assert_same_memory(rng, timeline, twin)
+
+
+def _plain_versions(timeline: Timeline, rank: int) -> Versions:
+    """Counted at every moment at which a pass of the pipeline starts or has just ended."""
+    stage = timeline.layout.ranks[rank].stages[0]
+    replicas = timeline.layout.replicas
+
+    def passes(kind: Kind, of_stage: int, of_rank: int | None = None) -> list[tuple[int, float, float]]:
+        """Microbatch, start and end."""
+        mine = (timeline.kind == kind) & (timeline.stage == of_stage)
+        if of_rank is not None:
+            mine &= timeline.rank_of_action == of_rank
+        return list(zip(timeline.microbatch[mine], timeline.start_s[mine], timeline.end_s[mine], strict=True))
+
+    forward, backward = passes(Kind.F, stage, rank), passes(Kind.B, stage, rank)
+    ended_s = {k: end for k, _, end in backward}
+
+    def updates(now_s: float) -> int:
+        return sum(end <= now_s for _, _, end in backward)
+
+    def input_version(now_s: float) -> int:
+        """The newest of the first stage, by the microbatches in it."""
+        return sum(end <= now_s for _, _, end in passes(Kind.B, 0)) // replicas[0] * replicas[0]
+
+    entered_s = {k: start for k, start, _ in passes(Kind.F, 0)}
+    stashed = synced = 1
+    for now_s in sorted({time for _, start, end in [*forward, *backward] for time in (start, end)}):
+        in_use = {updates(start) for k, start, _ in forward if start <= now_s < ended_s[k]}
+        stashed = max(stashed, len(in_use | {updates(now_s)}))
+        asked = [input_version(now_s)]  # by those that have not come in yet, at the least
+        asked += [input_version(entered_s[k]) for k, end in ended_s.items() if entered_s[k] <= now_s < end]
+        oldest = min(asked) // replicas[stage]
+        synced = max(synced, updates(now_s) - oldest + 1)
+    return Versions(stashed, synced)
+
+
+def test_versions_of_the_weights() -> None:
+    rng = random.Random("versions")
+    schedule = Schedule(ScheduleName.PIPEDREAM)
+    most = 0
+    for _ in range(25):
+        where = placed(schedule, [rng.choice([1, 1, 2, 3]) for _ in range(rng.randint(1, 4))])
+        in_flight = rule_in_flight(where.replicas)
+        microbatches = 12
+        lists = [
+            one_f_one_b(len(range(rank.replica, microbatches, where.replicas[rank.place])), in_flight[rank.place])
+            for rank in where.ranks
+        ]
+        timeline = run(where, lists, microbatches, random_seconds(rng, len(where.replicas)) + 1e-3)
+        for rank in range(len(where.ranks)):
+            found = weight_versions(timeline, rank)
+            assert found == _plain_versions(timeline, rank)
+            most = max(most, found.stashed, found.vertical_sync)
+    assert most >= 4
 
 
 def test_what_an_action_waited_for() -> None:

@@ -129,7 +129,7 @@ def test_too_many_states(states: States, limit: str, monkeypatch: pytest.MonkeyP
 
 
 def test_too_much_work_for_lower_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.planners.pipedream.search._SEGMENT_WORK_LIMIT", 100.0)
+    monkeypatch.setattr("piper_ray.planners.pipedream.optimum._SEGMENT_WORK_LIMIT", 100.0)
     with pytest.raises(LimitError, match="with levels of machines has too many states, 9"):
         plan(equal_chain(8), PipeDream((Level(2, 1.0), Level(2, 1.0))))
     assert plan(equal_chain(8), PipeDream((Level(4, 1.0),))).plan is not None

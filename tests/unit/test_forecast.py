@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.preview import forecast_solve
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import LimitError

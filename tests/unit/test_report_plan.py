@@ -13,7 +13,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.report.layout import Column, table_lines
-from piper_ray.report.stages import binding, layers_text, print_plan
+from piper_ray.report.stages import layers_text, print_plan
 from piper_ray.report.summary import instance_lines, print_outcome
 from tests.report_cases import GIB, small_instance, small_plan, solution, string_console
 
@@ -100,20 +100,6 @@ def test_names_cannot_send_control_codes_to_the_terminal() -> None:
     assert "?[2J[bold]x" in printed
 
 
-def test_what_binds() -> None:
-    instance, plan = small_instance(), small_plan()
-    evaluation = evaluate(instance, plan)
-    first, last = evaluation.stages
-    assert binding(instance, evaluation, first) == ("time",)
-    assert binding(instance, evaluation, last) == ()
-    tight = instance.replace(memory_bytes=6.6 * GIB)
-    assert binding(tight, evaluation, first) == ("time", "memory")
-    nearly = dataclasses.replace(last, time_s=evaluation.time_per_sample_s * 0.9991)
-    assert binding(instance, evaluation, nearly) == ("time",)
-    slower = dataclasses.replace(last, time_s=evaluation.time_per_sample_s * 0.9989)
-    assert binding(instance, evaluation, slower) == ()
-
-
 def test_a_plan_that_takes_no_time_has_no_bars() -> None:
     base = small_instance()
     free = tuple(
@@ -167,7 +153,7 @@ WORK = "1.50 s: lattice 0.25 s, stage costs 0.25 s, search 1.00 s in 2 evaluatio
 def test_the_outcome(outcome: Solution, expected: str) -> None:
     console, output = string_console(80)
     instance = small_instance()
-    print_outcome(console, instance, outcome, None if outcome.plan is None else evaluate(instance, outcome.plan))
+    print_outcome(console, instance, outcome)
     assert output.getvalue() == expected + WORK
 
 

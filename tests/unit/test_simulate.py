@@ -14,8 +14,9 @@ import piper_ray
 from piper_ray.model.errors import InputError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.simulate import timeline
-from piper_ray.simulate.options import AllReduce, Schedule, ScheduleName, SimulationOptions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate import steady, timeline
+from piper_ray.simulate.options import AllReduce, SimulationOptions
 from piper_ray.simulate.pass_times import pass_times
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
@@ -205,6 +206,17 @@ def test_uneven_degrees_need_more_in_flight() -> None:
     assert kept.step_s == pytest.approx(8 * 3.0)
     given = simulate(instance, cut([1, 1, 1], [1, 2, 1]), "2bw", options=SimulationOptions(in_flight=(6, 2, 1)))
     assert given.ranks[0].in_flight == (6,)
+
+
+def test_a_pipeline_that_is_not_seen_to_repeat_itself_is_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance, plan = chain([3.0, 6.0, 3.0], microbatches=8), cut([1, 1, 1], [1, 2, 1])
+    exact = simulate(instance, plan)
+    monkeypatch.setattr(steady, "_LONGEST_PERIOD", 0)
+    average = simulate(instance, plan)
+    assert (exact.steady, average.steady) == (True, False)
+    assert average.step_s == pytest.approx(exact.step_s, rel=1e-3)
+    assert (exact.keeps_promise, average.keeps_promise) == (False, False)
+    assert simulate(instance, plan, "gpipe").keeps_promise is None
 
 
 def test_pipedream_keeps_versions() -> None:

@@ -9,8 +9,8 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining.schedules import _ComputationType
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, group_size, one_f_one_b
-from piper_ray.simulate.options import Schedule, ScheduleName
 from tests.simulate_support import FLUSHED, stage_passes
 from tests.simulate_twin import B, F, I, Pass, W
 from tests.simulate_twin import one_f_one_b as plain_one_f_one_b
@@ -32,6 +32,7 @@ OF_TORCH = [
     (ScheduleName.ZB_V, 2, "ZBVZeroBubble"),
     (ScheduleName.DUALPIPE_V, 2, "DualPipeV"),
 ]
+TORCH_SHAPES = [(p, m) for p in (1, 2, 4, 5) for m in (1, 3, 4, 6, 8, 12, 17)]
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 6, 7, 8, 10, 12, 16, 17)]
 
 
@@ -57,14 +58,14 @@ def _of_torch(name: str, ranks: int, microbatches: int, chunks: int) -> list[lis
 def test_lists_are_torchs(name: ScheduleName, chunks: int, torch_name: str) -> None:
     compared = 0
     schedule = Schedule(name, chunks)
-    for ranks, microbatches in SHAPES:
+    for ranks, microbatches in TORCH_SHAPES:
         theirs = _of_torch(torch_name, ranks, microbatches, chunks)
         if theirs is not None:
             lists = flush_lists(schedule, ranks, microbatches)
             ours = [stage_passes(schedule, ranks, rank, actions) for rank, actions in enumerate(lists)]
             assert ours == theirs, (ranks, microbatches)
             compared += 1
-    assert compared >= 20
+    assert compared >= 10
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)

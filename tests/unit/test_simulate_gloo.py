@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
+from piper_ray.model.schedule import ASYNCHRONOUS, CHUNKED, Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, flush_lists, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats, simulate_events
-from piper_ray.simulate.options import ASYNCHRONOUS, CHUNKED, Schedule, ScheduleName
 from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.sustained import rule_in_flight
 from piper_ray.simulate.timeline import PassSeconds, program_of
@@ -63,9 +62,8 @@ def _sleeps_s(stages: int) -> list[list[float]]:
     return [[each_s * x, 2.1 * each_s * x, 1.1 * each_s * x, each_s * x] for x in work]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[ScheduleName, Measured]:
-    folder = tmp_path_factory.mktemp("gloo")
+def _measured(folder: Path) -> dict[ScheduleName, Measured]:
+    """One real run under every schedule."""
     runs: list[dict[str, Any]] = []
     for name in ScheduleName:
         schedule = _schedule(name)
@@ -107,25 +105,24 @@ def _simulated_s(name: ScheduleName, run: Measured, durations_s: list[Floats]) -
     return float(simulate_events(timed).end_s.max())
 
 
-@pytest.mark.parametrize("name", ScheduleName)
-def test_real_processes_take_as_long(measured: dict[ScheduleName, Measured], name: ScheduleName) -> None:
-    run = measured[name]
-    worked_s = [times[:, END] - times[:, START] for times in run.times_s]
-    slow_to_wake_s = [times[:, NEXT] - times[:, START] + times[:, WAITED] for times in run.times_s]
-    assert _simulated_s(name, run, worked_s) <= run.step_s * 1.001
-    assert run.step_s <= 1.1 * _simulated_s(name, run, slow_to_wake_s)
+def test_real_processes_take_as_long_and_start_nothing_early(tmp_path: Path) -> None:
+    for name, run in _measured(tmp_path).items():
+        worked_s = [times[:, END] - times[:, START] for times in run.times_s]
+        slow_to_wake_s = [times[:, NEXT] - times[:, START] + times[:, WAITED] for times in run.times_s]
+        assert _simulated_s(name, run, worked_s) <= run.step_s * 1.001, name
+        assert run.step_s <= 1.1 * _simulated_s(name, run, slow_to_wake_s), name
+        _assert_in_order(run)
 
 
-def test_the_order_of_passes_is_that_of_the_run(measured: dict[ScheduleName, Measured]) -> None:
+def _assert_in_order(run: Measured) -> None:
     """No process started a pass before what the simulation lets it wait for had ended."""
-    for run in measured.values():
-        ended_s = {
-            tuple(one): time[END]
-            for passes, times in zip(run.lists, run.times_s, strict=True)
-            for one, time in zip(passes, times, strict=True)
-        }
-        for passes, times in zip(run.lists, run.times_s, strict=True):
-            for (kind, stage, k), time in zip(passes, times, strict=True):
-                backward = [(B, stage + 1, k), (I, stage + 1, k), (F, stage, k)]
-                before = {F: [(F, stage - 1, k)], B: backward, I: backward, W: [(I, stage, k)]}[kind]
-                assert all(ended_s[one] <= time[START] for one in before if one in ended_s)
+    ended_s = {
+        tuple(one): time[END]
+        for passes, times in zip(run.lists, run.times_s, strict=True)
+        for one, time in zip(passes, times, strict=True)
+    }
+    for passes, times in zip(run.lists, run.times_s, strict=True):
+        for (kind, stage, k), time in zip(passes, times, strict=True):
+            backward = [(B, stage + 1, k), (I, stage + 1, k), (F, stage, k)]
+            before = {F: [(F, stage - 1, k)], B: backward, I: backward, W: [(I, stage, k)]}[kind]
+            assert all(ended_s[one] <= time[START] for one in before if one in ended_s)

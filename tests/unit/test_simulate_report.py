@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.document import to_text
 from piper_ray.report.simulation.document import simulation_document
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.simulation.table import print_simulation
-from piper_ray.simulate.options import InFlightRule, ScheduleName, SimulationOptions
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 from tests.report_cases import small_instance, small_plan, string_console
@@ -65,6 +66,16 @@ def test_a_promise_that_is_not_kept_and_what_would_keep_it() -> None:
     options = SimulationOptions(in_flight=InFlightRule.SUSTAINING)
     kept = simulate(instance, cut([1] * 3, [1, 2, 1]), "2bw", options=options)
     assert findings(kept)[0] == "the promised 24.0000 s a batch are kept"
+
+
+def test_a_promise_that_latency_or_transfers_break() -> None:
+    late = simulate(chain([3.0] * 3), cut([1] * 3), "2bw", options=SimulationOptions(latency_s=0.5))
+    assert late.sustaining == (5, 3, 1)
+    assert ": 3, 2, 1 microbatches in flight do not keep the slowest stage busy" in findings(late)[0]
+    instance = chain([3.0] * 3, microbatches=8, edge_bytes=5 * GIB)
+    slow = simulate(instance, cut([1] * 3), "2bw", options=SimulationOptions(overlap_transfers=True))
+    assert slow.sustaining is None
+    assert findings(slow)[0].endswith("slower than the promised 24.0000 s a batch: transfers take too long to hide")
 
 
 def test_versions_of_the_weights() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from piper_ray.simulate.options import Schedule, ScheduleName, SimulationOptions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 from tests.simulate_support import GIB, chain, cut

@@ -10,8 +10,8 @@ from functools import cached_property
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import find_blocks
-from piper_ray.engine.blocks.instance import BlockInstance, build_instance
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Outline
@@ -19,8 +19,8 @@ from piper_ray.engine.request import Request
 from piper_ray.engine.search.chain import chain_problem
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
-from piper_ray.engine.tables.options import build_options
 from piper_ray.engine.tables.problem import Problem
+from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.events import StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract

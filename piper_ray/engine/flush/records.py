@@ -42,6 +42,7 @@ class FlushStats:
     """
 
     downsets: int
+    levels: int
     threads: int
     tasks: int
     searched: int

@@ -15,12 +15,13 @@ from piper_ray.engine.flush.plans import ChosenStages, choose
 from piper_ray.engine.flush.tables import Workload
 from piper_ray.engine.flush.tasks import Task
 from piper_ray.engine.kernels.flush_closing import best_stages, best_state, close_gap
-from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, tails
+from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import ONE_F_ONE_B, FlushTables
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.stop import Stop, StoppedBy
 
 _TIE = 1e-12
+_FEW_NODES = 3_000
 _MOST_NODES = 200_000
 _MOST_STATES = 20_000_000
 _LEVELS = 24
@@ -66,29 +67,34 @@ def run_task(tables: FlushTables, task: Task, control: FloatArray) -> TaskResult
         return TaskResult(np.inf, kept, False, None, None)
     found = choose(tables, task.arrays, best_stages(states, state))
     control[0] = min(control[0], found.batch_s)
-    if task.arrays.schedule == ONE_F_ONE_B and lower_s < control[0] * (1.0 - PROOF):
-        # What stages in front bring into a tail's warm-up is left out. So once more with levels of it.
-        levels = _levels(found)
-        status, refined = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
-        kept += int(refined.stages.size)
-        if status == FINISHED:
-            states = refined
-            state, lower_s = best_state(task.arrays, states, downsets)
+    looked_through = False
+    for most_nodes in (_FEW_NODES, _MOST_NODES):
+        if lower_s >= control[0] * (1.0 - PROOF):
+            return TaskResult(np.inf, kept, looked_through, found, None)
+        if looked_through and task.arrays.schedule == ONE_F_ONE_B:
+            # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
+            levels = _levels(found)
+            status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
+            kept += int(states.stages.size)
+            if status != FINISHED:
+                break
+            state, least_s = best_state(task.arrays, states, downsets)
+            lower_s = max(lower_s, least_s)
             if state >= 0:
                 found = _better(found, choose(tables, task.arrays, best_stages(states, state)))
                 control[0] = min(control[0], found.batch_s)
-        else:
-            levels = levels[:1]
+        looked_through = True
+        status, least_s, better, stages = close_gap(tables, task.arrays, levels, states, most_nodes, control)
+        lower_s = max(lower_s, least_s)
+        if better:
+            found = _better(found, choose(tables, task.arrays, stages))
+            control[0] = min(control[0], found.batch_s)
+        if status != TOO_MANY:
+            break
     if lower_s >= control[0] * (1.0 - PROOF):
-        return TaskResult(np.inf, kept, False, found, None)
-    status, lower_s, better, stages = close_gap(tables, task.arrays, levels, states, _MOST_NODES, control)
-    if better:
-        found = _better(found, choose(tables, task.arrays, stages))
-        control[0] = min(control[0], found.batch_s)
-    left_open = None
-    if np.isfinite(lower_s):
-        left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None}.get(status, StoppedBy.TOO_MANY_PLANS)
-    return TaskResult(lower_s, kept, True, found, left_open)
+        return TaskResult(np.inf, kept, looked_through, found, None)
+    left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None, TOO_MANY: StoppedBy.TOO_MANY_PLANS}[status]
+    return TaskResult(lower_s, kept, looked_through, found, left_open)
 
 
 def _levels(found: ChosenStages) -> FloatArray:

@@ -29,7 +29,7 @@ from piper_ray.engine.kernels.sums import crossing_edges, downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
 

@@ -15,11 +15,11 @@ from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.frontier.closing import close_point, is_dense, walk_curve
 from piper_ray.engine.frontier.curve import Curve
-from piper_ray.engine.frontier.events import CurveAdvanced, FrontierListener, PointClosed
+from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
+from piper_ray.engine.frontier.curve_tables import CurvePreparation
 from piper_ray.engine.frontier.listed import ListedStages
 from piper_ray.engine.frontier.oracles import LatticeOracle
 from piper_ray.engine.frontier.points import FrontierStats
-from piper_ray.engine.frontier.preparation import CurvePreparation
 from piper_ray.engine.search.bracket import Phase
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph
 from piper_ray.engine.search.limits import Limits

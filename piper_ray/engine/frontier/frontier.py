@@ -10,15 +10,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.frontier.curve import Curve
+from piper_ray.engine.frontier.curve_events import FrontierListener, silent
 from piper_ray.engine.frontier.curve_search import CurveSearch
-from piper_ray.engine.frontier.events import FrontierListener, silent
+from piper_ray.engine.frontier.curve_tables import CurvePreparation
 from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats, points_of
-from piper_ray.engine.frontier.preparation import CurvePreparation
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search.limits import Limits

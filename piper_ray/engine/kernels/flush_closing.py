@@ -25,6 +25,8 @@ from piper_ray.engine.kernels.flush_states import (
     least_figures,
     least_memory_bytes,
     level_of,
+    twice,
+    twice_rows,
 )
 from piper_ray.engine.kernels.flush_types import (
     MISSING,
@@ -180,15 +182,15 @@ def close_gap(
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds = np.concatenate((bounds, np.empty_like(bounds)))
-                        seconds = np.concatenate((seconds, np.empty_like(seconds)))
-                        before = np.concatenate((before, np.empty_like(before)))
-                        downset = np.concatenate((downset, np.empty_like(downset)))
-                        behind = np.concatenate((behind, np.empty_like(behind)))
-                        variant = np.concatenate((variant, np.empty_like(variant)))
-                        choice = np.concatenate((choice, np.empty_like(choice)))
-                        known = np.concatenate((known, np.empty_like(known)))
-                        heap = np.concatenate((heap, np.empty_like(heap)))
+                        bounds = np.concatenate((bounds, np.empty(room)))
+                        seconds = twice_rows(seconds)
+                        before = twice(before)
+                        downset = twice(downset)
+                        behind = twice(behind)
+                        variant = twice(variant)
+                        choice = twice(choice)
+                        known = np.concatenate((known, np.empty(room, np.bool_)))
+                        heap = twice(heap)
                         room *= 2
                     bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q
                     variant[nodes], choice[nodes], known[nodes] = r, ON_FRONT, known[node] and exact == EXACT

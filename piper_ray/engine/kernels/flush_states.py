@@ -270,26 +270,25 @@ def tails(
     _set_alive(alive, ahead.rank[0])
     _set_alive(alive, 64 * alive.size - 1)
 
-    # Of the downset at hand: candidates, linked by number of stages.
+    # Of the downset at hand: candidates, linked by level and number of stages.
     new_room = 1024
     new_figures, new_stage = np.empty((new_room, FIGURES)), np.empty((new_room, 3))
     new_below, new_variant = np.empty(new_room, np.int64), np.empty(new_room, np.int64)
     new_choice, link = np.empty(new_room, np.int64), np.empty(new_room, np.int64)
-    first = np.full(most_stages + 2, -1, np.int64)
-    rows = np.empty((1, 3))
-    row_choice = np.empty(1, np.int64)
+    first = np.full((levels.shape[0], most_stages + 2), -1, np.int64)
+    # Of the stage at hand: its choice of least time and its front, by the number of stages behind it.
+    stage_id = 0
+    one_of, front_of = np.full(most_stages + 1, -1, np.int64), np.full(most_stages + 1, -1, np.int64)
+    one_choice = np.zeros(most_stages + 1, np.int64)
+    one = np.zeros((most_stages + 1, 3))
+    front_begin, front_end = np.zeros(most_stages + 1, np.int64), np.zeros(most_stages + 1, np.int64)
+    fronts = np.empty((1024, 3))
 
     status = FINISHED
-    for index in range(levels.shape[0] * (m - 1)):
-        level = levels.shape[0] - 1 - index // (m - 1)
-        i = 1 + index % (m - 1)
-        cell = level * m + i
-        promised_f, promised_b = levels[level, 0], levels[level, 1]
+    for i in range(1, m):
         if control[1] != 0.0:
             status = STOPPED
             break
-        if i == m - 1 and level > 0:  # nothing is in front of all layers
-            continue
         limit = control[0] * (1.0 + SLACK)
         ahead_s, ahead_forward_s = ahead.ahead_s[i], ahead.ahead_forward_s[i]
         # m t + ahead <= limit for the stage that is put in front.
@@ -305,6 +304,8 @@ def tails(
             continue
         new = 0
         outer = tables.bits[i]
+        most_s = slowest_s * (1.0 + SLACK)
+        top_level = levels.shape[0] - 1 if i < m - 1 else 0  # nothing is in front of all layers
         if np.isfinite(slowest_s):
             from_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 - SLACK) - slowest_s * (1.0 + 1e-9))
         else:
@@ -323,159 +324,166 @@ def tails(
                 least = least_figures(i, j, r, tables, task)
                 if microbatches * least.time_s + ahead_s > limit:
                     continue
-                # The tables from which the tail may come, by what f and b the stage may have.
-                from_level = max(level, level_of(levels, least.forward_s, least.backward_s))
-                most_s = slowest_s * (1.0 + SLACK)
-                to_level = max(level, level_of(levels, most_s - least.backward_s, most_s - least.forward_s))
-                for source in range(from_level, to_level + 1):
-                    known_y = -1  # for which ``rows`` are known
-                    with_front, fits = False, True
-                    begin, end = start[source * m + j], start[source * m + j] + kept[source * m + j]
-                    for s in range(begin, end):
-                        behind = stages[s]
-                        if behind >= most_behind:
-                            break
-                        if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
-                            continue
-                        y = in_flight(schedule, microbatches, behind)
-                        if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
-                            break
-                        tail = figures_of(figures, s)
-                        # First with the least of everything.
-                        bound = least_batch_s(
-                            schedule,
-                            microbatches,
-                            behind + 1,
-                            most_stages,
-                            ahead_s,
-                            0.0,
-                            _without_ends(
+                stage_id += 1
+                used_rows = 0
+                # The levels that the stage may reach.
+                low = level_of(levels, least.forward_s, least.backward_s)
+                high = level_of(levels, most_s - least.backward_s, most_s - least.forward_s)
+                for level in range(top_level + 1):
+                    promised_f, promised_b = levels[level, 0], levels[level, 1]
+                    for source in range(max(level, low), max(level, high) + 1):
+                        for s in range(start[source * m + j], start[source * m + j] + kept[source * m + j]):
+                            behind = stages[s]
+                            if behind >= most_behind:
+                                break
+                            if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
+                                continue
+                            y = in_flight(schedule, microbatches, behind)
+                            if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
+                                break
+                            tail = figures_of(figures, s)
+                            # First with the least of everything.
+                            bound = least_batch_s(
                                 schedule,
-                                with_stage(
+                                microbatches,
+                                behind + 1,
+                                most_stages,
+                                ahead_s,
+                                0.0,
+                                _without_ends(
                                     schedule,
-                                    microbatches,
-                                    behind,
-                                    least.time_s,
-                                    least.forward_s,
-                                    least.backward_s,
-                                    least.sync_s,
-                                    max(least.forward_s, promised_f),
-                                    max(least.backward_s, promised_b),
-                                    tail,
+                                    with_stage(
+                                        schedule,
+                                        microbatches,
+                                        behind,
+                                        least.time_s,
+                                        least.forward_s,
+                                        least.backward_s,
+                                        least.sync_s,
+                                        max(least.forward_s, promised_f),
+                                        max(least.backward_s, promised_b),
+                                        tail,
+                                    ),
                                 ),
-                            ),
-                        )
-                        if bound > limit:
-                            continue
-                        if y != known_y:
-                            known_y, with_front, fits = y, False, True
-                            rows = np.empty((1, 3))
-                            row_choice = np.empty(1, np.int64)
-                            if fastest_fits(i, j, r, y, tables, task):
-                                forward_s = tables.sums[r, i, FAST_FORWARD_S] - tables.sums[r, j, FAST_FORWARD_S]
-                                rows[0, 0] = forward_s + least.crossing_s + least.tensor_forward_s
-                                rows[0, 1] = least.time_s - rows[0, 0]
-                                rows[0, 2] = least.sync_s
-                                row_choice[0] = FASTEST
-                            else:
-                                row_choice[0] = _least_time_row(i, j, r, y, least, tables, task, rows)
-                                fits = row_choice[0] != NO_ROW
-                        if not fits:
-                            break
-                        if not with_front and row_choice[0] != NO_CHOICE:
-                            alone = one_choice_is_best(
+                            )
+                            if bound > limit:
+                                continue
+                            if one_of[behind] != stage_id:
+                                one_of[behind] = stage_id
+                                if fastest_fits(i, j, r, y, tables, task):
+                                    forward_s = tables.sums[r, i, FAST_FORWARD_S] - tables.sums[r, j, FAST_FORWARD_S]
+                                    one[behind, 0] = forward_s + least.crossing_s + least.tensor_forward_s
+                                    one[behind, 1] = least.time_s - one[behind, 0]
+                                    one[behind, 2] = least.sync_s
+                                    one_choice[behind] = FASTEST
+                                else:
+                                    one_choice[behind] = _least_time_row(i, j, r, y, least, tables, task, one[behind])
+                            if one_choice[behind] == NO_ROW:
+                                break
+                            alone = one_choice[behind] == NO_CHOICE or one_choice_is_best(
                                 schedule,
                                 microbatches,
                                 behind,
-                                rows[0, 0],
-                                rows[0, 1],
-                                rows[0, 2],
+                                one[behind, 0],
+                                one[behind, 1],
+                                one[behind, 2],
                                 levels.shape[0] > 1,
                                 least,
                                 tail,
                             )
-                            if not alone:
-                                with_front = True
+                            if not alone and front_of[behind] != stage_id:
+                                front_of[behind] = stage_id
                                 _, rows = front_rows(i, j, r, y, most_s, FEW, least, tables, task)
-                                row_choice = np.full(rows.shape[0], ON_FRONT)
-                        for row in range(rows.shape[0]):
-                            f, b, sync = rows[row, 0], rows[row, 1], rows[row, 2]
-                            if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
-                                continue
-                            grown = with_stage(
-                                schedule,
-                                microbatches,
-                                behind,
-                                f + b,
-                                f,
-                                b,
-                                sync,
-                                max(f, promised_f),
-                                max(b, promised_b),
-                                tail,
-                            )
-                            bound = least_batch_s(
-                                schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
-                            )
-                            if bound > limit:
-                                continue
-                            # Is it dominated? If not, those that it dominates go.
-                            beaten, previous, at = False, -1, first[behind + 1]
-                            while at >= 0:
-                                if _as_good(new_figures[at], grown):
-                                    beaten = True
-                                    break
-                                following = link[at]
-                                if _no_better(new_figures[at], grown):
-                                    if previous < 0:
-                                        first[behind + 1] = following
-                                    else:
-                                        link[previous] = following
+                                while used_rows + rows.shape[0] > fronts.shape[0]:
+                                    fronts = twice_rows(fronts)
+                                front_begin[behind] = used_rows
+                                for row in range(rows.shape[0]):
+                                    for column in range(3):
+                                        fronts[used_rows, column] = rows[row, column]
+                                    used_rows += 1
+                                front_end[behind] = used_rows
+                            rows_here = 1 if alone else front_end[behind] - front_begin[behind]
+                            for row in range(rows_here):
+                                if alone:
+                                    f, b, sync, chosen = (
+                                        one[behind, 0],
+                                        one[behind, 1],
+                                        one[behind, 2],
+                                        one_choice[behind],
+                                    )
                                 else:
-                                    previous = at
-                                at = following
-                            if beaten:
-                                continue
-                            if new == new_room:
-                                new_figures = np.concatenate((new_figures, np.empty_like(new_figures)))
-                                new_stage = np.concatenate((new_stage, np.empty_like(new_stage)))
-                                new_below = np.concatenate((new_below, np.empty_like(new_below)))
-                                new_variant = np.concatenate((new_variant, np.empty_like(new_variant)))
-                                new_choice = np.concatenate((new_choice, np.empty_like(new_choice)))
-                                link = np.concatenate((link, np.empty_like(link)))
-                                new_room *= 2
-                            for column in range(FIGURES):
-                                new_figures[new, column] = grown[column]
-                            new_stage[new, 0], new_stage[new, 1], new_stage[new, 2] = f, b, sync
-                            new_below[new], new_variant[new], new_choice[new] = s, r, row_choice[row]
-                            link[new] = first[behind + 1]
-                            first[behind + 1] = new
-                            new += 1
+                                    at = front_begin[behind] + row
+                                    f, b, sync, chosen = fronts[at, 0], fronts[at, 1], fronts[at, 2], ON_FRONT
+                                if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
+                                    continue
+                                grown = with_stage(
+                                    schedule,
+                                    microbatches,
+                                    behind,
+                                    f + b,
+                                    f,
+                                    b,
+                                    sync,
+                                    max(f, promised_f),
+                                    max(b, promised_b),
+                                    tail,
+                                )
+                                bound = least_batch_s(
+                                    schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
+                                )
+                                if bound > limit:
+                                    continue
+                                # Is it dominated? If not, those that it dominates go.
+                                beaten, previous, at = False, -1, first[level, behind + 1]
+                                while at >= 0:
+                                    if _as_good(new_figures[at], grown):
+                                        beaten = True
+                                        break
+                                    following = link[at]
+                                    if _no_better(new_figures[at], grown):
+                                        if previous < 0:
+                                            first[level, behind + 1] = following
+                                        else:
+                                            link[previous] = following
+                                    else:
+                                        previous = at
+                                    at = following
+                                if beaten:
+                                    continue
+                                if new == new_room:
+                                    new_figures, new_stage = twice_rows(new_figures), twice_rows(new_stage)
+                                    new_below, new_variant = twice(new_below), twice(new_variant)
+                                    new_choice, link = twice(new_choice), twice(link)
+                                    new_room *= 2
+                                for column in range(FIGURES):
+                                    new_figures[new, column] = grown[column]
+                                new_stage[new, 0], new_stage[new, 1], new_stage[new, 2] = f, b, sync
+                                new_below[new], new_variant[new], new_choice[new] = s, r, chosen
+                                link[new] = first[level, behind + 1]
+                                first[level, behind + 1] = new
+                                new += 1
         if new == 0:
             continue
-        start[cell] = used
-        for behind in range(1, most_stages + 1):
-            at = first[behind]
-            first[behind] = -1
-            while at >= 0:
-                if used == room:
-                    figures = np.concatenate((figures, np.empty_like(figures)))
-                    stage = np.concatenate((stage, np.empty_like(stage)))
-                    stages = np.concatenate((stages, np.zeros(room, np.int64)))
-                    downset = np.concatenate((downset, np.zeros(room, np.int64)))
-                    below = np.concatenate((below, np.zeros(room, np.int64)))
-                    variant = np.concatenate((variant, np.zeros(room, np.int64)))
-                    choice = np.concatenate((choice, np.zeros(room, np.int64)))
-                    room *= 2
-                for column in range(FIGURES):
-                    figures[used, column] = new_figures[at, column]
-                for column in range(3):
-                    stage[used, column] = new_stage[at, column]
-                stages[used], downset[used], below[used] = behind, i, new_below[at]
-                variant[used], choice[used] = new_variant[at], new_choice[at]
-                used += 1
-                at = link[at]
-        kept[cell] = used - start[cell]
+        for level in range(top_level + 1):
+            start[level * m + i] = used
+            for behind in range(1, most_stages + 1):
+                at = first[level, behind]
+                first[level, behind] = -1
+                while at >= 0:
+                    if used == room:
+                        figures, stage = twice_rows(figures), twice_rows(stage)
+                        stages, downset, below = twice(stages), twice(downset), twice(below)
+                        variant, choice = twice(variant), twice(choice)
+                        room *= 2
+                    for column in range(FIGURES):
+                        figures[used, column] = new_figures[at, column]
+                    for column in range(3):
+                        stage[used, column] = new_stage[at, column]
+                    stages[used], downset[used], below[used] = behind, i, new_below[at]
+                    variant[used], choice[used] = new_variant[at], new_choice[at]
+                    used += 1
+                    at = link[at]
+            kept[level * m + i] = used - start[level * m + i]
         _set_alive(alive, ahead.rank[i])
         if used > most_states:
             status = TOO_MANY
@@ -492,6 +500,22 @@ def tails(
         choice[:used].copy(),
     )
     return status, states
+
+
+@kernel
+def twice(values: IndexArray) -> IndexArray:
+    """With room for as many again."""
+    grown = np.empty(2 * values.size, np.int64)
+    grown[: values.size] = values
+    return grown
+
+
+@kernel
+def twice_rows(rows: FloatArray) -> FloatArray:
+    """With room for as many rows again."""
+    grown = np.empty((2 * rows.shape[0], rows.shape[1]))
+    grown[: rows.shape[0]] = rows
+    return grown
 
 
 @leaf_kernel
@@ -603,22 +627,22 @@ def _no_better(kept: FloatArray, other: Figures) -> bool:
 
 @kernel
 def _least_time_row(
-    i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, rows: FloatArray
+    i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
 ) -> int:
-    """Writes the choice of least t to ``rows``: LEAST_TIME; NO_CHOICE if only a bound is known; or NO_ROW."""
+    """Writes the choice of least t to ``row``: LEAST_TIME; NO_CHOICE if only a bound is known; or NO_ROW."""
     _, start, items = stage_items(i, j, r, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
     found_s = least_time_choice(start, items, task.memory_bytes, chosen)
     if found_s == np.inf:
         return NO_ROW
     if found_s < 0.0:
-        rows[0, 0], rows[0, 1], rows[0, 2] = least.forward_s, least.backward_s, least.sync_s
+        row[0], row[1], row[2] = least.forward_s, least.backward_s, least.sync_s
         return NO_CHOICE
-    rows[0, 0], rows[0, 1], rows[0, 2] = least.tensor_forward_s, least.tensor_backward_s, 0.0
+    row[0], row[1], row[2] = least.tensor_forward_s, least.tensor_backward_s, 0.0
     for o in chosen:
-        rows[0, 0] += items[o, 0]
-        rows[0, 1] += items[o, 1]
-        rows[0, 2] += items[o, 2] * task.sync_s_per_byte
+        row[0] += items[o, 0]
+        row[1] += items[o, 1]
+        row[2] += items[o, 2] * task.sync_s_per_byte
     return LEAST_TIME
 
 

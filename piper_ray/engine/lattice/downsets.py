@@ -11,7 +11,7 @@ from piper_ray.engine.kernels.enumeration import Downsets, Neighbours, enumerate
 from piper_ray.engine.kernels.sums import crossing_edges, cut_tensors
 from piper_ray.engine.kernels.types import BitArray, IndexArray, LatticeArrays, frozen
 from piper_ray.engine.lattice.bits import bit_rows, offsets
-from piper_ray.engine.lattice.graph import LayerGraph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.model.errors import LimitError
 
 _FIRST_ROOM = 4096

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
-from piper_ray.engine.lattice.graph import LayerGraph
-from piper_ray.engine.tables.options import Options
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.tables.problem import Problem, Workload, build_problem
+from piper_ray.engine.tables.tmpc_options import Options
 from piper_ray.model.instance import Instance
 
 _CHAIN_SHARE = 4

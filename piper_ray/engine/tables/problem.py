@@ -14,9 +14,9 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.tables.options import Options
 from piper_ray.engine.tables.rate import Rates
-from piper_ray.engine.tables.sums import StageSums, build_sums, cost_arrays
+from piper_ray.engine.tables.stage_sums import StageSums, build_sums, cost_arrays
+from piper_ray.engine.tables.tmpc_options import Options
 from piper_ray.model.instance import Instance
 
 

@@ -143,7 +143,7 @@ class PipeDream:
     ) -> tuple[Partition | None, int]:
         """None if nothing fits; and how many pairs of states were looked at."""
         # What follows compiles kernels: only when a partition is asked for.
-        from piper_ray.planners.pipedream.search import LevelTask, best_partition
+        from piper_ray.planners.pipedream.optimum import LevelTask, best_partition
         from piper_ray.planners.pipedream.states import build_states
 
         states = build_states(instance, choice.tmpcs, self.states)

@@ -20,7 +20,7 @@ from piper_ray.planners.published.downsets import enumerate_downsets
 from piper_ray.workloads.formats.load import Source, instance_of
 
 if TYPE_CHECKING:
-    from piper_ray.planners.published.kernel import Choosing, Cluster
+    from piper_ray.planners.published.kernel import Choosing, Constants
 
 DEFAULT_TABLE_LIMIT_BYTES = 4 * 2**30
 
@@ -115,11 +115,11 @@ def checked_limit_bytes(given: object) -> int:
     return int(limit_bytes)
 
 
-def _cluster(instance: Instance, restrictions: Restrictions) -> Cluster:
-    from piper_ray.planners.published.kernel import Cluster
+def _cluster(instance: Instance, restrictions: Restrictions) -> Constants:
+    from piper_ray.planners.published.kernel import Constants
 
     degrees = restrictions.data_parallel_degrees(instance)
-    return Cluster(
+    return Constants(
         devices=instance.devices,
         data_parallel_limit=instance.data_parallel_limit,
         microbatches=instance.microbatches,
@@ -140,7 +140,7 @@ def _work_bound_s(instance: Instance, arrays: Arrays) -> float:
     return float(work.sum()) / instance.devices
 
 
-def _plan(instance: Instance, arrays: Arrays, table: Floats, cluster: Cluster, choosing: Choosing) -> Plan:
+def _plan(instance: Instance, arrays: Arrays, table: Floats, cluster: Constants, choosing: Choosing) -> Plan:
     from piper_ray.planners.published.kernel import find_stage
 
     layers = len(instance.layers)

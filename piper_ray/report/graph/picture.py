@@ -11,7 +11,7 @@ from typing import Any
 import pygraphviz
 
 from piper_ray.engine.lattice.counting import count_cuts, count_downsets
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.report.figures import plural, printable, size_text, time_text

@@ -35,6 +35,7 @@ def simulation_document(instance: Instance, simulation: Simulation) -> Document:
         "samples_per_s": simulation.samples_per_s if simulation.step_s > 0 else None,
         "tokens_per_s": simulation.tokens_per_s if simulation.step_s > 0 else None,
         "promised_s": simulation.promised_s,
+        "keeps_promise": simulation.keeps_promise,
         "steady": simulation.steady,
         "pipelines": simulation.pipelines,
         "window_s": list(simulation.window_s),

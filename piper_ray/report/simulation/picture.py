@@ -13,11 +13,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from piper_ray.model.schedule import V_SHAPED
 from piper_ray.report.figures import size_scale, time_text
 from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import V_SHAPED
 from piper_ray.simulate.result import Interval, Simulation
 
 MOST_LANES = 64
@@ -231,10 +231,11 @@ def _microbatch_numbers(
     if wide.sum() * 2 < shown.sum():
         return
     size = 7.0 if len(simulation.ranks) <= 16 else 5.0
+    chunk = _chunk_of_action(simulation)
     whole = (timeline.start_s >= window_s[0]) & (timeline.end_s <= window_s[1])
     for action in np.flatnonzero(wide & whole):
         middle_s = (timeline.start_s[action] + timeline.end_s[action]) / 2
-        dark = Kind(timeline.kind[action]) in (Kind.F, Kind.B) and _chunk_of_action(simulation)[action] == 0
+        dark = Kind(timeline.kind[action]) in (Kind.F, Kind.B) and chunk[action] == 0
         axes.text(
             middle_s,
             top[timeline.rank_of_action[action]] + 0.5,

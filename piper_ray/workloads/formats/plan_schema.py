@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.stop import StoppedBy
 
 SCHEMA_VERSION = 1
@@ -84,6 +85,8 @@ class PlanDocument(StagesDocument, Header):
 
     kind: Literal["piper-ray/plan"] = Field(alias="schema", description="Which document it is.")
     time_per_sample_s: float | None = Field(default=None, description="Of a microbatch, by evaluate.")
+    schedule: ScheduleName | None = Field(default=None, description="That which the plan is for.")
+    chunks: int | None = Field(default=None, description="Stages on each rank.")
     status: Literal["optimal", "feasible"] | None = Field(default=None, description="What the solve proved.")
     lower_bound_s: float | None = Field(default=None, description="No plan is faster.")
     gap: float | None = Field(default=None, description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
@@ -122,6 +125,16 @@ class EvaluationDocument(_Documented):
     bottleneck: int = Field(description="The first stage that is as slow as the whole, from 0.")
 
 
+class SimulatedDocument(_Documented):
+    time_per_sample_s: float = Field(description="Of a microbatch: the step over N.")
+    step_s: float | None = Field(default=None, description="Of a whole batch: N microbatches.")
+    microbatches_per_s: float | None = Field(default=None, description="null: no time at all.")
+    samples_per_s: float | None = Field(default=None, description="null: nobody says how many a microbatch holds.")
+    tokens_per_s: float | None = Field(default=None, description="null: nobody says how many a sample has.")
+    bubble_share: float = Field(description="Of the ranks' time: idle.")
+    peak_memory_bytes: list[float] = Field(description="Of each rank of one pipeline, on each of its devices.")
+
+
 class InfeasibilityDocument(_Documented):
     reason: str = Field(description="A sentence.")
     least_memory_bytes: float | None = Field(description="With which there is a plan; null: no memory helps.")
@@ -147,14 +160,19 @@ class EvaluationStatsDocument(_Documented):
     seconds: float = Field(description="Of wall time.")
     live_downsets: int = Field(description="That kept a state.")
     cells: int = Field(description="States kept, over all downsets.")
-    blocks_tested: int = Field(description="Bounds computed on whole blocks of downsets.")
+    buckets_tested: int = Field(
+        validation_alias=AliasChoices("buckets_tested", "blocks_tested"),
+        description="Bounds computed on whole buckets of downsets.",
+    )
     candidates_tested: int = Field(description="Bounds computed on single downsets.")
     stages_costed: int = Field(description="Pairs that survived both.")
 
 
 class NodeDocument(_Documented):
     host: str = Field(description="The machine's name.")
-    blocks: int = Field(description="Answered.")
+    chunks: int = Field(
+        validation_alias=AliasChoices("chunks", "blocks"), description="Of a level's downsets, answered."
+    )
     fetched_bytes: int = Field(description="Of tables.")
     held_bytes: int = Field(description="Most at a time.")
 
@@ -162,11 +180,20 @@ class NodeDocument(_Documented):
 class ClusterDocument(_Documented):
     workers: int = Field(description="Their number.")
     batches: int = Field(description="Handed out.")
-    blocks: int = Field(description="Handed out.")
+    chunks: int = Field(
+        validation_alias=AliasChoices("chunks", "blocks"), description="Of a level's downsets, handed out."
+    )
     put_bytes: int = Field(description="By the driver, once for each table.")
     worked_s: float = Field(description="Of all workers together.")
     waited_s: float = Field(description="Of the driver, for batches.")
     nodes: list[NodeDocument] = Field(description="One for each machine.")
+
+
+class DegreesDocument(_Documented):
+    pairs: int = Field(description="(d, t) that fit the cluster.")
+    searched: int = Field(description="Those that no bound ruled out.")
+    looked_through: int = Field(description="Those whose plans were looked at one by one.")
+    states: int = Field(description="Pipeline tails kept, over all pairs.")
 
 
 class StatsDocument(_Documented):
@@ -181,6 +208,7 @@ class StatsDocument(_Documented):
     search_s: float = Field(description="Of wall time.")
     evaluations: list[EvaluationStatsDocument] = Field(description="In their order.")
     cluster: ClusterDocument | None = Field(default=None, description="What a cluster did; null: there was none.")
+    degrees: DegreesDocument | None = Field(default=None, description="One d and t for all stages; null: not asked.")
 
 
 class SolutionDocument(Header):
@@ -191,6 +219,8 @@ class SolutionDocument(Header):
     kind: Literal["piper-ray/solution"] = Field(alias="schema", description="Which document it is.")
     restrictions: RestrictionsDocument = Field(description="What plans had to keep.")
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
+    schedule: ScheduleName = Field(default=ScheduleName.TWO_BW, description="That which value and bound are of.")
+    chunks: int = Field(default=1, description="Stages on each rank.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
     stopped_by: StoppedBy | None = Field(description="What ended the search before a proof.")
     time_per_sample_s: float | None = Field(description="Of the plan, for a microbatch.")
@@ -198,6 +228,7 @@ class SolutionDocument(Header):
     gap: float | None = Field(description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
     plan: StagesDocument | None = Field(description="The best one found.")
     evaluation: EvaluationDocument | None = Field(description="What that plan costs.")
+    simulated: SimulatedDocument | None = Field(default=None, description="That plan, run event by event.")
     infeasibility: InfeasibilityDocument | None = Field(description="Why there is no plan.")
     blocks: BlocksDocument | None = Field(description="What merging layers into blocks gave up; null: none were.")
     stats: StatsDocument = Field(description="What each step of the solve cost.")

@@ -9,7 +9,7 @@ import numpy as np
 from piper_ray.engine.kernels.sums import crossing_sums, downset_sums
 from piper_ray.engine.kernels.types import CostArrays, FloatArray, IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.tables.options import Options
+from piper_ray.engine.tables.tmpc_options import Options
 
 
 @dataclass(frozen=True)

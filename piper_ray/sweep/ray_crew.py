@@ -70,7 +70,7 @@ class _Copy:
 
 
 @final
-class Cluster:
+class RayCrew:
     """The cluster at an address, as ``backends.ray`` takes it. tell: is told what the user should know.
 
     Raises ClusterError if it cannot be reached, or if none of its machines can work.

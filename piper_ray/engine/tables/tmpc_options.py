@@ -11,7 +11,7 @@ import numpy.typing as npt
 from piper_ray.cost.variants import Variant, undominated
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, OptionArrays
 from piper_ray.engine.lattice.bits import bit_rows, offsets
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 
 _Figure = Callable[[Sequence[Tmpc]], float]

@@ -21,6 +21,7 @@ from piper_ray.planners.pipedream.kernel import (
     fill_segments,
     fill_segments_from,
     least_machines,
+    make_segments,
     stage_seconds,
 )
 from piper_ray.planners.pipedream.states import Integers, StateArrays
@@ -164,15 +165,12 @@ def _partition_within(
 
 def _expand(pairs: PairArrays, level: LevelArrays, cut: Cut) -> list[Cut]:
     """A stage of the level above as the stages of this level, replicated as often."""
-    size = len(pairs.pair_start) - 1
-    shape = (size, level.machines + 1)
-    value, group = np.empty(shape), np.empty(shape, np.int64)
-    came_from, degree, left = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int64)
-    fill_segments_from(pairs, level, cut.front, value, group, came_from, degree, left)
+    segments = make_segments(len(pairs.pair_start) - 1, level.machines)
+    fill_segments_from(pairs, level, cut.front, segments)
     parts: list[Cut] = []
     tail, machines = cut.rest, level.machines
     while tail != cut.front:
-        front = int(came_from[tail, machines])
-        parts.append(Cut(front, tail, int(degree[tail, machines]) * cut.degree))
-        tail, machines = front, int(left[tail, machines])
+        front = int(segments.came_from[tail, machines])
+        parts.append(Cut(front, tail, int(segments.degree[tail, machines]) * cut.degree))
+        tail, machines = front, int(segments.left[tail, machines])
     return parts[::-1]
