@@ -75,14 +75,12 @@ class Cluster:
 
     def resync_s(self, weights_bytes: Bytes, microbatches: int) -> Bytes:
         """Synchronising weights over many replicas once a batch, for each of its microbatches; d replicas take the
-        (d - 1) / d th part.
-        """
+        (d - 1) / d th part."""
         return self.links[-1].resync_s(weights_bytes, microbatches)
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """With those of devices, memory_bytes and bandwidth_bytes_per_s that are given; one link takes the place of all
-        where another bandwidth is.
-        """
+        where another bandwidth is."""
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
         changed = replace(self, **own) if own else self  # type: ignore[arg-type]
         if figures.get("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s) != self.bandwidth_bytes_per_s:

@@ -15,8 +15,7 @@ EXACT = "piper"
 
 class Contract(str, Enum):
     """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
-    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported.
-    """
+    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported."""
 
     SAFE = "safe"
     OPERATORS = "operators"

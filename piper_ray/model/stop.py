@@ -79,8 +79,7 @@ class Stop(Generic[_Answer]):
 
     def conclude(self, answer: _Answer) -> None:
         """answer: all there will be. Where the end is wished for, nobody has to wait for what is left of the work, and
-        ``rest`` is called before it.
-        """
+        ``rest`` is called before it."""
         self.offer(lambda: answer)
         if self.requested:
             self.is_concluded = True

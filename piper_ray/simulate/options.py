@@ -26,8 +26,7 @@ class AllReduce(str, Enum):
 
 class InFlightRule(str, Enum):
     """How many microbatches a replica of a 1F1B schedule keeps in flight. RULE: y = ceil(s / d), as plans count memory.
-    SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage.
-    """
+    SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage."""
 
     RULE = "rule"
     SUSTAINING = "sustaining"

@@ -19,8 +19,7 @@ _MOST_ACTIONS = 3_000_000
 @dataclass(frozen=True)
 class SteadyState:
     """microbatch_s: between one microbatch and the next, in the long run. window_s: whole periods of the timeline.
-    periodic: a period was found; False: microbatch_s is the average over the second half of the longest run.
-    """
+    periodic: a period was found; False: microbatch_s is the average over the second half of the longest run."""
 
     timeline: Timeline
     microbatch_s: float

@@ -44,8 +44,7 @@ class Hand(NamedTuple):
 @dataclass(frozen=True)
 class Stream:
     """An asynchronous pipeline that goes on for ever. For each stage the seconds of both passes of a microbatch on one
-    replica, and the number of replicas.
-    """
+    replica, and the number of replicas."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]

@@ -1,6 +1,5 @@
 """What a layer's microbatch keeps, against Korthikanti et al.: Reducing Activation Recomputation in Large Transformer
-Models, 2022: the formulas of table 2 for the models of table 3, and what section 5 and figure 7 make of them.
-"""
+Models, 2022: the formulas of table 2 for the models of table 3, and what section 5 and figure 7 make of them."""
 
 from __future__ import annotations
 

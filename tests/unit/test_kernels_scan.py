@@ -86,8 +86,7 @@ def scans(made: Case, threshold_s: float, device_weight: int = 1) -> Iterator[tu
 
 def jumps(made: Case, i: int, r: int, inner: frozenset[int]) -> float:
     """By definition: edges from outside I into ``inner``, and tensors that both cut, which a stage with an end of
-    them pays once.
-    """
+    them pays once."""
     lattice, both_s = made.problem.lattice, made.problem.costs.both_s
     outer = made.sets[i]
     total = 0.0

@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @dataclass(frozen=True)
 class Measured:
     """times_s: for each rank float64[passes, 4]: start, end, when the rank turned to the next pass, and how long it had
-    waited for a message that was sent.
-    """
+    waited for a message that was sent."""
 
     lists: list[list[Pass]]
     times_s: list[Floats]

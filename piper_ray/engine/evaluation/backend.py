@@ -66,8 +66,7 @@ class Display(Protocol):
 
     def listen(self, listener: Listener) -> None:
         """A solve begins: notes for the user go there, on the thread that calls the other methods, and figures count
-        from now on.
-        """
+        from now on."""
         ...
 
     def activity(self) -> Activity:

@@ -213,8 +213,7 @@ class FlushSearch:
 
     def _is_better(self, found: ChosenStages) -> bool:
         """Of plans that take the same but for rounding the one of fewest devices, then of fewest stages, then of the
-        least d.
-        """
+        least d."""
         if self.best is None or found.batch_s < self.best.batch_s * (1.0 - _TIE):
             return True
         return found.batch_s <= self.best.batch_s * (1.0 + _TIE) and _rank(found) < _rank(self.best)

@@ -22,8 +22,7 @@ class CurveAdvanced:
 @dataclass(frozen=True)
 class PointClosed:
     """A point of a large lattice's curve is as narrow as a pass asks for: its bounds, in s, inf without a plan, and the
-    evaluations made for it.
-    """
+    evaluations made for it."""
 
     by_sum: bool
     position: int

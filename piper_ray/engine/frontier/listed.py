@@ -69,8 +69,7 @@ class ListedStages:
 
     def forget_choices(self) -> None:
         """What is known of TMPC choices decides which of equally good plans is met first. Fresh, a thread's later
-        answers do not depend on its earlier ones.
-        """
+        answers do not depend on its earlier ones."""
         self._known().choices.key[:] = -1
 
     def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:

@@ -159,8 +159,7 @@ def choice_front(
 @kernel
 def _undominated(rows: FloatArray) -> IndexArray:
     """Indices of those that no other is as good as in all four, by the first figure. Of equal ones the first stays;
-    what is equal but for rounding counts as equal.
-    """
+    what is equal but for rounding counts as equal."""
     order = np.argsort(rows[:, 0], kind="mergesort")
     kept = np.empty(order.size, np.int64)
     count = 0

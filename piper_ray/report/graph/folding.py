@@ -21,8 +21,7 @@ class Run:
 
 def fold(instance: Instance) -> list[Run]:
     """Every layer in one run. Layers of a run have equal names but for digits, equal sizes, times about as equal as
-    measured ones are, and the same other inputs, and all but the last feed the next one only.
-    """
+    measured ones are, and the same other inputs, and all but the last feed the next one only."""
     successors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
     predecessors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
     for edge in instance.edges:

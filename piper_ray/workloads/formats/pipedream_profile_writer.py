@@ -93,8 +93,7 @@ def in_flight_rule(instance: Instance) -> InFlight | None:
 
 def to_profile(instance: Instance) -> str:
     """An instance without ``losses`` as a profile; loading it with the same K, N, M, B and ``in_flight_rule`` gives it
-    again. Where only p is known it is all written as forward time, and no node has any backward time.
-    """
+    again. Where only p is known it is all written as forward time, and no node has any backward time."""
     rule = in_flight_rule(instance)
     assert rule is not None
     lines = []

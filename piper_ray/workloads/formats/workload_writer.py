@@ -279,8 +279,7 @@ def _spans(ids: Sequence[int], graph: _Graph, types: Mapping[int, _Type]) -> Ite
 
 def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types: Mapping[int, _Type]) -> int:
     """How many layers from ``start`` on continue ``head``: of its type, with its ids going up by one, each fed by the
-    one before and otherwise by the same layers, and feeding none but the next; no tensor ends but at the last.
-    """
+    one before and otherwise by the same layers, and feeding none but the next; no tensor ends but at the last."""
     pattern = [None if source == head else source for source in graph.inputs(ids[start])]
     end = start + 1
     while end < len(ids):
