@@ -115,6 +115,7 @@ def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions
 
 
 def partition_violations(instance: Instance, plan: Plan) -> list[str]:
+    """In words: stages without layers, and layers in no stage, in several, or not of the instance."""
     violations = []
     stage_of: dict[int, int] = {}
     for number, stage in enumerate(plan.stages, start=1):

@@ -254,6 +254,7 @@ class Instance:
 
     @cached_property
     def layer_by_id(self) -> Mapping[int, Layer]:
+        """Its layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
     @cached_property

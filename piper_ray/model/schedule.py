@@ -87,6 +87,7 @@ class Schedule:
 
     @property
     def asynchronous(self) -> bool:
+        """Whether the pipeline never drains: batches follow each other without a flush."""
         return self.name in ASYNCHRONOUS
 
     @property

@@ -179,6 +179,7 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
+        """(time_per_sample_s - lower_bound_s) / time_per_sample_s; None without a plan."""
         if self.time_per_sample_s is None:
             return None
         return relative_gap(self.time_per_sample_s, self.lower_bound_s)

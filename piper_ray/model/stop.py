@@ -66,6 +66,7 @@ class Stop(Generic[_Answer]):
 
     @property
     def requested(self) -> bool:
+        """Whether ``request`` was called."""
         return self._wish.requested
 
     def check(self) -> None:

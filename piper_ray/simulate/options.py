@@ -21,6 +21,7 @@ class AllReduce(str, Enum):
 
     @property
     def factor(self) -> float:
+        """Times (d - 1) / d of the gradients: the bytes that each of d replicas moves."""
         return 2.0 if self is AllReduce.RING else 4.0
 
 

@@ -60,6 +60,7 @@ class Layout:
 
 
 def layout(schedule: Schedule, figures: Sequence[StageFigures]) -> Layout:
+    """Ranks place by place and, within one, replica by replica; ``figures`` say each stage's degree d."""
     degrees = [stage.data_parallel_degree for stage in figures]
     lanes = gcd(*degrees)
     places = len(figures) // schedule.v

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from piper_ray.engine.blocks.instance import build_instance
+from piper_ray.engine.blocks.block_instance import build_instance
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.model.batch import Batch

@@ -47,7 +47,8 @@ class Workload:
 @dataclass(frozen=True)
 class _Option:
     """One TMPC of a vertex. charges_s: for each in-edge, then for each out-edge that costs something, (c + extra) /
-    B."""
+    B.
+    """
 
     tmpc: Tmpc
     forward_s: float
@@ -193,7 +194,7 @@ def _undominated(options: Sequence[_Option]) -> list[_Option]:
 
 
 def _sums(lattice: Lattice, options: Sequence[Sequence[Sequence[_Option]]]) -> FloatArray:
-    """float64[r, m, COLUMNS]"""
+    """float64[r, m, COLUMNS]: of each downset, in each variant."""
     sums = np.zeros((len(options), lattice.size, COLUMNS))
     for r, of_variant in enumerate(options):
         values = np.zeros((lattice.graph.size, COLUMNS))

@@ -66,6 +66,7 @@ def count_subsets(bits: npt.NDArray[np.uint64], limit: int) -> Integers:
 
 @kernel
 def list_subsets(bits: npt.NDArray[np.uint64], pair_start: Integers, out: npt.NDArray[np.int32]) -> None:
+    """Fills ``out`` with the earlier sets that lie within each, by set: from ``pair_start`` on, in ascending order."""
     for front in range(len(bits)):
         place = pair_start[front]
         for rest in range(front):

@@ -226,6 +226,7 @@ def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int,
 
 @kernel
 def fastest_options(start: Integers, cost: Floats) -> Integers:
+    """int64[layers]: the first option of least cost of each layer, whose options begin at ``start``."""
     fastest = np.empty(len(start) - 1, dtype=np.int64)
     for i in range(len(fastest)):
         fastest[i] = start[i] + np.argmin(cost[start[i] : start[i + 1]])
@@ -283,6 +284,7 @@ def stage_times(
 
 @kernel
 def is_subset(arrays: Arrays, small: int, big: int) -> bool:
+    """Whether downset ``small`` lies within downset ``big``."""
     for v in range(arrays.member.shape[1]):  # noqa: SIM110 - all() is no numba
         if arrays.member[small, v] and not arrays.member[big, v]:
             return False
@@ -305,7 +307,8 @@ def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: i
 @kernel
 def fill(arrays: Arrays, table: NDArray[np.float64], constants: Constants, choosing: Choosing) -> int:
     """Fills float64[downsets, K + 1, S + 1]: the least max-time in s for at most k devices and degrees summing to at
-    most s. Returns how many pairs of nested downsets there are."""
+    most s. Returns how many pairs of nested downsets there are.
+    """
     table[:] = np.inf
     table[0] = 0.0
     most_s = constants.data_parallel_limit
