@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +16,10 @@ from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.formats.load import plan_schedule
+
+if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
 
 
 def verify(

@@ -15,6 +15,11 @@ class FlushSchedule(str, Enum):
     ONE_F_ONE_B = "1f1b"
     TWO_BW = "2bw"
 
+    @classmethod
+    def flushed(cls) -> tuple[FlushSchedule, ...]:
+        """Those that drain the pipeline after each batch."""
+        return cls.GPIPE, cls.ONE_F_ONE_B
+
     def in_flight_microbatches(self, microbatches: int, stages_behind: int) -> int:
         """y: of how many of a replica's microbatches a stage holds the activations at once."""
         if self is FlushSchedule.TWO_BW:

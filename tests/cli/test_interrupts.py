@@ -85,7 +85,7 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.engine.search.search import Search
 def fails(search, *_, **__):
     print("waiting", file=sys.stderr, flush=True)
-    while not search.stop.requested:
+    while not search.limits.stop.requested:
         time.sleep(0.01)
     raise ClusterError("the cluster was told to end, too")
 Search._evaluate = fails
@@ -266,7 +266,7 @@ def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Sign
 
 
 _SWEEP_ON_RAY = """
-from piper_ray.sweep.cluster import Cluster
+from piper_ray.sweep.ray_crew import Cluster
 replies = Cluster.replies
 def told(*arguments):
     print("at work", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ import pytest
 from piper_ray.engine.backends.ray import software
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
 from piper_ray.model.errors import ClusterError
-from piper_ray.sweep import cluster
+from piper_ray.sweep import ray_crew as cluster
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.progress import Progress
 from piper_ray.sweep.run import run_sweep
