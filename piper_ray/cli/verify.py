@@ -40,7 +40,7 @@ def verify(
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_plan
-    from piper_ray.report.summary import cost_text, instance_lines
+    from piper_ray.report.summary import cost_text, instance_lines, print_speed
 
     try:
         evaluation = evaluate(instance, plan)
@@ -58,3 +58,4 @@ def verify(
     print_plan(screen, instance, plan, evaluation)
     screen.print()
     screen.print(f"valid: {cost_text(instance, evaluation)}", soft_wrap=True)
+    print_speed(screen, instance, evaluation)

@@ -40,9 +40,13 @@ def instance_lines(instance: Instance) -> list[str]:
 
 
 def cost_text(instance: Instance, evaluation: Evaluation) -> str:
-    """``703.591 us/microbatch, 1421.28 microbatches/s, 1.35090 s/step, 2048 of 2048 devices``."""
-    speed = speed_text(instance.batch, evaluation.time_per_sample_s)
-    return f"{speed}, {evaluation.devices} of {instance.devices} devices"
+    """``703.591 us/microbatch, 2048 of 2048 devices``."""
+    return f"{time_text(evaluation.time_per_sample_s)}/microbatch, {evaluation.devices} of {instance.devices} devices"
+
+
+def print_speed(console: Console, instance: Instance, evaluation: Evaluation) -> None:
+    """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
+    console.print(f"speed: {speed_text(instance.batch, evaluation.time_per_sample_s)}", soft_wrap=True)
 
 
 def print_outcome(console: Console, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
@@ -53,6 +57,7 @@ def print_outcome(console: Console, instance: Instance, solution: Solution, eval
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
         line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
         console.print(line, soft_wrap=True)
+        print_speed(console, instance, evaluation)
         if solution.gap > PROOF_TOLERANCE:
             console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
     elif solution.infeasibility is not None:

@@ -211,7 +211,7 @@ def test_finished_points_are_not_overwritten_by_accident(tmp_path: Path) -> None
 
 def test_of_another_version_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).close()
-    monkeypatch.setattr("piper_ray.__version__", "99")
+    monkeypatch.setattr("piper_ray.sweep.dataset.__version__", "99")
     with pytest.raises(CheckpointRefused, match=r"was made by piper_ray 0\.1\.0, this is 99: give another storage"):
         opened(tmp_path, resume=True)
 
