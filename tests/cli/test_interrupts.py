@@ -85,7 +85,7 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.engine.search.search import Search
 def fails(search, *_, **__):
     print("waiting", file=sys.stderr, flush=True)
-    while not search.stop.requested:
+    while not search.limits.stop.requested:
         time.sleep(0.01)
     raise ClusterError("the cluster was told to end, too")
 Search._evaluate = fails

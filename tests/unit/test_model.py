@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from piper_ray.engine.blocks.block_instance import build_instance
 
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError, UsageError
