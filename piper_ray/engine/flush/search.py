@@ -121,13 +121,23 @@ class FlushSearch:
     best_workload: Workload | None = None  # that ``best`` is told in
     stopped_by: StoppedBy | None = None
     states: int = 0
-    searched: int = 0
-    looked_through: int = 0
 
     def __post_init__(self) -> None:
         self._control = np.array([np.inf, 0.0])
         self._lower_s = {task.order: task.lower_s for task in self.tasks}
         self._left_open: dict[int, StoppedBy] = {}
+        self._searched: set[int] = set()
+        self._looked_through: set[int] = set()
+
+    @property
+    def searched(self) -> int:
+        """Tasks that no bound ruled out."""
+        return len(self._searched)
+
+    @property
+    def looked_through(self) -> int:
+        """Tasks whose plans were looked at one by one."""
+        return len(self._looked_through)
 
     @property
     def upper_s(self) -> float:
@@ -202,8 +212,10 @@ class FlushSearch:
 
     def _take(self, task: Task, result: TaskResult) -> None:
         self.states += result.states
-        self.searched += result.states > 0
-        self.looked_through += result.looked_through
+        if result.states:
+            self._searched.add(task.order)
+        if result.looked_through:
+            self._looked_through.add(task.order)
         if result.found is not None and self._is_better(result.found):
             self.best, self.best_workload = result.found, self.workload
         # Others have lowered control[0] meanwhile, perhaps: what is proved holds for what is there now.
