@@ -18,12 +18,16 @@ from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import (
+    AllDevices,
     Constraint,
     NoDataParallelism,
     NoTensorParallelism,
     Recompute,
     RecomputeRule,
+    SameDegrees,
     Scope,
+    StageCount,
+    TensorParallelDegrees,
 )
 from piper_ray.model.errors import (
     CheckpointLost,
@@ -59,6 +63,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import (
     BlockStats,
     ClusterStats,
+    DegreeStats,
     EvaluationStats,
     Forecast,
     Infeasibility,
@@ -84,7 +89,10 @@ if TYPE_CHECKING:
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
-    from piper_ray.simulate.result import Simulation
+    from piper_ray.simulate.memory import MemorySteps
+    from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
+    from piper_ray.simulate.stages import StageFigures
+    from piper_ray.simulate.timeline import Timeline
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.point import Point
     from piper_ray.sweep.progress import Best, Progress, SweepListener
@@ -135,6 +143,10 @@ __all__ = [
     "NoTensorParallelism",
     "NoDataParallelism",
     "RecomputeRule",
+    "TensorParallelDegrees",
+    "SameDegrees",
+    "StageCount",
+    "AllDevices",
     "Recompute",
     # how it is solved
     "SolveOptions",
@@ -173,6 +185,7 @@ __all__ = [
     "Infeasibility",
     "SolveStats",
     "EvaluationStats",
+    "DegreeStats",
     "ClusterStats",
     "NodeStats",
     "BlockStats",
@@ -186,6 +199,12 @@ __all__ = [
     "StageEvaluation",
     "Binding",
     "Simulation",
+    "RankSimulation",
+    "StageFigures",
+    "PathPart",
+    "Interval",
+    "Timeline",
+    "MemorySteps",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -235,6 +254,12 @@ _LAZY = {
     "Best": "piper_ray.sweep.progress",
     "Backend": "piper_ray.engine.evaluation.backend",
     "Simulation": "piper_ray.simulate.result",
+    "RankSimulation": "piper_ray.simulate.result",
+    "PathPart": "piper_ray.simulate.result",
+    "Interval": "piper_ray.simulate.result",
+    "StageFigures": "piper_ray.simulate.stages",
+    "Timeline": "piper_ray.simulate.timeline",
+    "MemorySteps": "piper_ray.simulate.memory",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }

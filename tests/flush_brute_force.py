@@ -170,8 +170,9 @@ def _seconds(instance: Instance, chosen: dict[int, Tmpc], d: int, sync: float) -
     forward, backward, crossing = 0.0, 0.0, 0.0
     for x in chosen.values():
         share = 0.25 if x.recompute else 1.0 / 3.0
-        forward += share * x.time_per_sample_s
-        backward += x.time_per_sample_s - share * x.time_per_sample_s
+        forward_s = share * x.time_per_sample_s if x.forward_s is None else x.forward_s
+        forward += forward_s
+        backward += x.time_per_sample_s - forward_s
     for edge in instance.edges:
         if edge.target in chosen and edge.source not in chosen:
             crossing += edge.communication_bytes + chosen[edge.target].forward_sync_bytes.get(edge.source, 0.0)

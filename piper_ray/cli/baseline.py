@@ -44,7 +44,7 @@ def solve_by_baseline(
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_plan
-    from piper_ray.report.summary import cost_text, instance_lines
+    from piper_ray.report.summary import cost_text, instance_lines, print_speed
 
     screen = console(stderr=json)
     for line in instance_lines(instance):
@@ -68,6 +68,7 @@ def solve_by_baseline(
             markup=False,
             highlight=False,
         )
+        print_speed(screen, instance, result.evaluation.time_per_sample_s)
         screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
             document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result))

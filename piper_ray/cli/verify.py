@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +16,10 @@ from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.formats.load import plan_schedule
+
+if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
 
 
 def verify(
@@ -53,7 +55,7 @@ def verify(
     from piper_ray.report.layout import console
     from piper_ray.report.simulation.table import print_simulation
     from piper_ray.report.stages import print_layers, print_plan
-    from piper_ray.report.summary import cost_text, instance_lines, schedule_line
+    from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     try:
         evaluation, simulation = current().run(lambda _: _valued(instance, plan, valued_for, simulated=simulated))
@@ -81,6 +83,7 @@ def verify(
         time_s = simulation.time_per_sample_s if evaluation is None else time_s
     screen.print()
     screen.print(f"valid: {cost_text(instance, time_s, plan.devices)}", soft_wrap=True)
+    print_speed(screen, instance, time_s)
 
 
 def _valued(

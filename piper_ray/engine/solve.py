@@ -10,6 +10,7 @@ from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import Request
 from piper_ray.model import arguments
+from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
@@ -54,11 +55,15 @@ def solve(
             for note in instance.notes:
                 request.note(note)
         planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
-        if planned_for.name in _FLUSHED:
+        same_degrees = any(isinstance(rule, SameDegrees) for rule in restrictions.plan_wide)
+        if planned_for.name in _FLUSHED or (planned_for == PAPERS_SCHEDULE and same_degrees):
             return solve_under_flush(request, planned_for)
         if planned_for != PAPERS_SCHEDULE:
             able = ", ".join(name.value for name in (ScheduleName.TWO_BW, *_FLUSHED))
             raise UsageError(f"plans for schedule {planned_for.name.value} are not made yet; expected one of {able}")
+        if any(isinstance(rule, (StageCount, AllDevices)) for rule in restrictions.plan_wide):
+            rules = ", ".join(map(repr, restrictions.plan_wide))
+            raise UsageError(f"under 2bw {rules} needs equal d and t in all stages: add SameDegrees (--same-degrees)")
         restrictions.require_stages_alone("solve")
         by_blocks = options.contract is Contract.OPERATORS
         return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)

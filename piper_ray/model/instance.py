@@ -182,8 +182,8 @@ class Instance:
         if cluster is None:
             # What is missing is told when the instance is looked through.
             cluster = Cluster(devices, memory_bytes, (Link(bandwidth_bytes_per_s),))  # type: ignore[arg-type]
-        else:
-            cluster = cluster.changed({name: value for name, value in figures.items() if value is not None})
+        elif given := {name: value for name, value in figures.items() if value is not None}:
+            cluster = cluster.changed(given)
         if batch is None:
             batch = Batch(microbatches)  # type: ignore[arg-type]
         elif microbatches is not None:

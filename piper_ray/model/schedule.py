@@ -105,20 +105,17 @@ class Schedule:
         return cls(ScheduleName(arguments.choice("schedule", given, ScheduleName)))
 
 
-_FLUSH = "every batch is flushed, one d and one t for all stages"
-
 _ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
     {
-        ScheduleName.TWO_BW: "asynchronous 1F1B without a flush (PipeDream-2BW): the paper's model, which "
-        "runtimes that flush each batch do not reach",
-        ScheduleName.PIPEDREAM: "asynchronous 1F1B with a version of the weights for each microbatch in flight",
-        ScheduleName.GPIPE: f"GPipe: {_FLUSH}",
-        ScheduleName.ONE_F_ONE_B: f"1F1B with a flush (PipeDream-Flush, Megatron): {_FLUSH}",
-        ScheduleName.INTERLEAVED: f"interleaved 1F1B (Megatron): {_FLUSH}",
-        ScheduleName.LOOPED_BFS: f"looped breadth-first: {_FLUSH}",
-        ScheduleName.ZB_H1: f"zero bubble, ZB-H1: {_FLUSH}",
-        ScheduleName.ZB_V: f"zero bubble, ZB-V: {_FLUSH}",
-        ScheduleName.DUALPIPE_V: f"DualPipe-V: {_FLUSH}",
+        ScheduleName.TWO_BW: "asynchronous 1F1B that never drains: the paper's model",
+        ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
+        ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
+        ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
+        ScheduleName.INTERLEAVED: "interleaved 1F1B, drained after each batch; one d and one t",
+        ScheduleName.LOOPED_BFS: "looped breadth-first, drained after each batch; one d and one t",
+        ScheduleName.ZB_H1: "zero bubble, drained after each batch; one d and one t",
+        ScheduleName.ZB_V: "zero bubble in a V, drained after each batch; one d and one t",
+        ScheduleName.DUALPIPE_V: "DualPipe in a V, drained after each batch; one d and one t",
     }
 )
 

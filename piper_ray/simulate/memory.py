@@ -25,6 +25,7 @@ class MemorySteps:
 
     @property
     def peak_bytes(self) -> float:
+        """The most at any time."""
         return float(self.bytes.max())
 
 

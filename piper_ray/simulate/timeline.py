@@ -107,6 +107,7 @@ class Timeline:
         return len(self.kind)
 
     def of_rank(self, rank: int) -> slice:
+        """Where a rank's passes stand in the arrays."""
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     @cached_property

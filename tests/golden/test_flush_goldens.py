@@ -14,7 +14,7 @@ from tests.flush_brute_force import plan_batch_s
 RECORDS = goldens("schedules")
 
 
-@pytest.mark.parametrize("schedule", list(FlushSchedule))
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
 @pytest.mark.parametrize("tens", range(0, len(RECORDS), 10))
 def test_the_optimum_is_met(tens: int, schedule: FlushSchedule) -> None:
     for record in RECORDS[tens : tens + 10]:

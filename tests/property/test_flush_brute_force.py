@@ -17,7 +17,7 @@ from tests.flush_brute_force import Role, brute_force, plan_batch_s
 from tests.flush_instances import uneven_layers
 from tests.instances import build, instances, named_instances, random_instance
 
-SCHEDULES = list(FlushSchedule)
+SCHEDULES = FlushSchedule.flushed()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

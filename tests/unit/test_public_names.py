@@ -51,6 +51,7 @@ OPAQUE = {
     "Preparation": "made and read by the engine alone",
     "Backend": "its methods are called by the engine alone",
     "RayBackend": "likewise",
+    "Timeline": "events as arrays, which Simulation.trace writes",
 }
 """Classes that users hand over as they are."""
 

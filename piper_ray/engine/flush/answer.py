@@ -1,4 +1,4 @@
-"""A solve under a schedule with a flush, as ``solve`` is asked for it and answers."""
+"""A solve with one d and one t for all stages, as ``solve`` is asked for it and answers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
 
 _KNOWN = (SameDegrees, StageCount, AllDevices)
 
 
 def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
-    """The plan whose simulated batch is fastest, one d and one t for all stages; value and bound are of a microbatch.
+    """The plan whose batch is fastest, one d and one t for all stages; value and bound are of a microbatch.
+
+    Under a flush a batch is simulated; without one it takes N times what the slowest stage takes.
 
     Raises UsageError for what such a search does not know: a backend, a checkpoint, blocks of operators, constraints.
     """
     _refuse_unknown(request, schedule)
-    instance = with_passes(request.instance)
-    for note in instance.notes[len(request.instance.notes) :]:
-        request.note(note)
+    instance = request.instance
+    if schedule != PAPERS_SCHEDULE:  # which knows passes of both kinds together only
+        instance = with_passes(instance)
+        for note in instance.notes[len(request.instance.notes) :]:
+            request.note(note)
     part = request.stop.part()
     request.stop.offer(lambda: None if (found := part.answer()) is None else _solution(request, schedule, found))
     found = solve_flush(
@@ -47,15 +51,16 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
 
 def _refuse_unknown(request: Request, schedule: Schedule) -> None:
     name = schedule.name.value
+    how = f"with one d and one t for all stages (schedule {name})"
     if request.backend is not None:
-        raise UsageError(f"a cluster cannot solve under schedule {name} yet: leave out the backend (--address)")
+        raise UsageError(f"a cluster cannot solve {how} yet: leave out the backend (--address)")
     if request.options.resume is not None:
-        raise UsageError(f"a solve under schedule {name} cannot be resumed yet: leave out resume")
+        raise UsageError(f"a solve {how} cannot be resumed yet: leave out resume")
     if request.options.contract is not Contract.SAFE:
-        raise UsageError(f"operators cannot be merged under schedule {name} yet: leave out contract")
+        raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
     unknown = [rule for rule in request.restrictions.plan_wide if not isinstance(rule, _KNOWN)]
     if unknown:
-        raise UsageError(f"schedule {name} cannot keep {', '.join(map(repr, unknown))}")
+        raise UsageError(f"plans {how} cannot keep {', '.join(map(repr, unknown))} yet")
 
 
 def _constraints(restrictions: Restrictions) -> FlushConstraints:

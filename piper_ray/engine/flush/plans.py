@@ -9,12 +9,16 @@ import numpy as np
 from piper_ray.engine.flush.tables import Workload
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList
+from piper_ray.engine.kernels.flush_paths import step_s
 from piper_ray.engine.kernels.flush_simulation import simulate_step
 from piper_ray.engine.kernels.flush_states import in_flight, least_figures
-from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, FlushTables, FlushTask
+from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+
+_MOST_PASSES = 10_000_000
+"""Forward passes of a step that are simulated one by one; of longer steps the formula tells the same."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         seconds[k, 2] = totals[2]
         options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
     columns = [seconds[:, column].copy() for column in range(3)]
-    batch_s = float(simulate_step(task.schedule, task.microbatches, *columns))
+    quick = task.schedule != TWO_BW and p * task.microbatches <= _MOST_PASSES
+    batch_s = float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
     return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
 
 

@@ -164,10 +164,11 @@ class FlushSearch:
         share = _FIRST_SHARE
         with ThreadPoolExecutor(self.threads) as pool:
             while True:
-                cutoff_s = min(self.upper_s, self.lower_s * (1.0 + share))
+                upper_s = self.upper_s
+                cutoff_s = min(upper_s, self.lower_s * (1.0 + share))
                 tasks = [task for task in self.tasks if self._lower_s[task.order] <= cutoff_s * (1.0 + _TIE)]
                 self._seek(pool, tasks, cutoff_s)
-                if self._ends() or self.proved or self.left_open is not None:
+                if self._ends() or self.proved or cutoff_s >= upper_s:
                     break
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
 

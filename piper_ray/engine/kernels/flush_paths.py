@@ -28,6 +28,7 @@ A tail of the pipeline is described by seven figures, in seconds:
       whole_own
       last          from the last microbatch's entry to the end of some stage's synchronisation
       synced        of the whole batch, to the end of some stage's synchronisation
+2bw   slowest       max of m t + R: without a flush nothing else counts
 gpipe total         sum of t
       slowest_f     the largest f, and b
       slowest_b
@@ -43,7 +44,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
-from piper_ray.engine.kernels.flush_types import GPIPE
+from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray
 
 Figures = tuple[float, float, float, float, float, float, float]
@@ -54,6 +55,8 @@ def empty_tail(schedule: int) -> Figures:
     """The figures of no stages."""
     if schedule == GPIPE:
         return 0.0, 0.0, 0.0, -np.inf, 0.0, 0.0, 0.0
+    if schedule == TWO_BW:
+        return 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     return 0.0, 0.0, 0.0, 0.0, 0.0, -np.inf, -np.inf
 
 
@@ -82,6 +85,8 @@ def with_stage(
         slowest_b = max(slowest_b, backward_s)
         synced = max(synced + forward_s, total + (m - 1) * slowest_b + sync_s)
         return total, max(slowest_f, forward_s), slowest_b, synced, 0.0, 0.0, 0.0
+    if schedule == TWO_BW:
+        return max(tail[0], m * whole_s + sync_s), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     down, up, whole, up_own, whole_own, last, synced = tail
     w = min(m, behind + 1)
     first = max(down, (w - 1) * slowest_forward_s)
@@ -108,6 +113,8 @@ def batch_s(schedule: int, microbatches: int, figures: Figures) -> float:
     """Seconds of the whole batch for a pipeline of these figures."""
     if schedule == GPIPE:
         return figures[3] + (microbatches - 1) * figures[1]
+    if schedule == TWO_BW:
+        return figures[0]
     return max(figures[2], figures[6])
 
 
@@ -139,6 +146,8 @@ def least_batch_s(
         total, slowest_f, slowest_b, synced, _, _, _ = figures
         least = total + ahead_s + (m - 1) * max(slowest_f + slowest_b, even_s)
         return max(least, synced + ahead_forward_s + (m - 1) * slowest_f)
+    if schedule == TWO_BW:
+        return max(figures[0], m * even_s)
     down, up, whole, _, _, _, synced = figures
     least = max(whole + ahead_s, synced + ahead_forward_s, m * even_s)
     if m > most_stages:
@@ -161,6 +170,11 @@ def step_s(
             slowest_b = max(slowest_b, backward_s[j])
             synced = max(synced, total_b + (m - 1) * slowest_b + sync_s[j])
         return total_f + (m - 1) * slowest_f + synced
+    if schedule == TWO_BW:
+        slowest = 0.0
+        for j in range(p):
+            slowest = max(slowest, m * (forward_s[j] + backward_s[j]) + sync_s[j])
+        return slowest
     # Stage j + 1 has done its last pass before stage j: its end counts where it synchronises longer than all before it.
     best, longest_s = 0.0, -1.0
     for end in range(p):

@@ -36,6 +36,7 @@ from piper_ray.engine.kernels.flush_types import (
     MIXED,
     NO_CHOICE,
     ON_FRONT,
+    TWO_BW,
     FlushTables,
     FlushTask,
     StateArrays,
@@ -181,6 +182,8 @@ def least_figures(i: int, j: int, r: int, tables: FlushTables, task: FlushTask) 
 @inlined_kernel
 def in_flight(schedule: int, microbatches: int, behind: int) -> int:
     """y of a stage with ``behind`` stages behind it."""
+    if schedule == TWO_BW:
+        return behind + 1
     return microbatches if schedule == GPIPE else min(microbatches, behind + 1)
 
 
@@ -228,6 +231,8 @@ def one_choice_is_best(
         final_s = total + forward_s + backward_s + (microbatches - 1) * max(slowest_b, backward_s) + sync_s
         hidden_forward = forward_s <= slowest_f and synced + forward_s <= final_s
         return (least_forward or hidden_forward) and (least_backward or backward_s <= slowest_b)
+    if schedule == TWO_BW:
+        return True
     down, _, _, up, whole, last, synced = tail
     w = min(microbatches, behind + 1)
     if least_forward and least_backward:
@@ -291,8 +296,9 @@ def tails(
             break
         limit = control[0] * (1.0 + SLACK)
         ahead_s, ahead_forward_s = ahead.ahead_s[i], ahead.ahead_forward_s[i]
-        # m t + ahead <= limit for the stage that is put in front.
-        slowest_s = (limit - ahead_s) / microbatches
+        # m t + ahead <= limit for the stage that is put in front; without a flush nothing waits for what is ahead.
+        fill_s = 0.0 if schedule == TWO_BW else ahead_s
+        slowest_s = (limit - fill_s) / microbatches
         if slowest_s < 0.0:
             continue
         if limit < np.inf and limit > 0.0:
@@ -322,7 +328,7 @@ def tails(
                 if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
                     continue
                 least = least_figures(i, j, r, tables, task)
-                if microbatches * least.time_s + ahead_s > limit:
+                if microbatches * least.time_s + fill_s > limit:
                     continue
                 stage_id += 1
                 used_rows = 0
@@ -604,6 +610,8 @@ def _stages_for(work_s: float, slowest_s: float) -> float:
 @inlined_kernel
 def _without_ends(schedule: int, figures: Figures) -> Figures:
     """Less what depends on f and b each for itself in ways that least figures do not bound."""
+    if schedule == TWO_BW:
+        return figures
     if schedule == GPIPE:
         return figures[0], figures[1], figures[2], -np.inf, 0.0, 0.0, 0.0
     return figures[0], figures[1], figures[2], figures[3], figures[4], -np.inf, -np.inf

@@ -11,6 +11,7 @@ from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 GPIPE = 0
 ONE_F_ONE_B = 1
+TWO_BW = 2
 
 # Columns of FlushTables.sums. "Fast": as each layer runs its option of least time.
 LEAST_S = 0  # forward and backward

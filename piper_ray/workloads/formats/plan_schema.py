@@ -12,8 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.stop import StoppedBy
+_ScheduleName = Literal["2bw", "pipedream", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"]
+_StoppedBy = Literal[
+    "gap",
+    "time limit",
+    "interrupt",
+    "TMPC choice too hard",
+    "blocks of operators",
+    "too many plans to look at",
+    "too many states to keep",
+    "TMPC choices merged",
+]
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
@@ -85,7 +94,7 @@ class PlanDocument(StagesDocument, Header):
 
     kind: Literal["piper-ray/plan"] = Field(alias="schema", description="Which document it is.")
     time_per_sample_s: float | None = Field(default=None, description="Of a microbatch, by evaluate.")
-    schedule: ScheduleName | None = Field(default=None, description="That which the plan is for.")
+    schedule: _ScheduleName | None = Field(default=None, description="That which the plan is for.")
     chunks: int | None = Field(default=None, description="Stages on each rank.")
     status: Literal["optimal", "feasible"] | None = Field(default=None, description="What the solve proved.")
     lower_bound_s: float | None = Field(default=None, description="No plan is faster.")
@@ -219,10 +228,10 @@ class SolutionDocument(Header):
     kind: Literal["piper-ray/solution"] = Field(alias="schema", description="Which document it is.")
     restrictions: RestrictionsDocument = Field(description="What plans had to keep.")
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
-    schedule: ScheduleName = Field(default=ScheduleName.TWO_BW, description="That which value and bound are of.")
+    schedule: _ScheduleName = Field(default="2bw", description="That which value and bound are of.")
     chunks: int = Field(default=1, description="Stages on each rank.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
-    stopped_by: StoppedBy | None = Field(description="What ended the search before a proof.")
+    stopped_by: _StoppedBy | None = Field(description="What ended the search before a proof.")
     time_per_sample_s: float | None = Field(description="Of the plan, for a microbatch.")
     lower_bound_s: float | None = Field(description="No plan is faster; null: there is none.")
     gap: float | None = Field(description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
