@@ -226,6 +226,8 @@ def _extend(number: int, stage: StageKey, size: int, within: Within, known: Stag
                 or _is_beaten(fronts, size, State(devices, total, max(later_s, used_s / d)))
             ):
                 break
+            if used_s > threshold_s * d:  # the bound on d leaves a hair: a walk would find the same value for ever
+                continue
             y = in_flight(later_sum, d)
             extra_s = 0.0
             if options.uniform[r] == 0 or fast_a_bytes * y + fast_shared_bytes / d > room_bytes:
