@@ -58,7 +58,7 @@ def test_every_figure_that_plans_depend_on_counts() -> None:
     others = [INSTANCE.replace(**{name: other_value(getattr(INSTANCE, name))}) for name in figures]
     parts = ("layers", "edges", "tensors")
     others += [replace(INSTANCE, **{name: other_value(getattr(INSTANCE, name))}) for name in parts]
-    assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", "name", "notes"}
+    assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", "name", "notes", "schedule"}
     others += [with_layer(layer) for layer in variants(LAYERS[0], "path")]
     times = [
         replace(TMPC, time_per_sample_s=other_value(TMPC.time_per_sample_s)),
@@ -92,6 +92,7 @@ def test_nothing_else_counts() -> None:
     reordered = replace(LAYERS[0], tmpcs=dict(sorted(LAYERS[0].tmpcs.items(), reverse=True)))
     assert identity(replace(INSTANCE, name="other")) == identity()
     assert identity(replace(INSTANCE, notes=("other",))) == identity()
+    assert identity(replace(INSTANCE, schedule="1f1b")) == identity(), "a checkpoint is of a solve under Piper's own"
     assert identity(with_layer(replace(LAYERS[0], path="model.other"))) == identity()
     assert identity(replace(INSTANCE, batch=replace(INSTANCE.batch, samples_per_microbatch=16))) == identity()
     links = (Link(900.0, 8), *INSTANCE.cluster.links)
@@ -140,5 +141,5 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_facts_of_an_unknown_shape_are_refused() -> None:
-    with pytest.raises(CheckpointRefused, match="format unknown there, 1 here"):
+    with pytest.raises(CheckpointRefused, match="format unknown there, 2 here"):
         identity().require({**identity().facts, "version": {}}, "DIR")

@@ -142,8 +142,8 @@ def _limit(available: int, whole_s: float, own_s: float, threshold_s: float) -> 
 @leaf_kernel
 def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: StageTables) -> int:
     """Fills ``known.fronts`` for one threshold and limits; returns FEASIBLE, INFEASIBLE, NO_ROOM or TOO_HARD."""
-    work, fronts = known.work, known.fronts
-    last = known.stages.start.size - 2
+    stages, work, fronts = known.stages, known.work, known.fronts
+    last = stages.start.size - 2
     fronts.start[0], fronts.states[0] = 0, 1
     fronts.devices[0], fronts.data_parallel_sum[0], fronts.value_s[0] = 0, 0, 0.0
     used = 1
@@ -154,9 +154,18 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
             _limit(device_limit, work.device_work_s[last], work.device_work_s[i], threshold_s),
             _limit(sum_limit, work.replica_work_s[last], work.replica_work_s[i], threshold_s),
         )
-        size = _front_of(i, within, known) if within.devices >= 1 and within.data_parallel_sum >= 1 else 0
-        if size < 0:
-            return TOO_HARD
+        if within.devices < 1 or within.data_parallel_sum < 1:
+            continue
+        size = int(np.int64(0))  # of a literal 0 all that gets it would be compiled once more
+        for number in range(stages.start[i], stages.start[i + 1]):
+            j = stages.inner[number]
+            if fronts.states[j] == 0 or fronts.devices[fronts.start[j] + fronts.states[j] - 1] >= within.devices:
+                continue
+            for r in range(stages.work_s.shape[1]):
+                if stages.work_s[number, r] < np.inf:
+                    size = _extend(number, StageKey(i, j, r), size, within, known)
+                    if size < 0:
+                        return TOO_HARD
         if used + size > fronts.devices.size:
             return NO_ROOM
         for k in range(size):
@@ -169,27 +178,11 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
 
 
 @inlined_kernel
-def _front_of(i: int, within: Within, known: StageTables) -> int:
-    """The states of downset i, as its new ones in ``known.fronts``; how many, or _TOO_HARD."""
-    stages, fronts = known.stages, known.fronts
-    size = 0
-    for number in range(stages.start[i], stages.start[i + 1]):
-        j = stages.inner[number]
-        if fronts.states[j] == 0 or fronts.devices[fronts.start[j] + fronts.states[j] - 1] >= within.devices:
-            continue
-        for r in range(stages.work_s.shape[1]):
-            if stages.work_s[number, r] < np.inf:
-                size = _extend(number, StageKey(i, j, r), size, within, known)
-                if size < 0:
-                    return size
-    return size
-
-
-@inlined_kernel
 def _extend(number: int, stage: StageKey, size: int, within: Within, known: StageTables) -> int:
     """Adds the states with this first stage, listed under ``number``; returns the new size, or _TOO_HARD."""
     i, j, r = stage
-    fronts, costs, options, cluster = known.fronts, known.tables.costs, known.tables.options, known.tables.cluster
+    tables, fronts, choices = known.tables, known.fronts, known.choices
+    costs, options, cluster = tables.costs, tables.options, tables.cluster
     divisors, threshold_s = cluster.divisors, within.threshold_s
     behind = fronts.start[j] + fronts.states[j]
     work = StageWork(known.stages.work_s[number, r], max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r]))
@@ -219,45 +212,33 @@ def _extend(number: int, stage: StageKey, size: int, within: Within, known: Stag
         for index in range(max(by_time, first), end):
             d = divisors[index]
             devices, total = fronts.devices[later] + t * d, later_sum + d
-            used_s = one_device_s(work.work_s, work.resync_s, d)
+            used_s, budget_s = one_device_s(work.work_s, work.resync_s, d), threshold_s * d
             if (
                 devices > within.devices
                 or total > within.data_parallel_sum
                 or _is_beaten(fronts, size, State(devices, total, max(later_s, used_s / d)))
             ):
                 break
-            if used_s > threshold_s * d:  # the bound on d leaves a hair: a walk would find the same value for ever
+            if used_s > budget_s:  # the bound on d leaves a hair: a walk would find the same value for ever
                 continue
             y = in_flight(later_sum, d)
             extra_s = 0.0
             if options.uniform[r] == 0 or fast_a_bytes * y + fast_shared_bytes / d > room_bytes:
-                extra_s = _extra_s(Candidate(number, stage, index, y), used_s, threshold_s * d, known)
-                if extra_s == -np.inf:
-                    return _TOO_HARD
-                if extra_s == np.inf:
+                candidate = Candidate(number, stage, index, y)
+                slot = choice_slot(candidate, tables, known.steps, choices)
+                if used_s + choices.low_s[slot] > budget_s:
                     continue
+                if used_s + choices.high_s[slot] > budget_s:
+                    if not settle_choice(candidate, used_s, budget_s, slot, tables, choices):
+                        return _TOO_HARD
+                    if used_s + choices.high_s[slot] > budget_s:
+                        continue
+                extra_s = choices.high_s[slot]
             state = State(devices, total, max(later_s, (used_s + extra_s) / d))
             if not _is_beaten(fronts, size, state):
                 size = _insert(fronts, size, state)
             break
     return size
-
-
-@inlined_kernel
-def _extra_s(candidate: Candidate, used_s: float, budget_s: float, known: StageTables) -> float:
-    """How much more time the stage takes than with its fastest choice, so that it fits; inf: more than the budget, or
-    it never fits; -inf: that is too hard to tell.
-    """
-    tables, choices = known.tables, known.choices
-    slot = choice_slot(candidate, tables, known.steps, choices)
-    if used_s + choices.low_s[slot] > budget_s:
-        return np.inf
-    if used_s + choices.high_s[slot] > budget_s:
-        if not settle_choice(candidate, used_s, budget_s, slot, tables, choices):
-            return -np.inf
-        if used_s + choices.high_s[slot] > budget_s:
-            return np.inf
-    return float(choices.high_s[slot])
 
 
 @leaf_kernel
