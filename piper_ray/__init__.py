@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
-    from piper_ray.simulate.memory import MemorySteps
+    from piper_ray.simulate.memory import MemorySteps, Versions
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
     from piper_ray.simulate.stages import StageFigures
     from piper_ray.simulate.timeline import Timeline
@@ -205,6 +205,7 @@ __all__ = [
     "Interval",
     "Timeline",
     "MemorySteps",
+    "Versions",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -260,6 +261,7 @@ _LAZY = {
     "StageFigures": "piper_ray.simulate.stages",
     "Timeline": "piper_ray.simulate.timeline",
     "MemorySteps": "piper_ray.simulate.memory",
+    "Versions": "piper_ray.simulate.memory",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }

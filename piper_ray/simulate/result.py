@@ -70,6 +70,7 @@ class PathPart:
 
     @property
     def duration_s(self) -> float:
+        """From its start to its end."""
         return self.end_s - self.start_s
 
 
