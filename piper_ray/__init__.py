@@ -12,17 +12,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Imported at once, not lazily: `piper_ray.evaluate` is also a submodule, whose import would hide the function.
+# Imported at once, not lazily: `piper_ray.evaluate` and `piper_ray.simulate` are also modules, whose import would hide
+# the functions.
 from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import (
+    AllDevices,
     Constraint,
     NoDataParallelism,
     NoTensorParallelism,
     Recompute,
     RecomputeRule,
+    SameDegrees,
     Scope,
+    StageCount,
+    TensorParallelDegrees,
 )
 from piper_ray.model.errors import (
     CheckpointLost,
@@ -54,9 +59,11 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.passes import Passes, passes_of, with_passes
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import (
     BlockStats,
     ClusterStats,
+    DegreeStats,
     EvaluationStats,
     Forecast,
     Infeasibility,
@@ -66,6 +73,8 @@ from piper_ray.model.solution import (
     Status,
 )
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
+from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
@@ -80,6 +89,10 @@ if TYPE_CHECKING:
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
+    from piper_ray.simulate.memory import MemorySteps, Versions
+    from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
+    from piper_ray.simulate.stages import StageFigures
+    from piper_ray.simulate.timeline import Timeline
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.point import Point
     from piper_ray.sweep.progress import Best, Progress, SweepListener
@@ -103,6 +116,7 @@ __all__ = [
     "solve",
     "frontier",
     "evaluate",
+    "simulate",
     "run_sweep",
     "read_dataset",
     "baselines",
@@ -129,11 +143,20 @@ __all__ = [
     "NoTensorParallelism",
     "NoDataParallelism",
     "RecomputeRule",
+    "TensorParallelDegrees",
+    "SameDegrees",
+    "StageCount",
+    "AllDevices",
     "Recompute",
     # how it is solved
     "SolveOptions",
     "Contract",
     "Preparation",
+    "Schedule",
+    "ScheduleName",
+    "SimulationOptions",
+    "AllReduce",
+    "InFlightRule",
     "Stop",
     "Backend",
     "RayBackend",
@@ -162,6 +185,7 @@ __all__ = [
     "Infeasibility",
     "SolveStats",
     "EvaluationStats",
+    "DegreeStats",
     "ClusterStats",
     "NodeStats",
     "BlockStats",
@@ -174,6 +198,14 @@ __all__ = [
     "Evaluation",
     "StageEvaluation",
     "Binding",
+    "Simulation",
+    "RankSimulation",
+    "StageFigures",
+    "PathPart",
+    "Interval",
+    "Timeline",
+    "MemorySteps",
+    "Versions",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -222,6 +254,14 @@ _LAZY = {
     "Point": "piper_ray.sweep.point",
     "Best": "piper_ray.sweep.progress",
     "Backend": "piper_ray.engine.evaluation.backend",
+    "Simulation": "piper_ray.simulate.result",
+    "RankSimulation": "piper_ray.simulate.result",
+    "PathPart": "piper_ray.simulate.result",
+    "Interval": "piper_ray.simulate.result",
+    "StageFigures": "piper_ray.simulate.stages",
+    "Timeline": "piper_ray.simulate.timeline",
+    "MemorySteps": "piper_ray.simulate.memory",
+    "Versions": "piper_ray.simulate.memory",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }

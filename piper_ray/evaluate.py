@@ -88,11 +88,11 @@ def evaluate(instance: Instance | Source, plan: Plan, *, restrictions: Restricti
     or plan that is not sound in itself, UsageError for arguments that are something else.
     """
     instance = _checked(instance, plan, restrictions)
-    violations = [*_partition_violations(instance, plan), *_edge_violations(instance, plan)]
+    violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
     violations += _degree_violations(instance, plan)
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
-        chosen, faults = _chosen_tmpcs(instance, stage, number)
+        chosen, faults = chosen_tmpcs(instance, stage, number)
         choices.append(chosen)
         violations += faults
     suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
@@ -114,7 +114,8 @@ def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions
     return formats.instance_of(instance)
 
 
-def _partition_violations(instance: Instance, plan: Plan) -> list[str]:
+def partition_violations(instance: Instance, plan: Plan) -> list[str]:
+    """In words: stages without layers, and layers in no stage, in several, or not of the instance."""
     violations = []
     stage_of: dict[int, int] = {}
     for number, stage in enumerate(plan.stages, start=1):
@@ -133,7 +134,7 @@ def _partition_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def _edge_violations(instance: Instance, plan: Plan) -> list[str]:
+def edge_violations(instance: Instance, plan: Plan) -> list[str]:
     """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back."""
     stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
     return [
@@ -166,7 +167,7 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def _chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
+def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
     """The stage's TMPC for each layer of the instance in it, and what is wrong with the others."""
     t = stage.tensor_parallel_degree
     chosen: dict[int, Tmpc] = {}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.ray_support import RAY_ENVIRONMENT, local_ray
@@ -25,3 +27,14 @@ settings.register_profile("fast", _COMMON, max_examples=50, derandomize=True, da
 settings.register_profile("ci", _COMMON, max_examples=300, derandomize=True, database=None)
 settings.register_profile("nightly", _COMMON, max_examples=5000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+_FAULTS = Path(__file__).parent / "faults"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under xdist one process has the session's Ray, and one the machines of the fault tests."""
+    for item in items:
+        if _FAULTS in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("machines"))
+        elif "local_ray" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))

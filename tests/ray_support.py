@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,15 @@ def backend_of(**options: Any) -> Iterator[RayBackend]:
 
 
 def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: float = 0.003) -> None:
-    """In more chunks than workers. round_trip_s: 0 for level by level."""
+    """In more chunks than workers, none of whom is late, however busy the machine is.
+
+    round_trip_s: 0 for level by level.
+    """
+    from piper_ray.engine.backends.ray.coordinator import Coordinator
     from piper_ray.engine.backends.ray.pacing import Pacing
+
+    patient = partial(Coordinator, overdue_floor_s=60.0)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.dispatcher.Coordinator", patient)
 
     monkeypatch.setattr("piper_ray.engine.backends.ray.pacing.LEAST_BATCH_S", 0.0)
     monkeypatch.setattr("piper_ray.engine.backends.ray.backend.Pacing", lambda: Pacing(round_trip_s=round_trip_s))

@@ -17,6 +17,7 @@ from piper_ray.cli.common import (
     KeptInFlight,
     Memory,
     Microbatches,
+    Unwritten,
     load_instance,
 )
 from piper_ray.model.instance import Instance
@@ -58,12 +59,14 @@ def info(
 
     planned = lattice_input(instance, contract)
     forecast, blocks = planned.forecast, planned.blocks
+    unwritten = Unwritten()
     if picture is not None:
-        draw_graph(
-            planned.instance, planned.outline.graph, planned.outline.contraction.members(planned.instance), picture
-        )
+        with unwritten.noted():
+            members = planned.outline.contraction.members(planned.instance)
+            draw_graph(planned.instance, planned.outline.graph, members, picture)
     if json:
         typer.echo(to_text(info_document(instance, figures(instance, forecast, blocks))), nl=False)
+        unwritten.report()
         return
     screen = console()
     for line in [*instance_lines(instance), f"Digest    {instance.digest}"]:
@@ -80,6 +83,7 @@ def info(
         screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
     for line in forecast_lines(forecast):
         screen.print(line, soft_wrap=True)
+    unwritten.report()
 
 
 def forecast_lines(forecast: Forecast) -> list[str]:

@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
@@ -129,3 +131,65 @@ class RecomputeRule(Constraint):
             if None not in self.roles and all(against[role] for role in self.roles if role is not None):
                 listed = ", ".join(str(layer) for role in self.roles if role is not None for layer in against[role][:5])
                 yield f"stage {number}: recomputation is to be {self.rule.value}, layers such as {listed} break that"
+
+
+@dataclass(frozen=True)
+class TensorParallelDegrees(Constraint):
+    """degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising."""
+
+    degrees: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        degrees = arguments.whole_numbers("degrees", self.degrees)
+        if not degrees or degrees[0] < 1 or any(later <= earlier for earlier, later in pairwise(degrees)):
+            raise UsageError(
+                f"tensor-parallel degrees must be positive and rising, not {arguments.shown(self.degrees)}"
+            )
+        object.__setattr__(self, "degrees", degrees)
+
+    def admits_tensor_parallel_degree(self, degree: int) -> bool:
+        return degree in self.degrees
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        for number, stage in enumerate(plan.stages, start=1):
+            if stage.tensor_parallel_degree not in self.degrees:
+                allowed = ", ".join(map(str, self.degrees))
+                yield f"stage {number}: tensor-parallel degree {stage.tensor_parallel_degree}, not one of {allowed}"
+
+
+@dataclass(frozen=True)
+class SameDegrees(Constraint):
+    """All stages have one d and one t, as runtimes that flush each batch need it."""
+
+    scope: ClassVar[Scope] = Scope.PLAN
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
+        if len(degrees) > 1:
+            yield f"stages differ in their degrees: {', '.join(f'd={d} t={t}' for d, t in sorted(degrees))}"
+
+
+@dataclass(frozen=True)
+class StageCount(Constraint):
+    """stages: p. Raises UsageError unless it is a positive number."""
+
+    scope: ClassVar[Scope] = Scope.PLAN
+    stages: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", arguments.positive("stages", self.stages))
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        if len(plan.stages) != self.stages:
+            yield f"{len(plan.stages)} stages, but {self.stages} are asked for"
+
+
+@dataclass(frozen=True)
+class AllDevices(Constraint):
+    """No device is left over."""
+
+    scope: ClassVar[Scope] = Scope.PLAN
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        if plan.devices != instance.devices:
+            yield f"{plan.devices} of {instance.devices} devices are used, but all of them are to be"

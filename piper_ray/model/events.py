@@ -35,6 +35,7 @@ class Bounds:
 
     @property
     def gap(self) -> float | None:
+        """(upper_s - lower_s) / upper_s; None until a plan is known."""
         if self.upper_s is None:
             return None
         return relative_gap(self.upper_s, self.lower_s)

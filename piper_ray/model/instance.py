@@ -17,6 +17,7 @@ from piper_ray.model.arguments import cluster_figures
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain
+from piper_ray.model.schedule import Schedule
 
 _CHECKED = "_checked"
 
@@ -141,6 +142,7 @@ class Instance:
     """Everything a plan depends on. Layers and edges keep the order of the file.
 
     tensors: what is charged once for each stage, beside what is charged for each edge.
+    schedule: that which its plans are to run under; None: nobody says. ``solve`` then takes Piper's.
     notes: what its reader assumed or changed, or holds for a slip, a sentence each; no matter of what a plan costs.
     devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
     bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a cluster with one link and a batch of
@@ -154,6 +156,7 @@ class Instance:
     name: str = ""
     tensors: tuple[Tensor, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
+    schedule: Schedule | None = None
 
     def __init__(
         self,
@@ -169,6 +172,7 @@ class Instance:
         *,
         cluster: Cluster | None = None,
         batch: Batch | None = None,
+        schedule: Schedule | str | None = None,
     ) -> None:
         figures = {
             "devices": devices,
@@ -178,13 +182,14 @@ class Instance:
         if cluster is None:
             # What is missing is told when the instance is looked through.
             cluster = Cluster(devices, memory_bytes, (Link(bandwidth_bytes_per_s),))  # type: ignore[arg-type]
-        else:
-            cluster = cluster.changed({name: value for name, value in figures.items() if value is not None})
+        elif given := {name: value for name, value in figures.items() if value is not None}:
+            cluster = cluster.changed(given)
         if batch is None:
             batch = Batch(microbatches)  # type: ignore[arg-type]
         elif microbatches is not None:
             batch = dataclasses.replace(batch, microbatches=microbatches)
         values = {"layers": layers, "edges": edges, "cluster": cluster, "batch": batch, "name": name}
+        values |= {"schedule": None if schedule is None else Schedule.of(schedule)}
         for field_name, value in (values | {"tensors": tensors, "notes": notes}).items():
             object.__setattr__(self, field_name, value)
         convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")
@@ -211,6 +216,7 @@ class Instance:
             notes=self.notes,
             cluster=self.cluster,
             batch=self.batch,
+            schedule=self.schedule,
             **figures,
         )
         if self.checked:
@@ -248,6 +254,7 @@ class Instance:
 
     @cached_property
     def layer_by_id(self) -> Mapping[int, Layer]:
+        """Its layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
     @cached_property

@@ -28,6 +28,7 @@ class Stage:
 
     @property
     def devices(self) -> int:
+        """d t."""
         return self.data_parallel_degree * self.tensor_parallel_degree
 
 
@@ -42,10 +43,12 @@ class Plan:
 
     @property
     def devices(self) -> int:
+        """Of all stages together."""
         return sum(stage.devices for stage in self.stages)
 
     @property
     def data_parallel_sum(self) -> int:
+        """Of the data-parallel degrees of all stages."""
         return sum(stage.data_parallel_degree for stage in self.stages)
 
     @property

@@ -56,14 +56,17 @@ class Restrictions:
 
     @property
     def tensor_parallelism(self) -> bool:
+        """Whether there may be any: there is no ``NoTensorParallelism``."""
         return not any(isinstance(constraint, NoTensorParallelism) for constraint in self.constraints)
 
     @property
     def data_parallelism(self) -> bool:
+        """Whether there may be any: there is no ``NoDataParallelism``."""
         return not any(isinstance(constraint, NoDataParallelism) for constraint in self.constraints)
 
     @property
     def recompute(self) -> Recompute:
+        """That of the ``RecomputeRule``; AUTO without one."""
         rules = (constraint.rule for constraint in self.constraints if isinstance(constraint, RecomputeRule))
         return next(rules, Recompute.AUTO)
 
@@ -73,9 +76,11 @@ class Restrictions:
         return tuple(constraint for constraint in self.constraints if not isinstance(constraint, _USUAL))
 
     def admits_tensor_parallel_degree(self, degree: int) -> bool:
+        """Whether a stage may have this t: every constraint admits it."""
         return all(constraint.admits_tensor_parallel_degree(degree) for constraint in self.constraints)
 
     def admits_data_parallel_degree(self, degree: int) -> bool:
+        """Whether a stage may have this d: every constraint admits it."""
         return all(constraint.admits_data_parallel_degree(degree) for constraint in self.constraints)
 
     def data_parallel_degrees(self, instance: Instance) -> list[int]:
@@ -97,11 +102,15 @@ class Restrictions:
         for constraint in self.constraints:
             yield from constraint.violations(instance, plan)
 
+    @property
+    def plan_wide(self) -> tuple[Constraint, ...]:
+        """Those that are about more than one stage."""
+        return tuple(constraint for constraint in self.constraints if constraint.scope is Scope.PLAN)
+
     def require_stages_alone(self, planner: str) -> None:
         """Raises UsageError if some constraint is about more than one stage, for a planner that knows none of these."""
-        unknown = [constraint for constraint in self.constraints if constraint.scope is Scope.PLAN]
-        if unknown:
-            raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, unknown))}")
+        if self.plan_wide:
+            raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, self.plan_wide))}")
 
     def to_dict(self) -> dict[str, object]:
         """Ready for ``json.dump``: the usual three by name, and the others under ``constraints`` if there are any."""

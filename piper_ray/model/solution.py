@@ -8,6 +8,7 @@ from enum import Enum
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.plan import Plan
 from piper_ray.model.renamed import renamed
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.stop import StoppedBy
 
 
@@ -72,6 +73,20 @@ class ClusterStats:
 
 
 @dataclass(frozen=True)
+class DegreeStats:
+    """What a search with one d and one t for all stages looked at.
+
+    pairs: (d, t) that fit the cluster. searched: those that no bound ruled out. looked_through: those whose plans were
+    looked at one by one. states: pipeline tails kept, over all pairs.
+    """
+
+    pairs: int
+    searched: int
+    looked_through: int
+    states: int
+
+
+@dataclass(frozen=True)
 class SolveStats:
     """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted)."""
 
@@ -86,6 +101,7 @@ class SolveStats:
     search_s: float
     evaluations: tuple[EvaluationStats, ...]
     cluster: ClusterStats | None = None
+    degrees: DegreeStats | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,8 @@ class Solution:
     stopped_by: what ended the search before a proof; None when it ended by itself.
     blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
     and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
+    schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
+    bound one on every plan's.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
@@ -154,12 +172,14 @@ class Solution:
     infeasibility: Infeasibility | None = None
     stopped_by: StoppedBy | None = None
     blocks: BlockStats | None = None
+    schedule: Schedule = PAPERS_SCHEDULE
 
     time_per_sample = renamed("time_per_sample", "time_per_sample_s")
     lower_bound = renamed("lower_bound", "lower_bound_s")
 
     @property
     def gap(self) -> float | None:
+        """(time_per_sample_s - lower_bound_s) / time_per_sample_s; None without a plan."""
         if self.time_per_sample_s is None:
             return None
         return relative_gap(self.time_per_sample_s, self.lower_bound_s)

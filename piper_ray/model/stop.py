@@ -9,13 +9,20 @@ from typing import Any, Generic, TypeVar
 
 
 class StoppedBy(str, Enum):
-    """What ended a search before its proof. OPERATOR_BLOCKS: plans of whole blocks are not all plans there are."""
+    """What ended a search before its proof. OPERATOR_BLOCKS: plans of whole blocks are not all plans there are.
+
+    Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
+    stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones.
+    """
 
     GAP = "gap"
     TIME_LIMIT = "time limit"
     INTERRUPT = "interrupt"
     CHOICE_TOO_HARD = "TMPC choice too hard"
     OPERATOR_BLOCKS = "blocks of operators"
+    TOO_MANY_PLANS = "too many plans to look at"
+    TOO_MANY_STATES = "too many states to keep"
+    CHOICES_MERGED = "TMPC choices merged"
 
     def __str__(self) -> str:
         return self.value
@@ -59,6 +66,7 @@ class Stop(Generic[_Answer]):
 
     @property
     def requested(self) -> bool:
+        """Whether ``request`` was called."""
         return self._wish.requested
 
     def check(self) -> None:

@@ -15,9 +15,11 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import BlockStats, Solution
 from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.speed import speed_document
+from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
 
@@ -28,6 +30,7 @@ def solution_document(
     options: SolveOptions,
     solution: Solution,
     evaluation: Evaluation | None,
+    simulation: Simulation | None = None,
 ) -> Document:
     """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
     plan = solution.plan
@@ -35,35 +38,47 @@ def solution_document(
         **header("solution", instance),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
+        "schedule": solution.schedule.name.value,
+        "chunks": solution.schedule.v,
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
         "time_per_sample_s": solution.time_per_sample_s,
         "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
-        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "plan": None if plan is None else _plan_with_figures(instance, plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
+        "simulated": None if simulation is None else _simulated_document(instance, simulation),
         "infeasibility": _plain(solution.infeasibility),
         "blocks": _blocks_document(solution.blocks),
         "stats": _plain(solution.stats),
     }
 
 
-def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin: Document) -> Document:
+def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation | None, origin: Document) -> Document:
     """The plan file: upstream's ``stages`` first, with our figures in each, then what they hold for.
 
-    origin: what is known of the plan: ``proof_document`` of a solve, or ``baseline_facts`` of another planner.
+    evaluation: None for a plan of another schedule than Piper's. origin: what is known of the plan: ``proof_document``
+    of a solve, or ``baseline_facts`` of another planner.
     """
+    time_s = {} if evaluation is None else {"time_per_sample_s": evaluation.time_per_sample_s}
     return {
         **_plan_with_figures(instance, plan, evaluation),
         **header("plan", instance),
-        "time_per_sample_s": evaluation.time_per_sample_s,
+        **time_s,
         **origin,
     }
 
 
 def proof_document(solution: Solution) -> Document:
     """What a solve proved about its plan."""
-    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound_s), "gap": solution.gap}
+    return {
+        "schedule": solution.schedule.name.value,
+        "chunks": solution.schedule.v,
+        "time_per_sample_s": solution.time_per_sample_s,
+        "status": solution.status.value,
+        "lower_bound_s": _plain(solution.lower_bound_s),
+        "gap": solution.gap,
+    }
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -116,14 +131,23 @@ def _point_document(point: FrontierPoint) -> Document:
 
 
 def verification_document(
-    instance: Instance, plan: Plan, evaluation: Evaluation | None, violations: tuple[str, ...]
+    instance: Instance,
+    plan: Plan,
+    schedule: Schedule,
+    evaluation: Evaluation | None,
+    simulation: Simulation | None,
+    violations: tuple[str, ...],
 ) -> Document:
-    """What ``verify`` found: the plan's cost, or every rule it breaks."""
+    """What ``verify`` found: the plan's cost under a schedule, or every rule it breaks."""
+    found = evaluation or simulation
     return {
         **header("verification", instance),
-        "valid": evaluation is not None,
+        "schedule": schedule.name.value,
+        "chunks": schedule.v,
+        "valid": found is not None,
         "violations": list(violations),
-        "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
+        "time_per_sample_s": None if found is None else found.time_per_sample_s,
+        "simulated": None if simulation is None else _simulated_document(instance, simulation),
         "plan": _plan_with_figures(instance, plan, evaluation),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
@@ -165,6 +189,15 @@ def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document
         "data_parallel_sum": evaluation.data_parallel_sum,
         "stages": len(evaluation.stages),
         "bottleneck": evaluation.bottleneck,
+    }
+
+
+def _simulated_document(instance: Instance, simulation: Simulation) -> Document:
+    return {
+        "time_per_sample_s": simulation.time_per_sample_s,
+        **speed_document(instance.batch, simulation.time_per_sample_s),
+        "bubble_share": simulation.bubble_share,
+        "peak_memory_bytes": [rank.peak_memory_bytes for rank in simulation.ranks],
     }
 
 

@@ -59,10 +59,17 @@ def summary_lines(result: Estimate) -> list[str]:
 
 
 def memory_line(result: Estimate) -> str:
-    """The least that the layers need on all GPUs together with one microbatch in flight, and the GPUs for that."""
+    """The least that the layers need on all GPUs together with one microbatch in flight, and the GPUs for that.
+
+    What needs replicas is held by each of them.
+    """
     instance = result.instance
     needed_bytes = sum(
-        min(degree * (tmpc.activation_bytes + tmpc.fixed_bytes) for degree, of in layer.tmpcs.items() for tmpc in of)
+        min(
+            degree * (tmpc.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
+            for degree, of in layer.tmpcs.items()
+            for tmpc in of
+        )
         for layer in instance.layers
     )
     least = math.ceil(needed_bytes / instance.memory_bytes)

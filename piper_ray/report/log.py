@@ -82,6 +82,10 @@ class SolverLog(LiveLog):
             f"{gap:>9}  {bounds.elapsed_s:6.2f} s"
         )
 
+    def line(self, text: str) -> None:
+        """One of somebody else's."""
+        self._line(text)
+
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 

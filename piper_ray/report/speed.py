@@ -28,17 +28,14 @@ class Throughput:
 
 
 def speed_text(batch: Batch, time_per_sample_s: float) -> str:
-    """``1.5 ms/microbatch, 10666.7 samples/s, 1.09227e+07 tokens/s, 3.072 s/step``."""
-    parts = [f"{time_text(time_per_sample_s)}/microbatch"]
-    if time_per_sample_s > 0:
-        throughput = Throughput.of(batch)
-        parts.append(f"{throughput.per_s(time_per_sample_s):.6g} {throughput.unit}/s")
-        if batch.tokens_per_microbatch is not None:
-            parts.append(f"{batch.tokens_per_microbatch / time_per_sample_s:.6g} tokens/s")
-        parts.append(f"{time_text(batch.step_s(time_per_sample_s))}/step")
-    else:
-        parts.append("no time at all")
-    return ", ".join(parts)
+    """``10666.7 samples/s, 1.09227e+07 tokens/s, 3.07200 s/step``."""
+    if time_per_sample_s <= 0:
+        return "no time at all"
+    throughput = Throughput.of(batch)
+    parts = [f"{throughput.per_s(time_per_sample_s):.6g} {throughput.unit}/s"]
+    if batch.tokens_per_microbatch is not None:
+        parts.append(f"{batch.tokens_per_microbatch / time_per_sample_s:.6g} tokens/s")
+    return ", ".join([*parts, f"{time_text(batch.step_s(time_per_sample_s))}/step"])
 
 
 def batch_text(batch: Batch) -> str:

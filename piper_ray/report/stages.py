@@ -41,9 +41,14 @@ BAR_PARTS = (
 
 def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
     """Both tables, at the console's width."""
-    print_table(console, table_lines(*_layers_table(instance, plan, console.width)))
+    print_layers(console, instance, plan)
     console.print()
     _print_costs(console, instance, evaluation)
+
+
+def print_layers(console: Console, instance: Instance, plan: Plan) -> None:
+    """Which layers run where, and how."""
+    print_table(console, table_lines(*_layers_table(instance, plan, console.width)))
 
 
 def print_table(console: Console, lines: list[str]) -> None:

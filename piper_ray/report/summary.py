@@ -7,9 +7,9 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.evaluate import Evaluation
 from piper_ray.model.instance import Instance
-from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.report.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -20,6 +20,10 @@ from piper_ray.report.figures import (
     time_text,
 )
 from piper_ray.report.speed import batch_text, speed_text
+from piper_ray.simulate.result import Simulation
+
+_AS_CLAIMED = 1e-6
+"""Relative. A long run's average ends up to so far from what it comes to."""
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
@@ -39,20 +43,51 @@ def instance_lines(instance: Instance) -> list[str]:
     return [workload, cluster]
 
 
-def cost_text(instance: Instance, evaluation: Evaluation) -> str:
-    """``703.591 us/microbatch, 1421.28 microbatches/s, 1.35090 s/step, 2048 of 2048 devices``."""
-    speed = speed_text(instance.batch, evaluation.time_per_sample_s)
-    return f"{speed}, {evaluation.devices} of {instance.devices} devices"
+def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str:
+    """``703.591 us/microbatch, 2048 of 2048 devices``."""
+    return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
 
 
-def print_outcome(console: Console, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
+def print_speed(console: Console, instance: Instance, time_per_sample_s: float) -> None:
+    """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
+    console.print(f"speed: {speed_text(instance.batch, time_per_sample_s)}", soft_wrap=True)
+
+
+def schedule_line(schedule: Schedule) -> str:
+    """Which schedule a plan is for, and what its time assumes."""
+    chunks = f", {schedule.v} chunks a rank" if schedule.v > 1 else ""
+    return f"Schedule  {schedule.name.value}{chunks}: {schedule.assumption}"
+
+
+def print_simulated(console: Console, instance: Instance, solution: Solution, simulation: Simulation) -> None:
+    """What the plan does event by event, beside what is claimed of it."""
+    claimed_s, found_s = solution.time_per_sample_s, simulation.time_per_sample_s
+    step_s = instance.batch.step_s(found_s)
+    text = f"simulated: {time_text(found_s)}/microbatch, {time_text(step_s)}/step"
+    if claimed_s is not None and found_s > claimed_s * (1.0 + _AS_CLAIMED):
+        text += f", {percent_text(found_s / claimed_s - 1.0)} slower than promised"
+    console.print(text, soft_wrap=True)
+    if claimed_s is not None and found_s > claimed_s * (1.0 + _AS_CLAIMED):
+        console.print(
+            "           replicas take turns, and what is in flight leaves the slowest stage idle\n"
+            "           (piper-ray simulate says what would not)",
+            soft_wrap=True,
+        )
+
+
+def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
     """The status with what is proved: the last lines of a solve."""
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
-    if evaluation is not None and solution.gap is not None:
+    plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
+    if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
-        line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
+        line.append(
+            f": {cost_text(instance, time_per_sample_s, plan.devices)}, gap {percent_text(solution.gap)}",
+            style="default",
+        )
         console.print(line, soft_wrap=True)
+        print_speed(console, instance, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:
             console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
     elif solution.infeasibility is not None:
@@ -126,5 +161,11 @@ def _work_text(solution: Solution) -> str:
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s in {plural(len(stats.evaluations), 'evaluation')}"
+        f"search {stats.search_s:.2f} s {_looked_at_text(stats)}"
     )
+
+
+def _looked_at_text(stats: SolveStats) -> str:
+    if stats.degrees is None:
+        return f"in {plural(len(stats.evaluations), 'evaluation')}"
+    return f"in {stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"

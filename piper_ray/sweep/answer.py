@@ -102,6 +102,7 @@ def lost_row(message: str) -> Row:
 
 
 def error_row(kind: str, message: str) -> Row:
+    """The columns of a point that could not be answered; a long message is cut."""
     return {"status": "error", "error_kind": kind, "error": message[:_LONGEST_MESSAGE]}
 
 

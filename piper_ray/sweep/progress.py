@@ -39,10 +39,12 @@ class Progress:
 
     @property
     def failed(self) -> int:
+        """Points that ended in an error."""
         return self.errors.total()
 
     @property
     def left(self) -> int:
+        """Points that are neither on record nor done in this run."""
         return self.points - self.recorded - self.done
 
     @property

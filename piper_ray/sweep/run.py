@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.model import arguments
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.sweep.answer import Row, identity, lost_row

@@ -231,11 +231,12 @@ def test_an_interrupt_outside_the_search_ends_with_130(
 
 # A command that is waiting when it says so.
 _WAITING = """
+import os
 import sys
 import piper_ray
 from piper_ray.cli import main
 def load(*_, **__):
-    print("waiting", file=sys.stderr, flush=True)
+    os.write(2, b"waiting\n")  # a signal that comes amid a print may have it written twice
     sys.stdin.read()
 piper_ray.load = load
 sys.argv = ["piper-ray", "solve", "some.json"]

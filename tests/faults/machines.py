@@ -66,7 +66,7 @@ class Machines:
         variables = " ".join(shlex.quote(f"{name}={value}") for name, value in setup.environment.items())
         ray = (
             f"env {variables} ray start {role} {setup.ray_options} --node-ip-address={self._isolation.ip(machine)} "
-            f"--object-store-memory={_OBJECT_STORE_BYTES} --disable-usage-stats --chunk"
+            f"--object-store-memory={_OBJECT_STORE_BYTES} --disable-usage-stats --block"
         )
         log_bytes = self._log_bytes() if machine == HEAD else 0
         self._setups[machine] = setup

@@ -190,7 +190,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, processes: Processes) -> Processes
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(runner, "run_command", processes.run_command)
     monkeypatch.setattr(runner, "run_benchmarks", processes.run_benchmarks)
-    monkeypatch.setattr(runner, "core_count", lambda: 2)
+    monkeypatch.setattr(runner, "usable_cores", lambda: 2)
     return processes
 
 

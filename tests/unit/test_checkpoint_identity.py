@@ -14,6 +14,7 @@ from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import CheckpointRefused, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
 LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))
@@ -58,7 +59,7 @@ def test_every_figure_that_plans_depend_on_counts() -> None:
     others = [INSTANCE.replace(**{name: other_value(getattr(INSTANCE, name))}) for name in figures]
     parts = ("layers", "edges", "tensors")
     others += [replace(INSTANCE, **{name: other_value(getattr(INSTANCE, name))}) for name in parts]
-    assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", "name", "notes"}
+    assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", "name", "notes", "schedule"}
     others += [with_layer(layer) for layer in variants(LAYERS[0], "path")]
     times = [
         replace(TMPC, time_per_sample_s=other_value(TMPC.time_per_sample_s)),
@@ -92,6 +93,9 @@ def test_nothing_else_counts() -> None:
     reordered = replace(LAYERS[0], tmpcs=dict(sorted(LAYERS[0].tmpcs.items(), reverse=True)))
     assert identity(replace(INSTANCE, name="other")) == identity()
     assert identity(replace(INSTANCE, notes=("other",))) == identity()
+    assert identity(replace(INSTANCE, schedule=Schedule(ScheduleName.GPIPE))) == identity(), (
+        "a checkpoint is of a solve under Piper's own"
+    )
     assert identity(with_layer(replace(LAYERS[0], path="model.other"))) == identity()
     assert identity(replace(INSTANCE, batch=replace(INSTANCE.batch, samples_per_microbatch=16))) == identity()
     links = (Link(900.0, 8), *INSTANCE.cluster.links)

@@ -97,7 +97,7 @@ def test_the_same_bytes_without_the_compiler() -> None:
 
 
 def test_the_kernels_keep_their_tests_without_the_compiler() -> None:
-    modules = ["front", "knapsack", "bounds", "selection", "blocks"]
+    modules = ["front", "knapsack", "bounds", "selection", "buckets"]
     files = [f"tests/unit/test_kernels_{module}.py" for module in modules]
     output = run_without_jit("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "tests/unit/test_lattice.py")
     assert " passed" in output

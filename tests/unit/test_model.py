@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of, with_passes
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.speed import batch_text, speed_document, speed_text
 from piper_ray.workloads.formats import dump, instance_of, load, to_toml, to_upstream
 from tests.instances import build, equal_chain, tmpc
@@ -173,9 +176,9 @@ def test_figures_that_are_missing_are_told() -> None:
 
 
 def test_speeds_are_said_in_what_is_known() -> None:
-    assert speed_text(Batch(8), 0.5) == "500.000 ms/microbatch, 2 microbatches/s, 4.00000 s/step"
-    assert speed_text(Batch(8, 16), 0.5) == "500.000 ms/microbatch, 32 samples/s, 4.00000 s/step"
-    assert speed_text(Batch(8, 16, 1000), 0.5) == "500.000 ms/microbatch, 32 samples/s, 32000 tokens/s, 4.00000 s/step"
+    assert speed_text(Batch(8), 0.5) == "2 microbatches/s, 4.00000 s/step"
+    assert speed_text(Batch(8, 16), 0.5) == "32 samples/s, 4.00000 s/step"
+    assert speed_text(Batch(8, 16, 1000), 0.5) == "32 samples/s, 32000 tokens/s, 4.00000 s/step"
     assert speed_document(Batch(8, 16), 0.5) == {
         "step_s": 4.0,
         "microbatches_per_s": 2.0,
@@ -314,3 +317,23 @@ def test_other_forms_keep_passes_and_refuse_what_they_cannot_hold(form: str, tmp
     ]:
         with pytest.raises(UsageError, match=words):
             dump(instance, path, form)
+
+
+def test_blocks_add_up_passes_and_keep_paths() -> None:
+    instance = rich_instance()
+    variants = stage_variants(instance, Restrictions())
+    merged = build_instance(instance, variants, [(0, 1), (2, 3, 4), (5,)]).instance
+    paths = [f"model.layers.{number}.block" for number in range(3, 9)]
+    assert [layer.path for layer in merged.layers] == [", ".join(paths[:2]), ", ".join(paths[2:5]), paths[5]]
+    for block, count in zip(merged.layers, (2, 3, 1), strict=True):
+        plain = min(block.tmpcs[1], key=lambda tmpc: tmpc.time_per_sample_s)
+        assert plain.time_per_sample_s == pytest.approx(0.3 * count)
+        assert plain.forward_s == pytest.approx(0.1 * count)
+        assert plain.weight_s == pytest.approx(0.05 * count)
+    instance_of(merged)
+    first = replace(instance.layers[0], tmpcs={1: (Tmpc("x", 0.3),)})
+    unknown = replace(instance, layers=(first, *instance.layers[1:]))
+    (block, *_) = build_instance(
+        unknown, stage_variants(unknown, Restrictions()), [(0, 1), (2, 3, 4, 5)]
+    ).instance.layers
+    assert {tmpc.forward_s for tmpc in block.tmpcs[1]} == {None}

@@ -84,9 +84,17 @@ def assert_gone(processes: list[int]) -> None:
     """Ray ends actors soon, not at once."""
     deadline = time.monotonic() + 30
     for process in processes:
-        while Path("/proc", str(process)).exists():
+        while is_there(process):
             assert time.monotonic() < deadline, f"process {process} goes on"
             time.sleep(0.02)
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def wait_for_workers(backend: RayBackend, count: int) -> None:

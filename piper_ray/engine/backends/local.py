@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
+from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
@@ -36,7 +36,7 @@ class LocalBackend:
     """Splits a level into tasks of about equal cost for ``threads`` threads."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or usable_cores()
         self._scratch = threading.local()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="piper-ray")
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.threshold import evaluate_threshold

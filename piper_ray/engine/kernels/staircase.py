@@ -219,7 +219,7 @@ def _extend(number: int, stage: StageKey, size: int, within: Within, known: Stag
                 or _is_beaten(fronts, size, State(devices, total, max(later_s, used_s / d)))
             ):
                 break
-            if used_s > budget_s:
+            if used_s > budget_s:  # the bound on d leaves a hair: a walk would find the same value for ever
                 continue
             y = in_flight(later_sum, d)
             extra_s = 0.0

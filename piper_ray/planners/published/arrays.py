@@ -51,6 +51,7 @@ class Arrays(NamedTuple):
 
 
 def flatten(instance: Instance, downsets: Sequence[int], restrictions: Restrictions) -> Arrays:
+    """An instance and its downsets (bit masks) as arrays, with the TMPCs that the restrictions allow."""
     layers = instance.layers
     position = {layer.id: i for i, layer in enumerate(layers)}
     # For each layer its edges: the other end's id, c, and whether the edge comes in.

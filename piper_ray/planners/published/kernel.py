@@ -1,19 +1,14 @@
-"""The table dp[I][k][s] of the paper, compiled (Piper, NeurIPS 2021, section 4: the dynamic program over downsets).
-
-All compiled functions stay in this file: numba's cache notices a change in a kernel's own file only.
-"""
+"""The table dp[I][k][s] of the paper, compiled (Piper, NeurIPS 2021, section 4: the dynamic program over downsets)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from piper_ray.compiled.jit import kernel
 from piper_ray.planners.published.arrays import Arrays, Floats, Integers
-
-njit = numba.njit(cache=True)
 
 # Costs closer than this, relative to the stage's cost, count as equal when fronts are pruned: sums of the same layers'
 # costs in another order must not multiply the states.
@@ -48,7 +43,7 @@ class Choosing(NamedTuple):
     upper_s: float
 
 
-@njit
+@kernel
 def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, chosen: Integers) -> tuple[float, float]:
     """Upstream's heuristic: from the fastest option of each layer, the cheapest swaps by cost per byte saved.
 
@@ -83,7 +78,7 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
     return cost[chosen].sum(), ratio
 
 
-@njit
+@kernel
 def exact_choice(
     start: Integers, cost: Floats, memory: Floats, limit: float, price: float, best: float, chosen: Integers
 ) -> float:
@@ -147,7 +142,7 @@ def exact_choice(
     return float(front_cost[-1])
 
 
-@njit
+@kernel
 def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing: Choosing, chosen: Integers) -> float:
     """The stage's time when the fastest options, ``chosen``, do not fit; writes what fits instead there.
 
@@ -165,7 +160,7 @@ def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing
     return exact_choice(start, cost, memory, limit, price, time, chosen)
 
 
-@njit
+@kernel
 def gather(
     arrays: Arrays, big: int, small: int, degree: int, mode: int, d: int
 ) -> tuple[Integers, Integers, NDArray[np.float64]]:
@@ -201,7 +196,7 @@ def gather(
     return start[: stage_layers + 1], options[:count], cut_bytes[:count]
 
 
-@njit
+@kernel
 def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
     """What stage big \\ small sends and receives of tensors with ends in it and outside."""
     total = 0.0
@@ -218,7 +213,7 @@ def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
     return total
 
 
-@njit
+@kernel
 def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int, constants: Constants) -> Floats:
     """What each option adds to its stage's time at data-parallel degree d, in s per sample."""
     resync = 4.0 * (d - 1) / d / (constants.microbatches * constants.bandwidth_bytes_per_s)
@@ -229,8 +224,9 @@ def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int,
     )
 
 
-@njit
+@kernel
 def fastest_options(start: Integers, cost: Floats) -> Integers:
+    """int64[layers]: the first option of least cost of each layer, whose options begin at ``start``."""
     fastest = np.empty(len(start) - 1, dtype=np.int64)
     for i in range(len(fastest)):
         fastest[i] = start[i] + np.argmin(cost[start[i] : start[i + 1]])
@@ -249,7 +245,7 @@ class StageOptions(NamedTuple):
     fastest: Integers
 
 
-@njit
+@kernel
 def stage_time(
     arrays: Arrays, stage: StageOptions, y: int, d: int, limit: float, choosing: Choosing, chosen: Integers
 ) -> float:
@@ -268,7 +264,7 @@ def stage_time(
     return choose(start, cost, memory, limit, choosing, chosen)
 
 
-@njit
+@kernel
 def stage_times(
     arrays: Arrays, stage: StageOptions, d: int, constants: Constants, choosing: Choosing, most_y: int
 ) -> Floats:
@@ -286,15 +282,16 @@ def stage_times(
     return times
 
 
-@njit
+@kernel
 def is_subset(arrays: Arrays, small: int, big: int) -> bool:
+    """Whether downset ``small`` lies within downset ``big``."""
     for v in range(arrays.member.shape[1]):  # noqa: SIM110 - all() is no numba
         if arrays.member[small, v] and not arrays.member[big, v]:
             return False
     return True
 
 
-@njit
+@kernel
 def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: int, d: int, by_sum: Floats) -> None:
     """One stage before the rest: dp[I][k][s] = min(dp[I][k][s], max(dp[I'][k - devices][s - d], T(s)))."""
     stage = by_sum[d:]
@@ -307,10 +304,11 @@ def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: i
             row[i] = min(row[i], max(stage[i], rest[i]))
 
 
-@njit
+@kernel
 def fill(arrays: Arrays, table: NDArray[np.float64], constants: Constants, choosing: Choosing) -> int:
     """Fills float64[downsets, K + 1, S + 1]: the least max-time in s for at most k devices and degrees summing to at
-    most s. Returns how many pairs of nested downsets there are."""
+    most s. Returns how many pairs of nested downsets there are.
+    """
     table[:] = np.inf
     table[0] = 0.0
     most_s = constants.data_parallel_limit
@@ -354,7 +352,7 @@ def fill(arrays: Arrays, table: NDArray[np.float64], constants: Constants, choos
     return pairs
 
 
-@njit
+@kernel
 def find_stage(
     arrays: Arrays, table: NDArray[np.float64], cell: tuple[int, int, int], constants: Constants, choosing: Choosing
 ) -> tuple[int, int, int, Integers]:

@@ -14,6 +14,7 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
@@ -167,6 +168,23 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
         document = parse_json(path, read_text(path))
     faults = Faults(repeated_keys(document))
     return _checked(path, read_plan(document, instance, faults), faults)
+
+
+def plan_schedule(source: Source) -> Schedule | None:
+    """The schedule that a plan's document says it is for; None where it says nothing. Raises InputError."""
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.surroundings import read_schedule
+
+    if isinstance(source, Mapping):
+        path, document = "plan", as_document("plan", source)
+    else:
+        path = _path_text(source)
+        document = parse_json(path, read_text(path))
+    faults = Faults()
+    found = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
+    if faults:
+        raise InputError(path, faults.found)
+    return found
 
 
 def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Source) -> None:

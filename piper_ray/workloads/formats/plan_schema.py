@@ -12,6 +12,18 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+_ScheduleName = Literal["2bw", "pipedream", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"]
+_StoppedBy = Literal[
+    "gap",
+    "time limit",
+    "interrupt",
+    "TMPC choice too hard",
+    "blocks of operators",
+    "too many plans to look at",
+    "too many states to keep",
+    "TMPC choices merged",
+]
+
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
 
@@ -82,6 +94,8 @@ class PlanDocument(StagesDocument, Header):
 
     kind: Literal["piper-ray/plan"] = Field(alias="schema", description="Which document it is.")
     time_per_sample_s: float | None = Field(default=None, description="Of a microbatch, by evaluate.")
+    schedule: _ScheduleName | None = Field(default=None, description="That which the plan is for.")
+    chunks: int | None = Field(default=None, description="Stages on each rank.")
     status: Literal["optimal", "feasible"] | None = Field(default=None, description="What the solve proved.")
     lower_bound_s: float | None = Field(default=None, description="No plan is faster.")
     gap: float | None = Field(default=None, description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
@@ -118,6 +132,16 @@ class EvaluationDocument(_Documented):
     data_parallel_sum: int = Field(description="Sum of d over all stages.")
     stages: int = Field(description="Their number.")
     bottleneck: int = Field(description="The first stage that is as slow as the whole, from 0.")
+
+
+class SimulatedDocument(_Documented):
+    time_per_sample_s: float = Field(description="Of a microbatch: the step over N.")
+    step_s: float | None = Field(default=None, description="Of a whole batch: N microbatches.")
+    microbatches_per_s: float | None = Field(default=None, description="null: no time at all.")
+    samples_per_s: float | None = Field(default=None, description="null: nobody says how many a microbatch holds.")
+    tokens_per_s: float | None = Field(default=None, description="null: nobody says how many a sample has.")
+    bubble_share: float = Field(description="Of the ranks' time: idle.")
+    peak_memory_bytes: list[float] = Field(description="Of each rank of one pipeline, on each of its devices.")
 
 
 class InfeasibilityDocument(_Documented):
@@ -174,6 +198,13 @@ class ClusterDocument(_Documented):
     nodes: list[NodeDocument] = Field(description="One for each machine.")
 
 
+class DegreesDocument(_Documented):
+    pairs: int = Field(description="(d, t) that fit the cluster.")
+    searched: int = Field(description="Those that no bound ruled out.")
+    looked_through: int = Field(description="Those whose plans were looked at one by one.")
+    states: int = Field(description="Pipeline tails kept, over all pairs.")
+
+
 class StatsDocument(_Documented):
     layers: int = Field(description="Of the instance.")
     contracted_layers: int = Field(description="Left when those that cost nothing have joined a neighbour.")
@@ -186,6 +217,7 @@ class StatsDocument(_Documented):
     search_s: float = Field(description="Of wall time.")
     evaluations: list[EvaluationStatsDocument] = Field(description="In their order.")
     cluster: ClusterDocument | None = Field(default=None, description="What a cluster did; null: there was none.")
+    degrees: DegreesDocument | None = Field(default=None, description="One d and t for all stages; null: not asked.")
 
 
 class SolutionDocument(Header):
@@ -196,15 +228,16 @@ class SolutionDocument(Header):
     kind: Literal["piper-ray/solution"] = Field(alias="schema", description="Which document it is.")
     restrictions: RestrictionsDocument = Field(description="What plans had to keep.")
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
+    schedule: _ScheduleName = Field(default="2bw", description="That which value and bound are of.")
+    chunks: int = Field(default=1, description="Stages on each rank.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
-    stopped_by: Literal["gap", "time limit", "interrupt", "TMPC choice too hard", "blocks of operators"] | None = Field(
-        description="What ended the search before a proof."
-    )
+    stopped_by: _StoppedBy | None = Field(description="What ended the search before a proof.")
     time_per_sample_s: float | None = Field(description="Of the plan, for a microbatch.")
     lower_bound_s: float | None = Field(description="No plan is faster; null: there is none.")
     gap: float | None = Field(description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
     plan: StagesDocument | None = Field(description="The best one found.")
     evaluation: EvaluationDocument | None = Field(description="What that plan costs.")
+    simulated: SimulatedDocument | None = Field(default=None, description="That plan, run event by event.")
     infeasibility: InfeasibilityDocument | None = Field(description="Why there is no plan.")
     blocks: BlocksDocument | None = Field(description="What merging layers into blocks gave up; null: none were.")
     stats: StatsDocument = Field(description="What each step of the solve cost.")

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import BlockStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.workloads.formats.faults import Faults
@@ -45,4 +46,5 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         infeasibility=None if read.infeasibility is None else Infeasibility(**read.infeasibility.model_dump()),
         stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
         blocks=None if blocks is None else BlockStats(**blocks),
+        schedule=Schedule(ScheduleName(read.schedule), read.chunks),
     )

@@ -7,8 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
+from piper_ray.model import arguments
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.faults import Faults, shown
 from piper_ray.workloads.formats.fields import (
     DEGREE_WORDS,
@@ -46,6 +49,18 @@ def read_surroundings(
         "cluster": Cluster(figures.devices, figures.memory_bytes, (*links, Link(figures.bandwidth_bytes_per_s))),
         "batch": Batch(figures.microbatches, *counts),
     }
+
+
+def read_schedule(name: object, chunks: object, path: str, faults: Faults) -> Schedule | None:
+    """That which plans are to run under. path: where its name stands."""
+    if name is None and chunks is None:
+        return None
+    try:
+        arguments.of_kind("schedule", name, str, f"one of {', '.join(x.value for x in ScheduleName)}")
+        return Schedule(name, chunks)  # type: ignore[arg-type]  # it looks at both
+    except UsageError as error:
+        faults.at(path, str(error))
+        return None
 
 
 def _read_links(path: str, value: object, faults: Faults) -> Sequence[Link]:

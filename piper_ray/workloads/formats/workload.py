@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Quantities, read_cluster
-from piper_ray.workloads.formats.surroundings import read_surroundings
+from piper_ray.workloads.formats.surroundings import read_schedule, read_surroundings
 from piper_ray.workloads.formats.workload_expansion import Chain, DrawnGraph, ReadType, expand
 from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
 from piper_ray.workloads.formats.workload_schema import (
@@ -45,6 +45,7 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     batch = faults.model(BatchTable, tables["batch"], "batch") or BatchTable()
     counts = (batch.samples_per_microbatch, batch.tokens_per_sample)
     inner_links = ("cluster.links", tables["cluster"].get("links"))
+    schedule = read_schedule(batch.schedule, batch.chunks, "batch.schedule", faults)
     surroundings = read_surroundings(cluster, overrides, inner_links, counts, faults)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
@@ -53,7 +54,7 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     if graph is None or faults:
         return None
     layers, edges, tensors = graph
-    return Instance(layers, edges, name=str(title), tensors=tensors, **surroundings)
+    return Instance(layers, edges, name=str(title), tensors=tensors, schedule=schedule, **surroundings)
 
 
 def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:

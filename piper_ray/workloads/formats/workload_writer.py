@@ -37,9 +37,12 @@ def to_toml(instance: Instance) -> str:
     if inner:
         listed = (f"{{ devices = {x.devices}, bandwidth = {_number(x.bandwidth_bytes_per_s)} }}" for x in inner)
         lines.append(f"links = [{', '.join(listed)}]")
+    schedule = instance.schedule
     counts = {
         "samples_per_microbatch": instance.batch.samples_per_microbatch,
         "tokens_per_sample": instance.batch.tokens_per_sample,
+        "schedule": None if schedule is None else _text(schedule.name.value),
+        "chunks": None if schedule is None or schedule.v == 1 else schedule.v,
     }
     if any(value is not None for value in counts.values()):
         lines += ["", "[batch]", *(f"{key} = {value}" for key, value in counts.items() if value is not None)]

@@ -51,19 +51,27 @@ def profile(
     from piper_ray.workloads.measure.passes import Repeats
 
     arguments.of_kind("model", model, str, "a factory, such as 'model.py:build'")
-    arguments.of_kind("device", device, str, "'cpu' or 'cuda'")
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device must be 'cpu' or 'cuda', not {arguments.shown(device)}")
+    repeats, warm_up = arguments.positive("repeats", repeats), arguments.whole_numbers("warm_up", [warm_up])[0]
+    if repeats < 2 or warm_up < 0:
+        raise UsageError(f"repeats must be at least 2 and warm_up at least 0, not {repeats} and {warm_up}")
+    degrees = arguments.whole_numbers("tensor_parallel", tensor_parallel)
+    for degree in degrees:
+        arguments.positive("tensor_parallel", degree)
+    figures = arguments.cluster_figures(devices, None, memory_bytes, bandwidth_bytes_per_s)
     request = session.Request(
         microbatch=arguments.positive("microbatch", microbatch),
         device=device,
         layers=tuple(layers),
         inputs=[parse_input(text) for text in inputs],
-        degrees=sorted(set(arguments.whole_numbers("tensor_parallel", tensor_parallel)) - {1}),
-        repeats=Repeats(count=max(2, arguments.positive("repeats", repeats)), warm_up=warm_up),
-        devices=devices,
-        batch=batch,
-        memory_bytes=memory_bytes,
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        degrees=sorted(set(degrees) - {1}),
+        repeats=Repeats(count=repeats, warm_up=warm_up),
+        batch=None if batch is None else arguments.positive("batch", batch),
         gpu=gpu,
+        devices=figures.get("devices"),
+        memory_bytes=figures.get("memory_bytes"),
+        bandwidth_bytes_per_s=figures.get("bandwidth_bytes_per_s"),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

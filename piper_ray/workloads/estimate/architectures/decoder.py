@@ -38,7 +38,8 @@ class Paths:
 class Decoder:
     """A decoder's shape. positions: learned ones, 0 if positions are rotary. parallel_norms: of a layer that runs
     attention and feed-forward part side by side; 0 for one after the other. tied: the vocabulary projection uses the
-    embedding's weights."""
+    embedding's weights.
+    """
 
     layers: int
     width: int
@@ -222,14 +223,17 @@ def check_groups(heads: int, key_heads: int | None, faults: Faults) -> None:
 
 
 def check_gpt2(config: Gpt2Config, faults: Faults) -> None:
+    """Heads divide the width."""
     check_heads("n_embd", config.n_embd, "n_head", config.n_head, faults)
 
 
 def check_neox(config: NeoxConfig, faults: Faults) -> None:
+    """Heads divide the width."""
     check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
 
 
 def check_llama(config: LlamaConfig, faults: Faults) -> None:
+    """Heads divide the width where their size is not given, and groups of keys divide the heads."""
     if config.head_dim is None:
         check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
     check_groups(config.num_attention_heads, config.num_key_value_heads, faults)

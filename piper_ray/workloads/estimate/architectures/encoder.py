@@ -98,6 +98,7 @@ def _before_projection(style: Style, next_sentence: bool) -> list[Operator]:
 
 
 def check(config: BertConfig, faults: Faults) -> None:
+    """Heads divide the width."""
     check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
 
 

@@ -254,11 +254,13 @@ def _layer(
 
 
 def check_deepseek(config: DeepseekConfig, faults: Faults) -> None:
+    """A token has no more experts than there are."""
     if config.num_experts_per_tok > config.n_routed_experts:
         faults.at("num_experts_per_tok", f"{config.num_experts_per_tok}, more than n_routed_experts; expected fewer")
 
 
 def check_mixtral(config: MixtralConfig, faults: Faults) -> None:
+    """As ``check_llama``; and a token has no more experts than there are."""
     check_llama(config, faults)
     if config.num_experts_per_tok > config.num_local_experts:
         faults.at("num_experts_per_tok", f"{config.num_experts_per_tok}, more than num_local_experts; expected fewer")

@@ -61,6 +61,7 @@ def _block(network: Network, source: int, width: int, stride: int, bottleneck: b
 
 
 def check(config: ResnetConfig, faults: Faults) -> None:
+    """Each depth has its width."""
     if len(config.hidden_sizes) != len(config.depths):
         faults.at("depths", f"{len(config.depths)} of them, but {len(config.hidden_sizes)} hidden_sizes; expected as "
                             "many")  # fmt: skip

@@ -126,7 +126,7 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
 
 
 def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
-    """Similarities within the microbatch. (Training gathers those of the whole batch: a few bytes a sample.)"""
+    """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
     similarities = Operator(
         "similarities and loss",
         products=(Product("b", "b", "j", "w"),),
@@ -206,6 +206,7 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
 
 
 def check_clip(config: ClipConfig, faults: Faults) -> None:
+    """Each tower's heads divide its width, and patches the image."""
     for key, tower in (("text_config", config.text_config), ("vision_config", config.vision_config)):
         if tower.hidden_size % tower.num_attention_heads:
             faults.at(
@@ -255,6 +256,7 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
 
 
 def check_towers(config: TowersConfig, faults: Faults) -> None:
+    """Names are unique, heads divide the width, and each tower is of text or of patches."""
     names = [tower.name for tower in config.towers]
     for index, tower in enumerate(config.towers):
         path = f"towers[{index}]"

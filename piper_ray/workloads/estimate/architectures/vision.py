@@ -41,7 +41,8 @@ class Labelled(Open):
 
 class VitConfig(Labelled):
     """``vit``. Ours besides the Hugging Face keys: parallel_layers, for ViT-22B's (Dehghani et al. 2023): attention
-    and feed-forward part side by side, norms of queries and keys."""
+    and feed-forward part side by side, norms of queries and keys.
+    """
 
     hidden_size: Count
     num_hidden_layers: Layers
@@ -138,6 +139,7 @@ def build(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
 
 
 def check(config: VitConfig, faults: Faults) -> None:
+    """Heads divide the width, and patches the image."""
     check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
     if config.image_size % config.patch_size:
         faults.at("image_size", f"{config.image_size} is no multiple of patch_size = {config.patch_size}; expected one")

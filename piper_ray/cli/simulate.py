@@ -1,0 +1,197 @@
+"""``piper-ray simulate``: what a plan delivers under a schedule, event by event."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import (
+    Bandwidth,
+    Devices,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    Unwritten,
+    load_instance,
+    option_value,
+)
+from piper_ray.cli.interrupts import current
+from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
+
+
+def _seconds(text: str) -> float:
+    """``5us``, ``1.5ms``, ``2s``."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
+    return float(match["number"]) * _UNITS_S[match["unit"]]
+
+
+_time = option_value(_seconds)
+
+
+def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
+    if text in [rule.value for rule in InFlightRule]:
+        return InFlightRule(text)
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--keep {text!r} is unknown; expected rule, sustaining, or a number for each stage, as 5,2,1"
+        ) from None
+
+
+def simulate(
+    source: Input,
+    plan_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLAN",
+            show_default=False,
+            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
+        ),
+    ],
+    schedule: Annotated[
+        ScheduleName,
+        typer.Option(
+            "--schedule",
+            help="How each rank orders its passes. 2bw, Piper's model, and pipedream never drain; the others flush "
+            "each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold several of the plan's stages on a rank.",
+        ),
+    ] = ScheduleName.TWO_BW,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            "--chunks",
+            metavar="V",
+            help="Stages of the plan on each rank, for interleaved, looped-bfs (2 if not given) and zb-h1 (1).",
+        ),
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            "--group",
+            metavar="G",
+            help="Microbatches that pass through a chunk before the next, for interleaved and zb-h1; the least allowed "
+            "if not given.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write every event, as JSON that ui.perfetto.dev opens."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the timeline, as FILE.svg, .png or .pdf."),
+    ] = None,
+    latency: Annotated[
+        float | None,
+        typer.Option("--latency", metavar="TIME", parser=_time, help="Of each transfer between stages, as 5us."),
+    ] = None,
+    overlap_transfers: Annotated[
+        bool,
+        typer.Option(
+            "--overlap-transfers",
+            help="Transfers run beside the passes. Otherwise they are charged in the passes of both stages, as Piper "
+            "does.",
+        ),
+    ] = False,
+    all_reduce: Annotated[
+        AllReduce,
+        typer.Option("--all-reduce", help="How gradients are summed: Piper's parameter servers, or a ring, half that."),
+    ] = AllReduce.PARAMETER_SERVER,
+    all_reduce_overlap: Annotated[
+        float,
+        typer.Option(
+            "--all-reduce-overlap",
+            metavar="SHARE",
+            help="Share of the last backward pass beside which the all-reduce already runs, 0 to 1.",
+        ),
+    ] = 0.0,
+    optimizer: Annotated[
+        float | None,
+        typer.Option("--optimizer", metavar="TIME", parser=_time, help="Step of the optimizer, once a batch, as 20ms."),
+    ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="Y",
+            help="Microbatches that a replica of each stage keeps in flight under 2bw, pipedream and 1f1b: rule, "
+            "ceil(s / d); sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, "
+            "as 5,2,1.",
+        ),
+    ] = InFlightRule.RULE.value,
+    samples_per_microbatch: Annotated[
+        int,
+        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s."),
+    ] = 1,
+    tokens_per_sample: Annotated[
+        int | None,
+        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s."),
+    ] = None,
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    json: Json = False,
+) -> None:
+    """Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what bounds it.
+
+    A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
+    """
+    named = Schedule(schedule, chunks, group)
+    options = SimulationOptions(
+        latency_s=latency or 0.0,
+        overlap_transfers=overlap_transfers,
+        all_reduce=all_reduce,
+        all_reduce_overlap=all_reduce_overlap,
+        optimizer_s=optimizer or 0.0,
+        in_flight=_in_flight(keep),
+        samples_per_microbatch=samples_per_microbatch,
+        tokens_per_sample=tokens_per_sample,
+    )
+    if plot is not None:
+        from piper_ray.report.plots.style import refuse_other_formats
+
+        refuse_other_formats(plot)
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    plan = piper_ray.load_plan(plan_file, instance)
+
+    from piper_ray.report.document import to_text
+    from piper_ray.report.layout import console
+    from piper_ray.report.simulation.document import simulation_document
+    from piper_ray.report.simulation.table import print_simulation
+    from piper_ray.report.summary import instance_lines
+
+    simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
+    unwritten = Unwritten()
+    if trace is not None:
+        with unwritten.noted():
+            simulation.write_trace(trace)
+    if plot is not None:
+        from piper_ray.report.simulation.picture import plot_timeline
+
+        with unwritten.noted():
+            plot_timeline(simulation, plot)
+    if json:
+        typer.echo(to_text(simulation_document(instance, simulation)), nl=False)
+    else:
+        screen = console()
+        for line in instance_lines(instance):
+            screen.print(line, soft_wrap=True)
+        screen.print()
+        print_simulation(screen, simulation)
+    unwritten.report()

@@ -1,0 +1,222 @@
+"""Kernels: the longest paths through a pipeline's step under a flush, stage by stage from the back.
+
+Stage j of p takes f_j forward and b_j backward for each of m microbatches, t_j = f_j + b_j, and R_j at the end; it has
+q = p - 1 - j stages behind.
+
+Under 1F1B stage j starts with w = min(m, q + 1) forward passes. A critical path goes down from it to some stage k
+behind it (or stays), with w_k - 1 further forward passes at the slowest stage up to k; then comes back for m - w + 1
+microbatches at j; then goes down and up again, with w_k - 1 further backward passes. So with
+
+    S_j = max over k >= j of  sum t_(j+1..k) + (w_k - 1) max f_(0..k),   E_j so with b
+
+the batch takes (without R)
+
+    max over j of  sum t_(0..j-1) + own_j
+    own_j = (m - w + 1) t_j + S_j + E_j                                                    if m > w
+    own_j = t_j + max((w - 1) max f_(0..j) + E_j,  S_j + (w - 1) max b_(0..j))             if m = w
+
+exactly: found, and checked by simulation. The end of stage e's last backward pass has b_(e..) in place of b_(0..)
+there, and of stages j < e only f_j, and their last backward pass is not on the path (``_end_s``). Under GPipe the batch
+takes, exactly too, sum f + (m - 1) max f + max over e of  sum b_(e..) + (m - 1) max b_(e..) + R_e.
+
+A tail of the pipeline is described by seven figures, in seconds:
+
+1f1b  down          t + S of its first stage: from the first microbatch's entry until it comes out again
+      up            t + E: so of the last microbatch
+      whole         of the whole batch, until the first stage has done its last backward pass
+      up_own        as ``up`` and ``whole``, but the further backward passes are those of the tail's own stages only
+      whole_own
+      last          from the last microbatch's entry to the end of some stage's synchronisation
+      synced        of the whole batch, to the end of some stage's synchronisation
+2bw   slowest       max of m t + R: without a flush nothing else counts
+gpipe total         sum of t
+      slowest_f     the largest f, and b
+      slowest_b
+      synced        sum of f, and the way through the backward passes to the end of some stage's synchronisation
+
+What stages in front of the tail bring into max f_(0..k) and max b_(0..k) has to be given when the tail is built. As
+little as is known for sure gives a bound from below. All figures are non-decreasing in those of the tail behind: of
+tails of the same layers and as many stages one that is nowhere larger is as good.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
+from piper_ray.engine.kernels.types import FloatArray
+
+Figures = tuple[float, float, float, float, float, float, float]
+
+
+@inlined_kernel
+def empty_tail(schedule: int) -> Figures:
+    """The figures of no stages."""
+    if schedule == GPIPE:
+        return 0.0, 0.0, 0.0, -np.inf, 0.0, 0.0, 0.0
+    if schedule == TWO_BW:
+        return 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    return 0.0, 0.0, 0.0, 0.0, 0.0, -np.inf, -np.inf
+
+
+@inlined_kernel
+def with_stage(
+    schedule: int,
+    microbatches: int,
+    behind: int,
+    whole_s: float,
+    forward_s: float,
+    backward_s: float,
+    sync_s: float,
+    slowest_forward_s: float,
+    slowest_backward_s: float,
+    tail: Figures,
+) -> Figures:
+    """The figures of a tail of ``behind`` stages with a stage put in front.
+
+    whole_s: t. slowest_*: the largest f and b of this stage and of those in front of it, as far as they are known.
+    1F1B alone needs them.
+    """
+    m = microbatches
+    if schedule == GPIPE:
+        total, slowest_f, slowest_b, synced, _, _, _ = tail
+        total += whole_s
+        slowest_b = max(slowest_b, backward_s)
+        synced = max(synced + forward_s, total + (m - 1) * slowest_b + sync_s)
+        return total, max(slowest_f, forward_s), slowest_b, synced, 0.0, 0.0, 0.0
+    if schedule == TWO_BW:
+        return max(tail[0], m * whole_s + sync_s), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    down, up, whole, up_own, whole_own, last, synced = tail
+    w = min(m, behind + 1)
+    first = max(down, (w - 1) * slowest_forward_s)
+    final = max(up, (w - 1) * slowest_backward_s)
+    final_own = max(up_own, (w - 1) * backward_s)
+    if m > w:
+        start_s = (m - w + 1) * whole_s + first
+        own, own_own = start_s + final, start_s + final_own
+        ends_behind = start_s - backward_s + last
+    else:
+        warm_s = (w - 1) * slowest_forward_s
+        own = whole_s + max(warm_s + final, first + (w - 1) * slowest_backward_s)
+        own_own = whole_s + max(warm_s + final_own, first + (w - 1) * backward_s)
+        ends_behind = forward_s + warm_s + last
+    whole = max(whole_s + whole, own)
+    whole_own = max(whole_s + whole_own, own_own)
+    synced = max(forward_s + synced, whole_own + sync_s, ends_behind)
+    last = max(forward_s + last, whole_s + final_own + sync_s)
+    return whole_s + first, whole_s + final, whole, whole_s + final_own, whole_own, last, synced
+
+
+@inlined_kernel
+def batch_s(schedule: int, microbatches: int, figures: Figures) -> float:
+    """Seconds of the whole batch for a pipeline of these figures."""
+    if schedule == GPIPE:
+        return figures[3] + (microbatches - 1) * figures[1]
+    if schedule == TWO_BW:
+        return figures[0]
+    return max(figures[2], figures[6])
+
+
+@inlined_kernel
+def least_batch_s(
+    schedule: int,
+    microbatches: int,
+    stages: int,
+    most_stages: int,
+    ahead_s: float,
+    ahead_forward_s: float,
+    figures: Figures,
+) -> float:
+    """No batch takes less whose pipeline ends with a tail of these figures and ``stages``.
+
+    ahead_s: least t of all that is in front, in at most most_stages - stages stages. ahead_forward_s: so for f.
+
+    One of the stages in front takes t >= ahead_s / (most_stages - stages). With w - 1 stages behind it, r seconds
+    between it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and r >= ahead_s - t (most_stages - w +
+    1) if it is the slowest. Where m > most_stages that is least at the least t.
+    """
+    if ahead_s <= 0.0:
+        return batch_s(schedule, microbatches, figures)
+    m, left = microbatches, most_stages - stages
+    if left <= 0:
+        return np.inf
+    even_s = ahead_s / left
+    if schedule == GPIPE:
+        total, slowest_f, slowest_b, synced, _, _, _ = figures
+        least = total + ahead_s + (m - 1) * max(slowest_f + slowest_b, even_s)
+        return max(least, synced + ahead_forward_s + (m - 1) * slowest_f)
+    if schedule == TWO_BW:
+        return max(figures[0], m * even_s)
+    down, up, whole, _, _, _, synced = figures
+    least = max(whole + ahead_s, synced + ahead_forward_s, m * even_s)
+    if m > most_stages:
+        least = max(least, ahead_s + (m - stages - 1) * even_s + down + up)
+    return least
+
+
+@leaf_kernel
+def step_s(
+    schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
+) -> float:
+    """Seconds of the whole batch, exactly, by the formulas above. Stages front to back."""
+    p, m = forward_s.size, microbatches
+    if schedule == GPIPE:
+        slowest_f, slowest_b, total_f, total_b, synced = 0.0, 0.0, 0.0, 0.0, 0.0
+        for j in range(p - 1, -1, -1):
+            total_f += forward_s[j]
+            total_b += backward_s[j]
+            slowest_f = max(slowest_f, forward_s[j])
+            slowest_b = max(slowest_b, backward_s[j])
+            synced = max(synced, total_b + (m - 1) * slowest_b + sync_s[j])
+        return total_f + (m - 1) * slowest_f + synced
+    if schedule == TWO_BW:
+        slowest = 0.0
+        for j in range(p):
+            slowest = max(slowest, m * (forward_s[j] + backward_s[j]) + sync_s[j])
+        return slowest
+    # Stage j + 1 has done its last pass before stage j: its end counts where it synchronises longer than all before it.
+    best, longest_s = 0.0, -1.0
+    for end in range(p):
+        if sync_s[end] > longest_s:
+            longest_s = sync_s[end]
+            best = max(best, _end_s(m, forward_s, backward_s, end) + longest_s)
+    return best
+
+
+@leaf_kernel
+def _end_s(m: int, forward_s: FloatArray, backward_s: FloatArray, end: int) -> float:
+    """When stage ``end`` has done its last backward pass under 1F1B.
+
+    Further backward passes are those of stages from ``end`` on; a path whose m - w + 1 microbatches are at a stage
+    before
+    ``end`` does not come back to that one.
+    """
+    p = forward_s.size
+    # From the back: S, E and the longest whole path of the stages from j on; ``last`` from the last microbatch's entry
+    # into stage j to the end.
+    first, final, last, whole = 0.0, 0.0, 0.0, 0.0
+    for j in range(p - 1, -1, -1):
+        f, b = forward_s[j], backward_s[j]
+        w = min(m, p - j)
+        slowest_f, slowest_b = 0.0, 0.0
+        for k in range(j + 1):
+            slowest_f = max(slowest_f, forward_s[k])
+        for k in range(end, j + 1):
+            slowest_b = max(slowest_b, backward_s[k])
+        first = max(first, (w - 1) * slowest_f)
+        if j >= end:
+            final = max(final, (w - 1) * slowest_b)
+            if m > w:
+                own = (m - w + 1) * (f + b) + first + final
+            else:
+                own = f + b + max((w - 1) * slowest_f + final, first + (w - 1) * slowest_b)
+            whole = max(f + b + whole, own)
+            final += f + b
+            last = final
+        else:
+            own = (m - w + 1) * (f + b) - b + first + last if m > w else f + (w - 1) * slowest_f + last
+            whole = max(f + whole, own)
+            last += f
+        first += f + b
+    return whole

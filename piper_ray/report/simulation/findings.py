@@ -1,0 +1,181 @@
+"""What a simulation says in words: what bounds the step, what is lost, what memory is left over or missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from piper_ray.report.figures import plural, size_text, time_text
+from piper_ray.simulate.memory import VERSIONS_IN_FIXED
+from piper_ray.simulate.result import Simulation
+
+_WORTH_SAYING = 0.01
+"""Share of the time from which a loss is told."""
+
+_UNUSED = 0.05
+"""Share of a device's memory from which what is unused is told."""
+
+_ALIKE = 0.1
+"""Steps of a device's memory by which what is unused is told apart."""
+
+_MOST_UNUSED = 4
+
+_UNEVEN = 1.05
+"""The busiest rank's time over the average from which the stages are called uneven."""
+
+
+def findings(simulation: Simulation) -> tuple[str, ...]:
+    """Most important first; each a clause without a full stop."""
+    return (
+        *_promise(simulation),
+        *_bound(simulation),
+        *_bubble(simulation),
+        *_communication(simulation),
+        *_memory(simulation),
+        *_versions(simulation),
+    )
+
+
+def _length_s(simulation: Simulation) -> float:
+    return simulation.window_s[1] - simulation.window_s[0]
+
+
+def _promise(simulation: Simulation) -> Iterator[str]:
+    promised_s, step_s = simulation.promised_s, simulation.step_s
+    if promised_s is None or simulation.in_flight is None:
+        return
+    if simulation.keeps_promise:
+        yield f"the promised {time_text(promised_s)} a batch are kept"
+        return
+    slower = f"{_percent(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
+    least = simulation.sustaining
+    if least is None:
+        yield f"{slower}: transfers take too long to hide"
+        return
+    uneven = len(set(simulation.timeline.layout.replicas)) > 1
+    why = "with round-robin replicas " if uneven else ""
+    kept = _listed(simulation.in_flight)
+    yield f"{slower}: {why}{kept} microbatches in flight do not keep the slowest stage busy"
+    more = max(
+        stage.activation_bytes * max(0, wanted - held)
+        for stage, wanted, held in zip(simulation.stages, least, simulation.in_flight, strict=True)
+    )
+    yield f"{_listed(least)} in flight would keep the promise, for up to {size_text(more)} more on a device"
+
+
+def _bound(simulation: Simulation) -> Iterator[str]:
+    length_s = _length_s(simulation)
+    if length_s <= 0.0:
+        return
+    busiest = simulation.ranks[simulation.busiest]
+    busy_s = busiest.compute_s + busiest.communication_s
+    bounds = "bounds" if len(busiest.stages) == 1 else "bound"
+    yield f"{busiest.name} {bounds}: busy {_percent(busy_s / length_s)} of the time"
+    average_s = sum((r.compute_s + r.communication_s) * r.devices for r in simulation.ranks)
+    average_s /= sum(rank.devices for rank in simulation.ranks)
+    if average_s > 0.0 and busy_s > _UNEVEN * average_s:
+        times = f"{busy_s / average_s:.2f}"
+        yield f"ranks are uneven: {busiest.name} has {times} times the average work; move layers off it first"
+
+
+def _bubble(simulation: Simulation) -> Iterator[str]:
+    share = simulation.bubble_share
+    places = simulation.timeline.layout.places
+    line = f"{_percent(share)} bubble"
+    if not simulation.schedule.asynchronous and share >= _WORTH_SAYING:
+        ranks = len(set(places))
+        chunks = simulation.timeline.microbatches * simulation.schedule.v / max(simulation.timeline.layout.replicas)
+        filling = (ranks - 1) / (chunks + ranks - 1)
+        if filling >= share / 2:
+            shape = f"{plural(ranks, 'rank')}, {simulation.timeline.microbatches:,} microbatches"
+            line += (
+                f", most of it as the pipeline fills and drains ({shape}): more microbatches or fewer stages shrink it"
+            )
+    yield line
+
+
+def _communication(simulation: Simulation) -> Iterator[str]:
+    length_s = _length_s(simulation)
+    if length_s <= 0.0:
+        return
+    devices = sum(rank.devices for rank in simulation.ranks)
+    all_reduce_s = [0.0] * len(simulation.ranks)
+    for interval in simulation.all_reduces:
+        all_reduce_s[interval.rank] = interval.end_s - interval.start_s
+    transfers_s = sum(
+        (rank.communication_s - hidden_s + rank.waiting_s) * rank.devices
+        for rank, hidden_s in zip(simulation.ranks, all_reduce_s, strict=True)
+    )
+    share = transfers_s / (devices * length_s)
+    if share >= _WORTH_SAYING:
+        what = "transfers and all-reduce" if simulation.schedule.asynchronous else "transfers"
+        yield f"{what} take {_percent(share)} of the ranks' time"
+    longest_s = max(all_reduce_s)
+    if longest_s >= _WORTH_SAYING * length_s:
+        rank = all_reduce_s.index(longest_s)
+        yield (
+            f"the all-reduce of {simulation.ranks[rank].name} takes {time_text(longest_s, 4)} after its last backward "
+            f"pass, {_percent(longest_s / length_s)} of the step"
+        )
+
+
+def _memory(simulation: Simulation) -> Iterator[str]:
+    """What is missing everywhere; of what is unused, by neighbouring ranks with about as much, the largest amounts."""
+    limit_bytes = simulation.memory_limit_bytes
+    unused = [limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
+    for short, ranks in _runs([x < -1e-9 * limit_bytes for x in unused]):
+        if short:
+            yield f"{size_text(-min(unused[rank] for rank in ranks))} too little memory on {_ranks_text(ranks)}"
+    alike = [
+        (min(unused[rank] for rank in ranks), ranks)
+        for step, ranks in _runs(
+            [int(x / (_ALIKE * limit_bytes)) if x >= _UNUSED * limit_bytes else -1 for x in unused]
+        )
+        if step >= 0
+    ]
+    largest = sorted(alike, key=lambda found: -found[0] * len(found[1]))[:_MOST_UNUSED]
+    for size, ranks in sorted(largest, key=lambda found: found[1]):
+        yield f"{size_text(size)} unused on {_ranks_text(ranks)}"
+
+
+def _versions(simulation: Simulation) -> Iterator[str]:
+    kept = [rank.versions for rank in simulation.ranks]
+    known = [versions for versions in kept if versions is not None]
+    if not known:
+        return
+
+    def most_bytes(numbers: Sequence[int]) -> float:
+        return max(
+            max(0, number - VERSIONS_IN_FIXED) * simulation.stages[rank.stages[0]].weights_bytes
+            for number, rank in zip(numbers, simulation.ranks, strict=True)
+        )
+
+    stashed = [versions.stashed for versions in known]
+    synced = [versions.vertical_sync for versions in known]
+    yield (
+        f"weight stashing keeps {_spread(stashed)} versions of the weights, up to {size_text(most_bytes(stashed))} "
+        f"beyond the two in the input's fixed memory; vertical sync {_spread(synced)}, up to "
+        f"{size_text(most_bytes(synced))}"
+    )
+
+
+def _runs(values: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    for value, group in groupby(range(len(values)), key=values.__getitem__):
+        yield value, list(group)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def _spread(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = [str(number) for number in numbers]
+    return ", ".join(shown if len(shown) <= 12 else [*shown[:6], "...", *shown[-5:]])
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.1f} %"

@@ -1,0 +1,298 @@
+"""A Gantt chart of a simulation: a lane for each rank, what it does in colours, what it loses in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from piper_ray.model.schedule import V_SHAPED
+from piper_ray.report.figures import size_scale, time_text
+from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save
+from piper_ray.simulate.actions import Kind
+from piper_ray.simulate.kernels.events import Floats
+from piper_ray.simulate.result import Interval, Simulation
+
+MOST_LANES = 64
+"""Beyond it several ranks share a lane, as thin lines one above the other."""
+
+_MOST_THIN_LANES = 1024
+"""Beyond it every so many-th rank is drawn."""
+
+_BLUE, _VERMILION, _GREEN, _PURPLE, _YELLOW, _SKY, _, _GREY = COLOURS
+_PASS_COLOURS = {Kind.F: _BLUE, Kind.B: _VERMILION, Kind.I: _YELLOW, Kind.W: _GREEN}
+_PASS_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "backward, inputs", Kind.W: "backward, weights"}
+_IDLE = "#e3e3e3"
+_LATER_CHUNK = 0.45
+"""How much white is mixed into the colour of the last chunk of a rank."""
+
+_WAYS_SHOWN = 4.0
+"""Of an asynchronous pipeline so many times the first microbatch's way there and back is drawn."""
+
+_PASSES_SHOWN = 100
+"""About so many passes of a rank are drawn at each end of a long step."""
+
+_LEAST_S = 1e-30
+"""Where all takes no time at all there is a picture, too."""
+
+_SHORTEST_LABEL_IN = 0.16
+_RASTER_FROM = 20_000
+"""Passes from which an SVG holds the lanes as an image."""
+
+_WIDTH_IN = 12.0
+_LANES_WIDTH_IN = 9.6
+
+
+def plot_timeline(simulation: Simulation, path: Path) -> None:
+    """Writes the chart, by the path's ending. Raises UsageError."""
+    refuse_other_formats(path)
+    save(timeline_figure(simulation), path)
+
+
+def timeline_figure(simulation: Simulation) -> Figure:
+    """Lanes over time, and beside them each rank's idle share and peak memory.
+
+    Of a step too long to tell its passes apart the start and the end are drawn.
+    """
+    ranks = len(simulation.ranks)
+    step = -(-ranks // _MOST_THIN_LANES)
+    drawn = list(range(0, ranks, step))
+    group = -(-len(drawn) // MOST_LANES)
+    lanes = -(-len(drawn) // group)
+    windows = _windows_s(simulation)
+    head = _subtitle(simulation, group * step)
+    heads = [head] if len(windows) == 1 else [f"start; {head}", "end"]
+    figure, panes = panels(_title(simulation), heads, alike=False)
+    figure.set_size_inches(_WIDTH_IN, 1.7 + max(1.2, min(14.0, lanes * (0.42 if lanes <= 16 else 0.2))))
+    scale, unit = _time_unit(windows[-1][1])
+    for axes, (from_s, until_s) in zip(panes, windows, strict=True):
+        axes.grid(visible=False)
+        axes.set_xlim(from_s, until_s)
+        axes.set_ylim(lanes, 0.0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale:.6g}")
+        axes.set_xlabel(f"time ({unit})")
+        _lanes(axes, simulation, drawn, group, (from_s, until_s), _LANES_WIDTH_IN / len(windows))
+        axes.set_yticks([])
+    _names(panes[0], simulation, drawn, group, step)
+    _figures_beside(panes[-1], simulation, drawn, group, step)
+    if not simulation.schedule.asynchronous:
+        panes[-1].axvline(simulation.step_s, color="black", linewidth=0.8)
+    with mpl.rc_context({"legend.frameon": False, "legend.fontsize": 8.0}):
+        handles = _handles(simulation)
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def _title(simulation: Simulation) -> str:
+    name = simulation.schedule.name.value
+    chunks = f", {simulation.schedule.v} chunks a rank" if simulation.schedule.v > 1 else ""
+    return f"{name}{chunks}: {time_text(simulation.step_s, 4)} a batch of {simulation.microbatches:,} microbatches"
+
+
+def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:
+    idle = f"{100 * simulation.bubble_share:.1f} % of the devices' time is idle"
+    of = f"; one of {simulation.pipelines:,} equal pipelines" if simulation.pipelines > 1 else ""
+    thin = f"; {ranks_in_lane} ranks in a lane" if ranks_in_lane > 1 else ""
+    return idle + of + thin
+
+
+def _windows_s(simulation: Simulation) -> list[tuple[float, float]]:
+    """What is drawn of the time, from and until; the last of several ends with the step."""
+    ends_s = simulation.timeline.ends_s(Kind.B, 0)[:1]
+    first_out_s = float(ends_s[0]) if len(ends_s) and ends_s[0] > 0 else 0.0
+    if simulation.schedule.asynchronous:
+        return [(0.0, max(min(_WAYS_SHOWN * first_out_s, simulation.window_s[1]), _LEAST_S))]
+    step_s = max(simulation.step_s, _LEAST_S)
+    passes = len(simulation.timeline) / len(simulation.ranks)
+    shown_s = max(step_s * _PASSES_SHOWN / passes, 1.5 * first_out_s)
+    return [(0.0, step_s)] if 3.0 * shown_s > step_s else [(0.0, shown_s), (step_s - shown_s, step_s)]
+
+
+def _time_unit(until_s: float) -> tuple[float, str]:
+    return next(
+        ((size, unit) for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if until_s >= size), (1e-9, "ns")
+    )
+
+
+def _lanes(
+    axes: Axes,
+    simulation: Simulation,
+    drawn: Sequence[int],
+    group: int,
+    window_s: tuple[float, float],
+    width_in: float,
+) -> None:
+    from_s, until_s = window_s
+    timeline = simulation.timeline
+    height = 1.0 / group
+    top = np.full(len(simulation.ranks), np.nan)
+    top[drawn] = np.arange(len(drawn)) / group
+    padding = 0.08 if group == 1 else 0.0
+    idle = [(lane / group + padding, (lane + 1) / group - padding) for lane in range(len(drawn))]
+    _boxes(axes, np.full(len(drawn), from_s), np.full(len(drawn), until_s), np.array(idle), _IDLE, raster=False)
+    rank = timeline.rank_of_action
+    shown = ~np.isnan(top[rank]) & (timeline.start_s < until_s) & (timeline.end_s > from_s)
+    shown &= timeline.end_s > timeline.start_s
+    raster = int(shown.sum()) > _RASTER_FROM
+    chunk = _chunk_of_action(simulation)
+    for kind in Kind:
+        for number in range(simulation.schedule.v):
+            mine = shown & (timeline.kind == kind) & (chunk == number)
+            if mine.any():
+                low = top[rank[mine]]
+                rows = np.stack([low + padding, low + height - padding], axis=1)
+                colour = _tinted(_PASS_COLOURS[kind], number, simulation.schedule.v)
+                edges = group == 1 and not raster
+                _boxes(axes, timeline.start_s[mine], timeline.end_s[mine], rows, colour, raster=raster, edges=edges)
+    for intervals, colour in ((simulation.all_reduces, _PURPLE), (simulation.optimizer_steps, _SKY)):
+        _once_a_batch(axes, intervals, top, height, padding, colour)
+    if group == 1:
+        _microbatch_numbers(axes, simulation, shown, top, window_s, width_in / (until_s - from_s))
+
+
+def _once_a_batch(
+    axes: Axes, intervals: Sequence[Interval], top: Floats, height: float, padding: float, colour: str
+) -> None:
+    there = [x for x in intervals if x.end_s > x.start_s and not np.isnan(top[x.rank])]
+    if there:
+        low = top[[x.rank for x in there]]
+        rows = np.stack([low + padding, low + height - padding], axis=1)
+        starts_s, ends_s = np.array([x.start_s for x in there]), np.array([x.end_s for x in there])
+        _boxes(axes, starts_s, ends_s, rows, colour, raster=False)
+
+
+def _boxes(
+    axes: Axes,
+    start_s: Floats,
+    end_s: Floats,
+    rows: Floats,
+    colour: str,
+    *,
+    raster: bool,
+    edges: bool = False,
+) -> None:
+    """Boxes from start to end, rows[i] their lower and upper edge."""
+    corners = np.stack(
+        [
+            np.stack([start_s, rows[:, 0]], axis=1),
+            np.stack([end_s, rows[:, 0]], axis=1),
+            np.stack([end_s, rows[:, 1]], axis=1),
+            np.stack([start_s, rows[:, 1]], axis=1),
+        ],
+        axis=1,
+    )
+    axes.add_collection(
+        PolyCollection(
+            list(corners),
+            facecolors=colour,
+            edgecolors="white" if edges else "none",
+            linewidths=0.4 if edges else 0.0,
+            antialiaseds=edges,
+            rasterized=raster,
+        ),
+        autolim=False,
+    )
+
+
+def _chunk_of_action(simulation: Simulation) -> npt.NDArray[np.int64]:
+    stages = len(simulation.stages)
+    places = stages // simulation.schedule.v
+    stage = simulation.timeline.stage
+    if simulation.schedule.name in V_SHAPED:
+        return np.where(stage < places, 0, 1)
+    return stage // places
+
+
+def _tinted(colour: str, chunk: int, chunks: int) -> str:
+    white = _LATER_CHUNK * chunk / max(1, chunks - 1)
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+
+
+def _microbatch_numbers(
+    axes: Axes,
+    simulation: Simulation,
+    shown: npt.NDArray[np.bool_],
+    top: Floats,
+    window_s: tuple[float, float],
+    in_per_s: float,
+) -> None:
+    """In the boxes that are wide enough, and only if most are."""
+    timeline = simulation.timeline
+    duration_s = timeline.end_s - timeline.start_s
+    wide = shown & (duration_s * in_per_s >= _SHORTEST_LABEL_IN)
+    if wide.sum() * 2 < shown.sum():
+        return
+    size = 7.0 if len(simulation.ranks) <= 16 else 5.0
+    chunk = _chunk_of_action(simulation)
+    whole = (timeline.start_s >= window_s[0]) & (timeline.end_s <= window_s[1])
+    for action in np.flatnonzero(wide & whole):
+        middle_s = (timeline.start_s[action] + timeline.end_s[action]) / 2
+        dark = Kind(timeline.kind[action]) in (Kind.F, Kind.B) and chunk[action] == 0
+        axes.text(
+            middle_s,
+            top[timeline.rank_of_action[action]] + 0.5,
+            str(int(timeline.microbatch[action])),
+            ha="center",
+            va="center",
+            fontsize=size,
+            color="white" if dark else "black",
+        )
+
+
+def _names(axes: Axes, simulation: Simulation, drawn: Sequence[int], group: int, step: int) -> None:
+    names, ticks = [], []
+    for lane, first in enumerate(range(0, len(drawn), group)):
+        members = drawn[first : first + group]
+        last = min(members[-1] + step - 1, len(simulation.ranks) - 1)
+        rank = simulation.ranks[members[0]]
+        replica = f"/{rank.replica}" if max(simulation.timeline.layout.replicas) > 1 else ""
+        if last == members[0]:
+            names.append(f"{members[0]}: {rank.name}{replica}")
+        else:
+            names.append(f"{members[0]}-{last}")
+        ticks.append(lane + 0.5)
+    axes.set_yticks(ticks, names, fontsize=8.0 if len(ticks) <= 32 else 6.0)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel("rank: stage" + ("/replica" if max(simulation.timeline.layout.replicas) > 1 else ""))
+
+
+def _figures_beside(axes: Axes, simulation: Simulation, drawn: Sequence[int], group: int, step: int) -> None:
+    """At the right of each lane the idle share and the peak memory: of several ranks the largest."""
+    length_s = simulation.window_s[1] - simulation.window_s[0]
+    scale = size_scale(max(rank.peak_memory_bytes for rank in simulation.ranks), 3)
+    beside = axes.secondary_yaxis("right")
+    ticks, texts = [], []
+    for lane, first in enumerate(range(0, len(drawn), group)):
+        last = drawn[min(first + group, len(drawn)) - 1] + step
+        members = simulation.ranks[drawn[first] : last]
+        idle = max((rank.bubble_s + rank.waiting_s) / length_s if length_s > 0 else 0.0 for rank in members)
+        memory_bytes = max(rank.peak_memory_bytes for rank in members)
+        over = " !" if memory_bytes > simulation.memory_limit_bytes * (1 + 1e-9) else ""
+        ticks.append(lane + 0.5)
+        texts.append(f"{100 * idle:4.1f} %  {scale.text(memory_bytes)} {scale.unit}{over}")
+    beside.set_yticks(ticks, texts, fontsize=8.0 if len(ticks) <= 32 else 6.0)
+    beside.tick_params(axis="y", length=0)
+    beside.set_ylabel("idle, peak memory" + (" (!: too much)" if any(text.endswith("!") for text in texts) else ""))
+    beside.spines["right"].set_visible(False)
+
+
+def _handles(simulation: Simulation) -> list[Patch]:
+    kinds = sorted(set(simulation.timeline.kind.tolist()))
+    handles = [Patch(color=_PASS_COLOURS[Kind(kind)], label=_PASS_NAMES[Kind(kind)]) for kind in kinds]
+    if simulation.schedule.v > 1:
+        handles.append(Patch(color=_tinted(_BLUE, 1, 2), label="paler: later chunks"))
+    for name, intervals, colour in (
+        ("all-reduce", simulation.all_reduces, _PURPLE),
+        ("optimizer", simulation.optimizer_steps, _SKY),
+    ):
+        if any(interval.end_s > interval.start_s for interval in intervals):
+            handles.append(Patch(color=colour, label=name))
+    return [*handles, Patch(color=_IDLE, label="idle (bubble)")]

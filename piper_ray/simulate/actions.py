@@ -1,0 +1,194 @@
+"""What each rank does, in order: the action lists of every schedule.
+
+A list is int64[n, 3]: kind of pass, chunk on the rank (0 is nearest the input), microbatch (of the rank's own, from 0).
+Lists depend on the shape of the pipeline alone, never on times. Where torch.distributed.pipelining has a schedule the
+lists are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
+
+Actions = npt.NDArray[np.int64]
+
+
+class Kind(IntEnum):
+    """F: forward pass. B: whole backward pass. I and W: its two parts, gradients of the inputs and of the weights."""
+
+    F = 0
+    B = 1
+    I = 2  # noqa: E741 - the field's name
+    W = 3
+
+
+def stage_of_chunk(schedule: Schedule, ranks: int, rank: int, chunk: int) -> int:
+    """The plan's stage that a rank holds as its ``chunk``-th."""
+    if schedule.name in V_SHAPED and chunk == 1:
+        return 2 * ranks - 1 - rank
+    return chunk * ranks + rank
+
+
+def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actions]:
+    """For each rank of a pipeline in which all ranks run all microbatches.
+
+    Raises UsageError where a schedule cannot run so many microbatches on so many ranks.
+    """
+    p, m, v = ranks, microbatches, schedule.v
+    name = schedule.name
+    if name is ScheduleName.GPIPE:
+        return [gpipe(m) for _ in range(p)]
+    if name is ScheduleName.LOOPED_BFS:
+        return [_looped_bfs(m, v) for _ in range(p)]
+    if name in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
+        group = group_size(p, m, schedule.group)
+        form = _interleaved if name is ScheduleName.INTERLEAVED else _zero_bubble
+        return [form(p, r, m, v, group) for r in range(p)]
+    if name is ScheduleName.ZB_V:
+        return [_zb_v(p, r, m) for r in range(p)]
+    if name is ScheduleName.DUALPIPE_V:
+        if m < 2 * p:
+            raise UsageError(f"schedule dualpipe-v on {p} ranks needs at least {2 * p} microbatches a replica, not {m}")
+        return [_dualpipe_v(p, r, m) for r in range(p)]
+    return [one_f_one_b(m, p - r) for r in range(p)]
+
+
+def gpipe(microbatches: int) -> Actions:
+    """All forward passes, then all backward passes, both in order."""
+    order = np.arange(microbatches)
+    return _stacked([(Kind.F, 0, order), (Kind.B, 0, order)])
+
+
+def one_f_one_b(microbatches: int, in_flight: int) -> Actions:
+    """Forward passes until ``in_flight`` microbatches are, then backward and forward in turn, then what is left."""
+    m, y = microbatches, min(in_flight, microbatches)
+    actions = np.zeros((2 * m, 3), np.int64)
+    actions[y:, 0] = Kind.B
+    actions[y + 1 : 2 * m - y : 2, 0] = Kind.F
+    forward = actions[:, 0] == Kind.F
+    actions[forward, 2] = np.arange(m)
+    actions[~forward, 2] = np.arange(m)
+    return actions
+
+
+def group_size(ranks: int, microbatches: int, wanted: int | None) -> int:
+    """Microbatches that pass through one chunk before the next: none is left over, or at least as many as ranks.
+
+    The rule is Megatron's; where torch allows a number of microbatches the least such group is torch's. Raises
+    UsageError for a wanted group that breaks it.
+    """
+    p, m = ranks, microbatches
+
+    def fits(group: int) -> bool:
+        return group >= m or (group >= p and (m % group == 0 or m % group >= p))
+
+    if wanted is None:
+        return next(group for group in range(min(p, m), m + 1) if fits(group))
+    if not fits(wanted):
+        raise UsageError(
+            f"groups of {wanted} microbatches do not suit {p} ranks and {m} microbatches a replica: a group has at "
+            f"least {p}, and so has the last one, or nothing is left over"
+        )
+    return min(wanted, m)
+
+
+def _looped_bfs(m: int, v: int) -> Actions:
+    order = np.arange(m)
+    return _stacked(
+        [(Kind.F, chunk, order) for chunk in range(v)] + [(Kind.B, chunk, order[::-1]) for chunk in reversed(range(v))]
+    )
+
+
+def _interleaved(p: int, r: int, m: int, v: int, group: int) -> Actions:
+    forward, backward = _grouped_order(m, v, group)
+    ahead = min((v - 1) * group + 2 * (p - 1 - r), m * v)
+    actions = np.zeros((2 * m * v, 3), np.int64)
+    actions[ahead:, 0] = Kind.B
+    actions[ahead : 2 * m * v - ahead : 2, 0] = Kind.F
+    is_forward = actions[:, 0] == Kind.F
+    actions[is_forward, 1:] = forward
+    actions[~is_forward, 1:] = backward
+    return actions
+
+
+def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
+    """As interleaved with fewer passes ahead; gradients of weights lag behind by r, and fill the end."""
+    forward, backward = _grouped_order(m, v, group)
+    ahead = min((v - 1) * group + p - 1 - r, m * v)
+    number = np.arange(m * v)
+    # Turn i: the forward pass that is so many ahead, the i-th I, and the W of the I that was r turns before.
+    turns = [(Kind.F, number - ahead, forward), (Kind.I, number, backward), (Kind.W, number + r, backward)]
+    passes = np.concatenate([np.column_stack([np.full(m * v, kind), of_pass]) for kind, _, of_pass in turns])
+    turn = np.concatenate([turn for _, turn, _ in turns])
+    return passes[np.lexsort((passes[:, 0], turn))]
+
+
+def _grouped_order(m: int, v: int, group: int) -> tuple[Actions, Actions]:
+    """(chunk, microbatch) of the forward and of the backward passes, group after group and chunk after chunk."""
+    microbatch = np.concatenate(
+        [np.tile(np.arange(first, min(first + group, m)), v) for first in range(0, m, group)] or [np.zeros(0, np.int64)]
+    )
+    chunk = np.concatenate(
+        [np.repeat(np.arange(v), min(group, m - first)) for first in range(0, m, group)] or [np.zeros(0, np.int64)]
+    )
+    return np.stack([chunk, microbatch], axis=1), np.stack([v - 1 - chunk, microbatch], axis=1)
+
+
+_F0, _F1, _B0, _B1, _I0, _I1, _W0, _W1 = range(8)
+"""A pass of one of two chunks, as 2 kind + chunk; its microbatch is found by counting."""
+
+
+def _zb_v(p: int, r: int, m: int) -> Actions:
+    """Written for at least 2 p - 1 microbatches; of fewer those that are not there are left out."""
+    length = max(2 * p - 1, m)
+    ahead = [_F0] * (2 * (p - r) - 1) + [_F1, _F0] * r + [_F1, _I1, _W1] * (p - r)
+    steady = [_F0, _I0, _W0, _F1, _I1, _W1] * (length - 2 * p + r + 1) + [_I0, _W0, _F1, _I1, _W1] * (p - r - 1)
+    left = [_I0, _I1] * r + [_I0, _W0] * (p - r) + [_W1] * r + [_W0] * r
+    return _counted([*ahead, *steady, *left], m)
+
+
+def _dualpipe_v(p: int, r: int, m: int) -> Actions:
+    """Passes that are run as one (a forward of one chunk with a backward of the other) stand one after the other."""
+    after = p - r - 1
+    passes = [_F0] * (2 * after) + [_F0, _F1] * (r + 1) + [_I1, _W1, _F1] * after
+    passes += [_F0, _B1, _F1, _B0] * (m - 2 * p + r + 1) + [_B1, _F1, _B0] * after
+    # From the middle of what is left on the weights wait: chunk 1 first on odd ranks, chunk 0 on even ones.
+    whole = 2 * ((r + 1) // 2) + (r % 2 == 0)
+    split = [_I1, _I0] * (r + 1)
+    passes += ([_B1, _B0] * (r + 1))[:whole] + split[whole:]
+    waiting = [{_I0: _W0, _I1: _W1}[one] for one in split[whole:]] + [_W0] * after
+    for turn in range(after):
+        passes += [waiting[turn], _I0]
+    return _counted(passes + waiting[after:], m)
+
+
+def _counted(passes: Sequence[int], microbatches: int) -> Actions:
+    """Each chunk's passes of a kind take its microbatches in order; B is an I and a W."""
+    kind, chunk = np.divmod(np.array(passes, np.int64), 2)
+    microbatch = np.zeros(len(kind), np.int64)
+    whole = kind == Kind.B
+    for of_chunk in (0, 1):
+        for counted, numbered in (
+            (kind == Kind.F, kind == Kind.F),
+            ((kind == Kind.I) | whole, (kind == Kind.I) | whole),
+            ((kind == Kind.W) | whole, kind == Kind.W),
+        ):
+            mine = chunk == of_chunk
+            before = np.cumsum(mine & counted) - 1
+            microbatch[mine & numbered] = before[mine & numbered]
+    return np.column_stack([kind, chunk, microbatch])[microbatch < microbatches]
+
+
+def _stacked(parts: list[tuple[Kind, int, npt.NDArray[np.int64]]]) -> Actions:
+    return np.concatenate(
+        [
+            np.stack([np.full(len(order), kind), np.full(len(order), chunk), order], axis=1)
+            for kind, chunk, order in parts
+        ]
+    )

@@ -1,0 +1,315 @@
+"""A simulation from end to end: figures of the stages, lists, events, and what they amount to for each rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
+from piper_ray.simulate.critical import critical_path
+from piper_ray.simulate.kernels.events import Floats
+from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
+from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
+from piper_ray.simulate.stages import Hop, StageFigures, Stages, charged_s, hops, stages_of
+from piper_ray.simulate.steady import SteadyState, steady_state
+from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
+from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
+
+_ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
+"""Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What is to be simulated, apart from lists."""
+
+    schedule: Schedule
+    options: SimulationOptions
+    stages: Stages
+    placed: Layout
+    seconds: PassSeconds
+    hops: tuple[Hop, ...]
+    all_reduce_s: Floats
+    microbatches: int
+
+    @property
+    def figures(self) -> tuple[StageFigures, ...]:
+        return self.stages.figures
+
+    def run(self, lists: Sequence[Actions], microbatches: int) -> Timeline:
+        return run_lists(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
+
+
+def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
+    """See ``run.simulate``; arguments are sound."""
+    scene = _scene(instance, plan, schedule, options)
+    return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
+
+
+def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
+    stages = stages_of(instance, plan, schedule)
+    figures = stages.figures
+    placed = layout(schedule, figures)
+    bandwidth = instance.bandwidth_bytes_per_s
+    degrees = np.array([stage.data_parallel_degree for stage in figures])
+    weights_bytes = np.array([stage.weights_bytes for stage in figures])
+    all_reduce_s = options.all_reduce.factor * (degrees - 1) / degrees * weights_bytes / bandwidth
+    forward_s = np.array([stage.forward_s for stage in figures])
+    input_s = np.array([stage.input_s for stage in figures])
+    weight_s = np.array([stage.weight_s for stage in figures])
+    charged = np.array(charged_s(stages, placed.places, bandwidth)) * (not options.overlap_transfers)
+    sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
+    compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
+    communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
+    return _Scene(
+        schedule,
+        options,
+        stages,
+        placed,
+        PassSeconds(compute_s, communication_s),
+        hops(stages, placed.places, bandwidth, overlapped=options.overlap_transfers),
+        all_reduce_s,
+        instance.microbatches,
+    )
+
+
+def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) -> Floats:
+    """What the sum of gradients adds to each backward pass where nothing is flushed.
+
+    All of it under PipeDream, which updates after each round of the replicas; a part of it under 2BW, which updates
+    once a batch, as Piper charges it.
+    """
+    if schedule.name is ScheduleName.PIPEDREAM:
+        return all_reduce_s
+    return all_reduce_s / passes if schedule.name is ScheduleName.TWO_BW else np.zeros(len(all_reduce_s))
+
+
+def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
+    """y of each stage, for the schedules that keep to one."""
+    wanted = scene.options.in_flight
+    if scene.schedule.name not in _ONE_IN_TURN:
+        if wanted is not InFlightRule.RULE:
+            raise UsageError(f"in_flight: schedule {scene.schedule.name.value} sets itself what is in flight")
+        return None
+    if wanted is InFlightRule.RULE:
+        return rule_in_flight(scene.placed.replicas)
+    if wanted is InFlightRule.SUSTAINING:
+        if not scene.schedule.asynchronous:
+            raise UsageError("in_flight: only 2bw and pipedream have a rate to sustain; 1f1b drains after each batch")
+        least = least_in_flight(_stream(scene))
+        if least is None:
+            raise UsageError("in_flight: no number keeps the slowest stage busy: transfers take far longer than passes")
+        return least
+    assert isinstance(wanted, tuple)
+    if len(wanted) != len(scene.figures):
+        raise UsageError(f"in_flight has {len(wanted)} figures; the plan has {len(scene.figures)} stages")
+    return wanted
+
+
+def _stream(scene: _Scene) -> Stream:
+    duration_s = scene.seconds.duration_s
+    latency_s = scene.options.latency_s
+    return Stream(
+        tuple(duration_s[:, Kind.F].tolist()),
+        tuple(duration_s[:, Kind.B].tolist()),
+        scene.placed.replicas,
+        tuple(
+            Hand(hop.source, hop.target, hop.forward_s + latency_s, hop.backward_s + latency_s) for hop in scene.hops
+        ),
+    )
+
+
+def _flushed(scene: _Scene, instance: Instance) -> Simulation:
+    lanes = scene.placed.lanes
+    microbatches = scene.microbatches // lanes
+    in_flight = _in_flight(scene)
+    timeline = scene.run(_lists(scene, microbatches, in_flight), microbatches)
+    all_reduces, optimizers = _after_the_flush(scene, timeline)
+    step_s = max(interval.end_s for interval in optimizers)
+    return Simulation(
+        schedule=scene.schedule,
+        options=scene.options,
+        microbatches=scene.microbatches,
+        step_s=step_s,
+        promised_s=None,
+        pipelines=lanes,
+        ranks=_ranks(scene, timeline, (0.0, step_s), all_reduces, optimizers),
+        stages=scene.figures,
+        window_s=(0.0, step_s),
+        in_flight=in_flight,
+        sustaining=None,
+        timeline=timeline,
+        all_reduces=all_reduces,
+        optimizer_steps=optimizers,
+        critical_path=critical_path(timeline, all_reduces, optimizers),
+        memory_limit_bytes=instance.memory_bytes,
+        steady=True,
+        notes=tuple(_pipeline_notes(scene)),
+    )
+
+
+def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) -> list[Actions]:
+    replicas = scene.placed.replicas
+    if in_flight is None and set(replicas) == {1}:
+        return flush_lists(scene.schedule, len(scene.placed.ranks), microbatches)
+    lists = []
+    for rank in scene.placed.ranks:
+        (stage,) = rank.stages
+        own = len(range(rank.replica, microbatches, replicas[stage]))
+        lists.append(gpipe(own) if in_flight is None else one_f_one_b(own, in_flight[stage]))
+    return lists
+
+
+def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+    """The all-reduce and the optimizer's step of each rank.
+
+    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs
+    beside the last backward pass is no part of an interval.
+    """
+    last = timeline.first[1:] - 1
+    end_s = timeline.end_s[last]
+    duration_s = end_s - timeline.start_s[last]
+    replicas = defaultdict(list)
+    for number, rank in enumerate(scene.placed.ranks):
+        replicas[rank.place].append(number)
+    all_reduces, optimizers = [], []
+    for number, rank in enumerate(scene.placed.ranks):
+        together = replicas[rank.place]
+        due_s = max(float(end_s[i]) for i in together)
+        hidden_s = scene.options.all_reduce_overlap * min(float(duration_s[i]) for i in together)
+        seconds = max(0.0, float(sum(scene.all_reduce_s[stage] for stage in rank.stages)) - hidden_s)
+        all_reduces.append(Interval(number, due_s, due_s + seconds))
+        optimizers.append(Interval(number, due_s + seconds, due_s + seconds + scene.options.optimizer_s))
+    return tuple(all_reduces), tuple(optimizers)
+
+
+def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
+    in_flight = _in_flight(scene)
+    assert in_flight is not None
+    stream = _stream(scene)
+    lanes = scene.placed.lanes
+
+    found = _steady_state(scene, in_flight)
+    microbatch_s = found.microbatch_s + scene.options.optimizer_s * lanes / scene.microbatches
+    promised_s = stream.promised_s + scene.options.optimizer_s * lanes / scene.microbatches
+    batches = scene.microbatches / lanes
+    return Simulation(
+        schedule=scene.schedule,
+        options=scene.options,
+        microbatches=scene.microbatches,
+        step_s=microbatch_s * batches,
+        promised_s=promised_s * batches,
+        pipelines=lanes,
+        ranks=_ranks(scene, found.timeline, found.window_s, (), ()),
+        stages=scene.figures,
+        window_s=found.window_s,
+        in_flight=in_flight,
+        sustaining=_sustaining(scene, stream, in_flight),
+        timeline=found.timeline,
+        all_reduces=(),
+        optimizer_steps=(),
+        critical_path=(),
+        memory_limit_bytes=instance.memory_bytes,
+        steady=found.periodic,
+        notes=tuple(_pipeline_notes(scene)),
+    )
+
+
+def _steady_state(scene: _Scene, in_flight: tuple[int, ...]) -> SteadyState:
+    return steady_state(
+        lambda microbatches: scene.run(_lists(scene, microbatches, in_flight), microbatches), scene.placed, in_flight
+    )
+
+
+def _sustaining(scene: _Scene, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The least in flight that keep the promise where ``in_flight`` does not: analysed, and simulated as a proof.
+
+    None, too, where none does: transfers take far longer than passes, or hold each other up on a rank's way out, which
+    the analysis does not see.
+    """
+    if sustained_s(stream, in_flight) <= stream.promised_s:
+        return None
+    least = least_in_flight(stream)
+    if least is None:
+        return None
+    kept_s = _steady_state(scene, least).microbatch_s
+    return least if kept_s <= stream.promised_s * PROMISE_KEPT else None
+
+
+def _ranks(
+    scene: _Scene,
+    timeline: Timeline,
+    window_s: tuple[float, float],
+    all_reduces: Sequence[Interval],
+    optimizers: Sequence[Interval],
+) -> tuple[RankSimulation, ...]:
+    """Passes that the window cuts count by their part in it."""
+    start_s, end_s = window_s
+    length_s = timeline.end_s - timeline.start_s
+    inside_s = np.clip(timeline.end_s, start_s, end_s) - np.clip(timeline.start_s, start_s, end_s)
+    share = np.divide(inside_s, length_s, out=np.zeros(len(timeline)), where=length_s > 0)
+    transit_s = np.clip(timeline.start_s, start_s, end_s) - np.clip(
+        timeline.start_s - timeline.transit_s, start_s, end_s
+    )
+    found = []
+    for number, rank in enumerate(timeline.layout.ranks):
+        mine = timeline.of_rank(number)
+        communication_s = float(np.sum(share[mine] * timeline.communication_s[mine]))
+        compute_s = float(np.sum(inside_s[mine])) - communication_s
+        waiting_s = float(np.sum(transit_s[mine]))
+        if all_reduces:
+            communication_s += all_reduces[number].end_s - all_reduces[number].start_s
+            compute_s += optimizers[number].end_s - optimizers[number].start_s
+        busy_s = compute_s + communication_s + waiting_s
+        figures = scene.figures[rank.stages[0]]
+        versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
+        found.append(
+            RankSimulation(
+                name=rank.name,
+                stages=rank.stages,
+                replica=rank.replica,
+                devices=figures.tensor_parallel_degree,
+                compute_s=compute_s,
+                communication_s=communication_s,
+                waiting_s=waiting_s,
+                bubble_s=max(0.0, end_s - start_s - busy_s),
+                in_flight=tuple(
+                    int(held_microbatches(timeline, number, stage).max(initial=0)) for stage in rank.stages
+                ),
+                peak_memory_bytes=memory_steps(timeline, scene.figures, number, versions).peak_bytes,
+                versions=versions,
+            )
+        )
+    return tuple(found)
+
+
+def _pipeline_notes(scene: _Scene) -> list[str]:
+    """What stands for what."""
+    lanes, figures = scene.placed.lanes, scene.figures
+    devices = sum(stage.data_parallel_degree * stage.tensor_parallel_degree for stage in figures) // scene.schedule.v
+    notes = []
+    if lanes > 1:
+        uneven = len({stage.data_parallel_degree for stage in figures}) > 1
+        why = (
+            f"microbatches go round-robin, so those alike modulo {lanes} meet the same replicas and no others do"
+            if uneven
+            else "each does the same with microbatches of its own, and they meet in the all-reduce alone"
+        )
+        notes.append(
+            f"one of {lanes:,} equal pipelines is simulated, {devices // lanes:,} of {devices:,} devices: {why}"
+        )
+    degrees = {stage.tensor_parallel_degree for stage in figures}
+    if max(degrees) > 1:
+        of = f"{max(degrees)}" if len(degrees) == 1 else f"{min(degrees)} to {max(degrees)}"
+        notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
+    if scene.schedule.name is ScheduleName.DUALPIPE_V:
+        notes.append("passes that DualPipeV runs as one go one after the other here: what that gains is not counted")
+    return notes

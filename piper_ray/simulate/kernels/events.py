@@ -1,0 +1,157 @@
+"""The event loop. ``tests/simulate_twin.py`` does the same plainly."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.compiled.jit import kernel
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_F, _W = 0, 3
+
+
+class Program(NamedTuple):
+    """What is to run. Ranks are numbered stage by stage where each holds one, replicas in turn.
+
+    first: int64[ranks + 1], the rank's first action. kind, stage, microbatch: int64[actions], rank after rank.
+    duration_s: float64[actions]. stage_rank: int64[stages], the rank of the stage's first replica; replicas:
+    int64[stages], their number, microbatch k is run by the (k mod replicas)-th. microbatches: their number.
+    hop_source, hop_target: int64[hops], stages. hop_forward_s, hop_backward_s: float64[hops], on the sender's way out.
+    latency_s: of each transfer between ranks.
+    """
+
+    first: Integers
+    kind: Integers
+    stage: Integers
+    microbatch: Integers
+    duration_s: Floats
+    stage_rank: Integers
+    replicas: Integers
+    microbatches: int
+    hop_source: Integers
+    hop_target: Integers
+    hop_forward_s: Floats
+    hop_backward_s: Floats
+    latency_s: float
+
+
+class Events(NamedTuple):
+    """What happened: int64 or float64[actions]; what was never run starts at NaN.
+
+    cause: the action whose end, or whose message's arrival, set this one's start; -1 at the very start.
+    transit_s: how long before the start nothing was missing but a message on its way.
+    run: number of actions that were run.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    cause: Integers
+    transit_s: Floats
+    run: int
+
+
+@kernel
+def _hops_by_stage(stage: Integers, stages: int) -> tuple[Integers, Integers]:
+    """Hops grouped by a stage of theirs: int64[stages + 1] where each group starts, int64[hops] which they are."""
+    start = np.zeros(stages + 1, np.int64)
+    for value in stage:
+        start[value + 1] += 1
+    start = np.cumsum(start)
+    fill = start[:-1].copy()
+    order = np.empty(len(stage), np.int64)
+    for hop in range(len(stage)):
+        order[fill[stage[hop]]] = hop
+        fill[stage[hop]] += 1
+    return start, order
+
+
+@kernel
+def simulate_events(program: Program) -> Events:
+    """Runs every rank's actions in order, each as soon as the one before has ended and what it needs has arrived.
+
+    Whatever arrives wakes the rank that it is for, so each action is looked at a few times at most.
+    """
+    actions, ranks, stages = len(program.kind), len(program.first) - 1, len(program.replicas)
+    hops, m = len(program.hop_source), program.microbatches
+    start_s = np.full(actions, np.nan)
+    end_s = np.full(actions, np.nan)
+    cause = np.full(actions, -1, np.int64)
+    transit_s = np.zeros(actions)
+    into, into_hop = _hops_by_stage(program.hop_target, stages)
+    out, out_hop = _hops_by_stage(program.hop_source, stages)
+    # By [hop, microbatch], forwards and backwards: when a message arrives; NaN before it is sent.
+    arrival = np.full((2, hops, m), np.nan)
+    # By [forward or backward, stage, microbatch]: the action that ran it, -1 before.
+    ran = np.full((2, stages, m), -1, np.int64)
+    way_out_free_s = np.zeros(ranks)
+    position = program.first[:-1].copy()
+    queue = np.empty(ranks, np.int64)
+    queued = np.ones(ranks, np.bool_)
+    for rank in range(ranks):
+        queue[rank] = ranks - 1 - rank
+    waiting, run = ranks, 0
+    while waiting > 0:
+        waiting -= 1
+        rank = queue[waiting]
+        queued[rank] = False
+        while position[rank] < program.first[rank + 1]:
+            action = position[rank]
+            kind, stage, k = program.kind[action], program.stage[action], program.microbatch[action]
+            direction = 0 if kind == _F else 1
+            ready, at_s, produced_s, because = True, 0.0, 0.0, -1
+            if action > program.first[rank]:
+                at_s = end_s[action - 1]
+                produced_s = at_s
+                because = action - 1
+            if kind == _W:
+                ready = ran[1, stage, k] >= 0
+            else:
+                if direction == 1 and ran[0, stage, k] < 0:
+                    ready = False
+                groups, members = (into, into_hop) if direction == 0 else (out, out_hop)
+                for index in range(groups[stage], groups[stage + 1]):
+                    hop = members[index]
+                    arrived_s = arrival[direction, hop, k]
+                    if np.isnan(arrived_s):
+                        ready = False
+                        break
+                    other = program.hop_source[hop] if direction == 0 else program.hop_target[hop]
+                    sender = ran[direction, other, k]
+                    produced_s = max(produced_s, end_s[sender])
+                    if arrived_s > at_s:
+                        at_s = arrived_s
+                        because = sender
+            if not ready:
+                break
+            start_s[action] = at_s
+            end_s[action] = at_s + program.duration_s[action]
+            cause[action] = because
+            transit_s[action] = at_s - produced_s
+            run += 1
+            position[rank] += 1
+            if kind == _W:
+                continue
+            ran[direction, stage, k] = action
+            groups, members = (out, out_hop) if direction == 0 else (into, into_hop)
+            for index in range(groups[stage], groups[stage + 1]):
+                hop = members[index]
+                other = program.hop_target[hop] if direction == 0 else program.hop_source[hop]
+                receiver = program.stage_rank[other] + k % program.replicas[other]
+                arrival_s = end_s[action]
+                if receiver != rank:
+                    out_s = program.hop_forward_s[hop] if direction == 0 else program.hop_backward_s[hop]
+                    if out_s > 0.0:
+                        way_out_free_s[rank] = max(way_out_free_s[rank], arrival_s) + out_s
+                        arrival_s = way_out_free_s[rank]
+                    arrival_s += program.latency_s
+                arrival[direction, hop, k] = arrival_s
+                if receiver != rank and not queued[receiver]:
+                    queued[receiver] = True
+                    queue[waiting] = receiver
+                    waiting += 1
+    return Events(start_s, end_s, cause, transit_s, run)

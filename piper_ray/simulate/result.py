@@ -1,0 +1,176 @@
+"""What a simulation found: figures of the step and of each rank, and the timeline behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from piper_ray.model.schedule import Schedule
+from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.stages import StageFigures
+from piper_ray.simulate.timeline import Timeline
+
+PROMISE_KEPT = 1.0 + 1e-6
+"""A step of so many times the promised one still keeps the promise."""
+
+
+_MEMORY_TOLERANCE = 1e-9
+"""Relative: sums round."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of one rank's time."""
+
+    rank: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class RankSimulation:
+    """What one rank does with the time looked at (the step under a flush, else some periods of the steady state).
+
+    compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
+    all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
+    up to the simulation's ``window_s``.
+    in_flight: the most microbatches at once, for each of its stages. versions: of the weights, under PipeDream.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    replica: int
+    devices: int
+    compute_s: float
+    communication_s: float
+    waiting_s: float
+    bubble_s: float
+    in_flight: tuple[int, ...]
+    peak_memory_bytes: float
+    versions: Versions | None
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A stretch of the critical path: what a rank was busy with that nothing could have come before.
+
+    what: "F", "B", "I", "W", "transfer" (on its way to ``rank``), "all-reduce" or "optimizer".
+    communication_s: the part of a pass that is transfers.
+    """
+
+    rank: int
+    what: str
+    stage: int | None
+    microbatch: int | None
+    start_s: float
+    end_s: float
+    communication_s: float = 0.0
+
+    @property
+    def duration_s(self) -> float:
+        """From its start to its end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Simulation:
+    """A plan under a schedule, event by event.
+
+    step_s: of one batch of N microbatches, from the first forward pass to the last rank's end; of an asynchronous
+    schedule N times what a microbatch takes in the long run. promised_s: what an asynchronous schedule is planned for,
+    N times the slowest stage's time; None under a flush.
+    ranks: those of one pipeline; ``pipelines`` of them run alike. window_s: start and end of the time that the ranks'
+    shares are of. in_flight: for each stage what a replica of a 1F1B schedule may keep in flight; sustaining: the least
+    that would keep an asynchronous schedule's promise, where ``in_flight`` does not.
+    critical_path: back to back from 0 to the end of the step; empty for asynchronous schedules.
+    steady: the asynchronous pipeline was followed until it repeated itself; False: step_s is a long run's average.
+    """
+
+    schedule: Schedule
+    options: SimulationOptions
+    microbatches: int
+    step_s: float
+    promised_s: float | None
+    pipelines: int
+    ranks: tuple[RankSimulation, ...]
+    stages: tuple[StageFigures, ...]
+    window_s: tuple[float, float]
+    in_flight: tuple[int, ...] | None
+    sustaining: tuple[int, ...] | None
+    timeline: Timeline
+    all_reduces: tuple[Interval, ...]
+    optimizer_steps: tuple[Interval, ...]
+    critical_path: tuple[PathPart, ...]
+    memory_limit_bytes: float
+    steady: bool
+    notes: tuple[str, ...]
+
+    @property
+    def keeps_promise(self) -> bool | None:
+        """Whether an asynchronous schedule runs at the rate that it is planned for; None under a flush."""
+        return None if self.promised_s is None else self.step_s <= self.promised_s * PROMISE_KEPT
+
+    @property
+    def time_per_sample_s(self) -> float:
+        """step_s over N, a sample in Piper's sense: a microbatch."""
+        return self.step_s / self.microbatches
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the whole batch, in the time of a step."""
+        samples = self.microbatches * self.options.samples_per_microbatch
+        return samples / self.step_s if self.step_s > 0 else float("inf")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None where nothing says how many tokens a sample has."""
+        tokens = self.options.tokens_per_sample
+        return None if tokens is None else tokens * self.samples_per_s
+
+    @property
+    def bubble_share(self) -> float:
+        """Of all ranks' time, weighted by their devices: what is spent idle."""
+        length_s = self.window_s[1] - self.window_s[0]
+        devices = sum(rank.devices for rank in self.ranks)
+        idle_s = sum((rank.bubble_s + rank.waiting_s) * rank.devices for rank in self.ranks)
+        return idle_s / (devices * length_s) if length_s > 0 else 0.0
+
+    @cached_property
+    def busiest(self) -> int:
+        """The rank that is busy longest, with passes, transfers and all-reduce: the first of those."""
+        busy_s = [rank.compute_s + rank.communication_s for rank in self.ranks]
+        return busy_s.index(max(busy_s))
+
+    @property
+    def memory_violations(self) -> list[str]:
+        """Each rank that holds more than a device has, in words; numbered from 0."""
+        limit_bytes = self.memory_limit_bytes
+        return [
+            f"{rank.name} needs {rank.peak_memory_bytes:,.0f} bytes on each device, which has {limit_bytes:,.0f}"
+            for rank in self.ranks
+            if rank.peak_memory_bytes > limit_bytes * (1.0 + _MEMORY_TOLERANCE)
+        ]
+
+    def memory(self, rank: int) -> MemorySteps:
+        """A rank's memory over the simulated time."""
+        return memory_steps(self.timeline, self.stages, rank, self.ranks[rank].versions)
+
+    def trace(self) -> dict[str, object]:
+        """The events as Chrome's trace format, which Perfetto opens."""
+        from piper_ray.simulate.trace import trace
+
+        return trace(self)
+
+    def write_trace(self, path: str | Path) -> None:
+        """As JSON. Raises UsageError if the file cannot be written."""
+        from piper_ray.simulate.trace import write_trace
+
+        write_trace(self, Path(path))
+
+    def __repr__(self) -> str:
+        return (
+            f"Simulation({self.schedule.name.value}, step_s={self.step_s:.6g}, {len(self.ranks)} ranks, "
+            f"idle {100 * self.bubble_share:.3g} %)"
+        )

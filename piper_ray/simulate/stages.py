@@ -1,0 +1,211 @@
+"""What the stages of a plan do and send for one microbatch: read off the instance, layer by layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+
+from piper_ray.evaluate import chosen_tmpcs, edge_violations, partition_violations
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import UNEVEN, Schedule
+from piper_ray.simulate.pass_times import pass_times
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
+
+    activation_bytes: for each microbatch in flight. fixed_bytes: whatever is in flight; the weights are among them.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    activation_bytes: float
+    fixed_bytes: float
+    weights_bytes: float
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """What stage ``source`` sends to the later stage ``target`` for a microbatch, and gets back in its backward pass.
+
+    sent_bytes: what the source moves, in each direction; received_bytes: what the target does. They differ where layers
+    run on several devices.
+    """
+
+    source: int
+    target: int
+    sent_bytes: float
+    received_bytes: float
+
+    @property
+    def moved_bytes(self) -> float:
+        """What the slower of both ends moves."""
+        return max(self.sent_bytes, self.received_bytes)
+
+
+@dataclass(frozen=True)
+class SharedTensor:
+    """A tensor that each of these stages moves once in each direction, however many of its layers use it."""
+
+    stages: tuple[int, ...]
+    forward_bytes: float
+    backward_bytes: float
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a plan, front to back, and what passes between them."""
+
+    figures: tuple[StageFigures, ...]
+    messages: tuple[Message, ...]
+    tensors: tuple[SharedTensor, ...]
+
+
+def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
+    """Raises InvalidPlan, with every rule that the plan breaks under this schedule; memory is no rule here."""
+    violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
+    choices = []
+    for number, stage in enumerate(plan.stages, start=1):
+        chosen, faults = chosen_tmpcs(instance, stage, number)
+        choices.append(chosen)
+        violations += faults
+    violations += _degree_violations(instance, plan, schedule)
+    if violations:
+        raise InvalidPlan(violations)
+    figures = tuple(
+        _figures(chosen.values(), stage.data_parallel_degree, stage.tensor_parallel_degree)
+        for chosen, stage in zip(choices, plan.stages, strict=True)
+    )
+    stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
+    return Stages(figures, _messages(instance, choices, stage_of), _shared_tensors(instance, stage_of))
+
+
+def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> list[str]:
+    violations = []
+    name, v = schedule.name.value, schedule.v
+    for number, stage in enumerate(plan.stages, start=1):
+        d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
+        if d < 1 or t < 1:
+            violations.append(f"stage {number}: degrees are at least 1, not d = {d} and t = {t}")
+        elif instance.microbatches % d != 0:
+            violations.append(
+                f"stage {number}: data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
+            )
+    if not plan.stages:
+        return ["the plan has no stages"]
+    if len(plan.stages) % v != 0:
+        violations.append(
+            f"schedule {name} puts {v} stages on each rank; the plan has {len(plan.stages)}, which {v} does not divide"
+        )
+    if schedule.name not in UNEVEN and len({stage.data_parallel_degree for stage in plan.stages}) > 1:
+        violations.append(f"schedule {name} needs one data-parallel degree for all stages")
+    if v > 1 and len({stage.tensor_parallel_degree for stage in plan.stages}) > 1:
+        violations.append(f"schedule {name} needs one tensor-parallel degree for all stages: they share their devices")
+    devices = plan.devices if violations else plan.devices // v
+    if devices > instance.devices:
+        violations.append(f"the plan uses {devices} devices, {instance.devices} are there")
+    return violations
+
+
+def _figures(tmpcs: Iterable[Tmpc], d: int, t: int) -> StageFigures:
+    chosen = list(tmpcs)
+    passes = [pass_times(tmpc) for tmpc in chosen]
+    return StageFigures(
+        forward_s=fsum(times.forward_s for times in passes),
+        input_s=fsum(times.input_s for times in passes),
+        weight_s=fsum(times.weight_s for times in passes),
+        activation_bytes=fsum(tmpc.activation_bytes for tmpc in chosen),
+        fixed_bytes=fsum(x for tmpc in chosen for x in (tmpc.fixed_bytes, tmpc.shared_bytes / d)),
+        weights_bytes=fsum(tmpc.weights_bytes for tmpc in chosen),
+        data_parallel_degree=d,
+        tensor_parallel_degree=t,
+    )
+
+
+def _messages(instance: Instance, choices: Sequence[dict[int, Tmpc]], stage_of: dict[int, int]) -> tuple[Message, ...]:
+    """One for each pair of stages with edges between them."""
+    sent: dict[tuple[int, int], list[float]] = defaultdict(list)
+    received: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for edge in instance.edges:
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        if source != target:
+            by, to = choices[source][edge.source], choices[target][edge.target]
+            sent[source, target] += [edge.communication_bytes, by.backward_sync_bytes.get(edge.target, 0.0)]
+            received[source, target] += [edge.communication_bytes, to.forward_sync_bytes.get(edge.source, 0.0)]
+    return tuple(Message(*pair, fsum(sent[pair]), fsum(received[pair])) for pair in sorted(sent))
+
+
+def _shared_tensors(instance: Instance, stage_of: dict[int, int]) -> tuple[SharedTensor, ...]:
+    found = []
+    for tensor in instance.tensors:
+        stages = tuple(sorted({stage_of[layer] for layer in tensor.layers}))
+        if len(stages) > 1:
+            found.append(SharedTensor(stages, tensor.forward_bytes, tensor.backward_bytes))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A transfer of each microbatch between two stages: seconds on the sender's way out, forwards and backwards."""
+
+    source: int
+    target: int
+    forward_s: float
+    backward_s: float
+
+
+def charged_s(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float) -> list[tuple[float, float]]:
+    """For each stage the seconds of transfers that its forward and its backward pass take up, as Piper charges them.
+
+    Stages on one rank hand over for nothing.
+    """
+    forward: list[list[float]] = [[] for _ in stages.figures]
+    backward: list[list[float]] = [[] for _ in stages.figures]
+    for message in stages.messages:
+        if rank_of[message.source] != rank_of[message.target]:
+            for stage, size in ((message.source, message.sent_bytes), (message.target, message.received_bytes)):
+                forward[stage].append(size)
+                backward[stage].append(size)
+    for tensor in stages.tensors:
+        if len({rank_of[stage] for stage in tensor.stages}) > 1:
+            for stage in tensor.stages:
+                forward[stage].append(tensor.forward_bytes)
+                backward[stage].append(tensor.backward_bytes)
+    return [
+        (fsum(f) / bandwidth_bytes_per_s, fsum(b) / bandwidth_bytes_per_s)
+        for f, b in zip(forward, backward, strict=True)
+    ]
+
+
+def hops(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float, *, overlapped: bool) -> tuple[Hop, ...]:
+    """Who waits for whom: each stage for the one before it, and for those that send to it over other stages.
+
+    Transfers take their own time only if they are ``overlapped``, and between ranks. A tensor with several ends goes
+    from each stage that has one to the next.
+    """
+    forward: dict[tuple[int, int], list[float]] = {(stage, stage + 1): [] for stage in range(len(stages.figures) - 1)}
+    backward: dict[tuple[int, int], list[float]] = {pair: [] for pair in forward}
+    for message in stages.messages:
+        pair = message.source, message.target
+        forward.setdefault(pair, []).append(message.moved_bytes)
+        backward.setdefault(pair, []).append(message.moved_bytes)
+    for tensor in stages.tensors:
+        for pair in pairwise(tensor.stages):
+            forward.setdefault(pair, []).append(tensor.forward_bytes)
+            backward.setdefault(pair, []).append(tensor.backward_bytes)
+    found = []
+    for pair in sorted(forward):
+        source, target = pair
+        moves = overlapped and rank_of[source] != rank_of[target]
+        rate = bandwidth_bytes_per_s if moves else float("inf")
+        found.append(Hop(source, target, fsum(forward[pair]) / rate, fsum(backward[pair]) / rate))
+    return tuple(found)
