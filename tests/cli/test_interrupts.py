@@ -266,12 +266,12 @@ def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Sign
 
 
 _SWEEP_ON_RAY = """
-from piper_ray.sweep.ray_crew import Cluster
-replies = Cluster.replies
+from piper_ray.sweep.ray_crew import RayCrew
+replies = RayCrew.replies
 def told(*arguments):
     print("at work", file=sys.stderr, flush=True)
     return replies(*arguments)
-Cluster.replies = told
+RayCrew.replies = told
 """
 
 
