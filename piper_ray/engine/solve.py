@@ -54,7 +54,7 @@ def solve(
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
-        planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
+        planned_for = Schedule.first_of(schedule, instance.schedule)
         same_degrees = any(isinstance(rule, SameDegrees) for rule in restrictions.plan_wide)
         if planned_for.name in _FLUSHED or (planned_for == PAPERS_SCHEDULE and same_degrees):
             return solve_under_flush(request, planned_for)
