@@ -382,3 +382,25 @@ def test_what_comes_after_the_conclusion_is_left_undone() -> None:
 
     assert interrupts.run(work) == "all there is"
     assert done == []
+
+
+_AMID_A_CALLBACK = """
+import os, signal, weakref
+import piper_ray
+class Held: pass
+load = piper_ray.load
+def told(*arguments, **options):
+    held = Held()
+    weak = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del held
+    return load(*arguments, **options)
+piper_ray.load = told
+"""
+
+
+def test_a_signal_where_nothing_can_be_raised_is_no_traceback(long: Path) -> None:
+    with started("solve", long, setup=_AMID_A_CALLBACK) as process:
+        _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 130
+    assert "Traceback" not in errors and "Exception ignored" not in errors
+    assert "piper-ray: interrupted" in errors
