@@ -37,13 +37,19 @@ from piper_ray.cli.common import (
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Gap,
+    KeepTheOrder,
     MemoryLimit,
     NoDataParallel,
     NoTensorParallel,
+    OptimizerTime,
+    PerStageRecompute,
     PlannedSchedule,
     RecomputeRule,
     SameForAll,
     Stages,
+    SumOfGradients,
+    SumOverlap,
+    Sustained,
     TensorParallel,
     Threads,
     TimeLimit,
@@ -58,7 +64,9 @@ from piper_ray.model.options import EXACT, Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
+from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -87,6 +95,12 @@ def solve(
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
     tensor_parallel: TensorParallel = None,
+    per_stage_recompute: PerStageRecompute = None,
+    keep_order: KeepTheOrder = False,
+    sustained: Sustained = False,
+    all_reduce: SumOfGradients = AllReduce.PARAMETER_SERVER,
+    all_reduce_overlap: SumOverlap = 0.0,
+    optimizer: OptimizerTime = None,
     contract: Contraction = Contract.SAFE,
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
@@ -123,9 +137,16 @@ def solve(
         data_parallelism=not no_data_parallel,
         recompute=recompute,
         constraints=constraints_of(
-            tensor_parallel=tensor_parallel, same_degrees=same_degrees, stages=stages, all_devices=use_all_devices
+            tensor_parallel=tensor_parallel,
+            same_degrees=same_degrees,
+            stages=stages,
+            all_devices=use_all_devices,
+            per_stage_recompute=per_stage_recompute,
+            keep_order=keep_order,
+            sustained=sustained,
         ),
     )
+    step = StepTerms(all_reduce, all_reduce_overlap, optimizer or 0.0)
     if out is not None:
         _refuse_unwritable(out)
     if planner != EXACT:
@@ -138,6 +159,10 @@ def solve(
             memory_limit=memory_limit,
             address=address,
             resume=resume,
+            sustained=sustained,
+            all_reduce=all_reduce is not AllReduce.PARAMETER_SERVER,
+            all_reduce_overlap=all_reduce_overlap,
+            optimizer=optimizer,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         planned_for = Schedule.first_of(schedule, instance.schedule)
@@ -167,6 +192,7 @@ def solve(
                     listener=log,
                     stop=stop,
                     schedule=planned_for,
+                    step=step,
                 )
                 stop.conclude(found)  # a cluster may be slow to let go
             return found
@@ -208,7 +234,9 @@ def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | No
     if solution.plan is None or solution.stopped_by is StoppedBy.INTERRUPT:
         return None
     try:
-        return piper_ray.simulate(instance, solution.plan, solution.schedule)
+        return piper_ray.simulate(
+            instance, solution.plan, solution.schedule, options=SimulationOptions.of(solution.step)
+        )
     except LimitError as error:
         note(f"not simulated: {error}")
         return None
