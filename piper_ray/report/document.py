@@ -76,6 +76,7 @@ def proof_document(solution: Solution) -> Document:
     return {
         "schedule": solution.schedule.name.value,
         "chunks": solution.schedule.v,
+        **({} if solution.step == StepTerms() else {"step": _plain(solution.step)}),
         "time_per_sample_s": solution.time_per_sample_s,
         "status": solution.status.value,
         "lower_bound_s": _plain(solution.lower_bound_s),

@@ -93,6 +93,12 @@ class StagesDocument(_Documented):
     )
 
 
+class StepDocument(_Documented):
+    all_reduce: Literal["parameter-server", "ring"] = Field(description="How gradients are summed.")
+    all_reduce_overlap: float = Field(description="Share of that which hides beside backward passes.")
+    optimizer_s: float = Field(description="Of each rank, once a batch.")
+
+
 class PlanDocument(StagesDocument, Header):
     """A plan, as solve --out and dump_plan write it."""
 
@@ -102,6 +108,7 @@ class PlanDocument(StagesDocument, Header):
     time_per_sample_s: float | None = Field(default=None, description="Of a microbatch, by evaluate.")
     schedule: _ScheduleName | None = Field(default=None, description="That which the plan is for.")
     chunks: int | None = Field(default=None, description="Stages on each rank.")
+    step: StepDocument | None = Field(default=None, description="Terms of a step, where they are not the usual ones.")
     status: Literal["optimal", "feasible"] | None = Field(default=None, description="What the solve proved.")
     lower_bound_s: float | None = Field(default=None, description="No plan is faster.")
     gap: float | None = Field(default=None, description="(time_per_sample_s - lower_bound_s) / time_per_sample_s.")
@@ -226,12 +233,6 @@ class StatsDocument(_Documented):
     evaluations: list[EvaluationStatsDocument] = Field(description="In their order.")
     cluster: ClusterDocument | None = Field(default=None, description="What a cluster did; null: there was none.")
     degrees: DegreesDocument | None = Field(default=None, description="One d and t for all stages; null: not asked.")
-
-
-class StepDocument(_Documented):
-    all_reduce: Literal["parameter-server", "ring"] = Field(description="How gradients are summed.")
-    all_reduce_overlap: float = Field(description="Share of that which hides beside backward passes.")
-    optimizer_s: float = Field(description="Of each rank, once a batch.")
 
 
 class SolutionDocument(Header):
