@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from piper_ray.model.plain import as_tuple, convert_fields, count, counts
+from piper_ray.model.plain import as_tuple, convert_fields, count, counts, plain
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages front to back: what flows along an edge stays within a stage or goes to a later one."""
+    """Stages front to back: what flows along an edge stays within a stage or goes to a later one.
+
+    keeps_order: the stages are runs of the layers' order, and what moves is relayed through each stage that it jumps
+    over (``in_order``). in_flight: of how many microbatches a replica of each stage keeps the activations under an
+    asynchronous schedule; None: ceil(s / d).
+    """
 
     stages: tuple[Stage, ...]
+    keeps_order: bool = False
+    in_flight: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         convert_fields(self, as_tuple, "stages")
+        convert_fields(self, plain, "keeps_order")
+        if self.in_flight is not None:
+            convert_fields(self, counts, "in_flight")
 
     @property
     def devices(self) -> int:
@@ -59,7 +69,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""
-        return {"stages": self.stage_dicts()}
+        return {"stages": self.stage_dicts(), **self.rule_dict()}
+
+    def rule_dict(self) -> dict[str, object]:
+        """What it says beside its stages, where that is something."""
+        order: dict[str, object] = {"keeps_order": True} if self.keeps_order else {}
+        return order if self.in_flight is None else order | {"in_flight": list(self.in_flight)}
 
     def stage_dicts(self) -> list[dict[str, object]]:
         """The stages of that document."""
