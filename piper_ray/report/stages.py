@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.evaluate import Evaluation, StageEvaluation
+from piper_ray.model.figures import plural, printable, range_text, size_scale, size_text, time_scale
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.report.figures import plural, printable, range_text, size_scale, size_text, time_scale
 from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, table_lines
 
 _LONGEST_BAR = 48

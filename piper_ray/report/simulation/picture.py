@@ -13,8 +13,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from piper_ray.model.figures import size_scale, time_text
 from piper_ray.model.schedule import V_SHAPED
-from piper_ray.report.figures import size_scale, time_text
 from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats
@@ -91,9 +91,8 @@ def timeline_figure(simulation: Simulation) -> Figure:
 
 
 def _title(simulation: Simulation) -> str:
-    name = simulation.schedule.name.value
-    chunks = f", {simulation.schedule.v} chunks a rank" if simulation.schedule.v > 1 else ""
-    return f"{name}{chunks}: {time_text(simulation.step_s, 4)} a batch of {simulation.microbatches:,} microbatches"
+    step = time_text(simulation.step_s, 4)
+    return f"{simulation.schedule.text}: {step} a batch of {simulation.microbatches:,} microbatches"
 
 
 def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:

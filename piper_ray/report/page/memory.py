@@ -1,0 +1,110 @@
+"""Memory of each rank over time as a picture: a lane for each rank, or for neighbours where those are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from piper_ray.model.figures import size_text, time_scale
+from piper_ray.report.page import svg
+from piper_ray.report.page.tables import Group
+from piper_ray.simulate.memory import MemorySteps
+from piper_ray.simulate.result import Simulation
+
+_COLUMNS = 240
+"""Of a lane; each shows the most that is held within it."""
+
+_Height = Callable[[float], float]
+
+_LABEL, _FIGURES, _WIDTH = 150.0, 170.0, 960.0
+_LANE, _GAP, _AXIS = 30.0, 6.0, 24.0
+
+
+def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> Markup:
+    """Of each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
+    highest peak where that is more."""
+    until_s = simulation.window_s[1]
+    limit_bytes = simulation.memory_limit_bytes
+    top_bytes = max(limit_bytes, *(rank.peak_memory_bytes for rank in simulation.ranks))
+    plot = _WIDTH - _LABEL - _FIGURES
+    pieces: list[Markup] = []
+    for number, group in enumerate(lanes):
+        y = number * (_LANE + _GAP)
+        held = [simulation.memory(rank) for rank in group]
+        fixed_bytes = max(float(steps.bytes[0]) for steps in held)
+        most = np.maximum.reduce([most_by_column(steps, until_s) for steps in held])
+        pieces.append(_lane(simulation, group, y, most, fixed_bytes, top_bytes, plot))
+    bottom = len(lanes) * (_LANE + _GAP)
+    pieces.append(_axis(until_s, bottom, plot))
+    words = f"memory of {len(simulation.ranks)} ranks over time; the limit is {size_text(limit_bytes)}"
+    return svg.picture(_WIDTH, bottom + _AXIS, pieces, words, "memory")
+
+
+def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64]:
+    """float64[columns], bytes: the most at any moment of each of equal parts of the time from 0 on."""
+    if not until_s > 0.0:
+        return np.full(_COLUMNS, steps.peak_bytes)
+    edges_s = np.linspace(0.0, until_s, _COLUMNS + 1)
+    # From the step that holds at a column's start to the last one within it.
+    held = np.maximum(np.searchsorted(steps.time_s, edges_s, side="right") - 1, 0)
+    first, end = held[:-1], held[1:] + 1
+    padded = np.append(steps.bytes, -np.inf)
+    return np.maximum.reduceat(padded, np.stack([first, end], axis=1).ravel())[::2]
+
+
+def _lane(
+    simulation: Simulation,
+    group: Group,
+    y: float,
+    most: npt.NDArray[np.float64],
+    fixed_bytes: float,
+    top_bytes: float,
+    plot: float,
+) -> Markup:
+    limit_bytes = simulation.memory_limit_bytes
+    peak_bytes = max(simulation.ranks[rank].peak_memory_bytes for rank in group)
+
+    def height(size: float) -> float:
+        return _LANE * min(1.0, size / top_bytes) if top_bytes > 0 else 0.0
+
+    over = peak_bytes > limit_bytes * (1.0 + 1e-9)
+    name = f"rank {group[0]}: {simulation.ranks[group[0]].name}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}"
+    share = f" ({100.0 * peak_bytes / limit_bytes:.1f} %)" if limit_bytes > 0 else ""
+    base = y + _LANE
+    limit_y = base - height(limit_bytes)
+    pieces = [
+        svg.rect(_LABEL, y, plot, _LANE, "lane"),
+        _area(most, height, base, plot, "activations over" if over else "activations"),
+        svg.rect(_LABEL, base - height(fixed_bytes), plot, height(fixed_bytes), "fixed"),
+        Markup('<path d="M{} {}h{}" class="limit"/>').format(svg.number(_LABEL), svg.number(limit_y), svg.number(plot)),
+        svg.label(_LABEL - 8.0, y + _LANE / 2 + 4.0, name, "end"),
+        svg.label(_WIDTH - _FIGURES + 8.0, y + _LANE / 2 + 4.0, f"{size_text(peak_bytes)}{share}", "warns" if over else "start"),
+    ]
+    title = f"{name}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
+    return svg.titled(pieces, title)
+
+
+def _area(most: npt.NDArray[np.float64], height: _Height, base: float, plot: float, style: str) -> Markup:
+    """One path; columns of equal height in one go."""
+    width = plot / len(most)
+    parts = [f"M{svg.number(_LABEL)} {svg.number(base)}"]
+    for column, size in enumerate(most.tolist()):
+        if column == 0 or size != most[column - 1]:
+            if column:
+                parts.append(f"H{svg.number(_LABEL + column * width)}")
+            parts.append(f"V{svg.number(base - height(size))}")
+    parts.append(f"H{svg.number(_LABEL + plot)}V{svg.number(base)}Z")
+    return Markup('<path d="{}" class="{}"/>').format("".join(parts), style)
+
+
+def _axis(until_s: float, y: float, plot: float) -> Markup:
+    scale = time_scale(until_s)
+    pieces = []
+    for at in svg.ticks(until_s, 6):
+        x = _LABEL + (plot * at / until_s if until_s > 0 else 0.0)
+        pieces.append(Markup('<path d="M{} {}v4" class="tick"/>').format(svg.number(x), svg.number(y)))
+        pieces.append(svg.label(x, y + 17.0, f"{at / scale.size:.6g} {scale.unit}", "middle"))
+    return Markup("<g>{}</g>").format(Markup().join(pieces))
