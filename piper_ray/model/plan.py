@@ -70,15 +70,10 @@ class Plan:
     @property
     def _readable(self) -> bool:
         """Whether it is what it should be: plans are looked through when they are used, and shown before."""
-        return isinstance(self.stages, tuple) and all(
-            isinstance(stage, Stage)
-            and isinstance(stage.layers, tuple)
-            and all(
-                isinstance(number, int)
-                for number in (*stage.layers, stage.data_parallel_degree, stage.tensor_parallel_degree)
-            )
-            for stage in self.stages
-        )
+        try:
+            return all(stage.devices > 0 and range_text(stage.layers) for stage in self.stages)
+        except (AttributeError, TypeError, ValueError):
+            return False
 
     @property
     def devices(self) -> int:

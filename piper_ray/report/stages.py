@@ -59,7 +59,7 @@ def print_table(console: Console, lines: list[str]) -> None:
 
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
     """``1 Embedding, 3-12 ParallelTransformerLayer x10``; where that fills more than two lines, ids and kinds apart."""
-    names = {layer.id: printable(layer.name) for layer in instance.layers}
+    names = {layer: printable(instance.layer_by_id[layer].name) for layer in layers}
     text = ", ".join(f"{range_text(run)} {_named(run, names)}".rstrip() for run in _runs(layers, names))
     if len(text) <= 2 * width:
         return text

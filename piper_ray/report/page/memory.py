@@ -81,7 +81,12 @@ def _lane(
         svg.rect(_LABEL, base - height(fixed_bytes), plot, height(fixed_bytes), "fixed"),
         Markup('<path d="M{} {}h{}" class="limit"/>').format(svg.number(_LABEL), svg.number(limit_y), svg.number(plot)),
         svg.label(_LABEL - 8.0, y + _LANE / 2 + 4.0, name, "end"),
-        svg.label(_WIDTH - _FIGURES + 8.0, y + _LANE / 2 + 4.0, f"{size_text(peak_bytes)}{share}", "warns" if over else "start"),
+        svg.label(
+            _WIDTH - _FIGURES + 8.0,
+            y + _LANE / 2 + 4.0,
+            f"{size_text(peak_bytes)}{share}",
+            "warns" if over else "start",
+        ),
     ]
     title = f"{name}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
     return svg.titled(pieces, title)

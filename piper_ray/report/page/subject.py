@@ -1,7 +1,8 @@
-"""What a page is about: a plan, what it does under its schedule, what was proved of it, and plans to compare it with."""
+"""What a page is about: a plan, what it does under its schedule, what was proved of it, plans to compare it with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper_ray.evaluate import Evaluation, evaluate
@@ -21,8 +22,11 @@ _SAME_TIME = 1e-9
 
 @dataclass(frozen=True)
 class Valued:
-    """A plan under a schedule. evaluation: by Piper's formulas; None under other schedules, and for a plan that breaks a
-    rule of Piper's. faults: the rules that it breaks, memory among them, in words."""
+    """A plan under a schedule.
+
+    evaluation: by Piper's formulas; None under other schedules, and for a plan that breaks a rule of Piper's. faults:
+    the rules that it breaks, memory among them, in words.
+    """
 
     instance: Instance
     plan: Plan
@@ -59,7 +63,7 @@ class Subject:
 def valued(instance: Instance, plan: Plan, schedule: Schedule) -> Valued:
     """Raises InvalidPlan for a plan that cannot run at all; memory that does not do is a fault of the answer."""
     simulation = simulate(instance, plan, schedule)
-    faults = simulation.memory_violations
+    faults: Sequence[str] = simulation.memory_violations
     evaluation = None
     if schedule == PAPERS_SCHEDULE:
         try:

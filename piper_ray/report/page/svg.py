@@ -33,9 +33,9 @@ def titled(pieces: Iterable[Markup], title: str, style: str = "") -> Markup:
 
 def picture(width: float, height: float, pieces: Iterable[Markup], text: str, style: str) -> Markup:
     """text: what it says to those who cannot see it."""
-    return Markup(
-        '<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(style, number(width), number(height), text, Markup().join(pieces))
+    return Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        style, number(width), number(height), text, Markup().join(pieces)
+    )
 
 
 def ticks(until: float, most: int = 8) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 from piper_ray.model.figures import plural, printable, range_text, size_scale, time_scale
 from piper_ray.report.page.subject import Subject, Valued
@@ -40,6 +40,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """Each row has a cell for each column."""
+
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
@@ -48,6 +50,7 @@ Group = Sequence[int]
 
 
 def singles(count: int) -> list[Group]:
+    """Each number by itself."""
     return [[number] for number in range(count)]
 
 
@@ -56,9 +59,9 @@ def groups(keys: Sequence[Hashable], most: int = MOST_ROWS) -> list[Group]:
     neighbouring groups as it takes."""
     if len(keys) <= most:
         return singles(len(keys))
-    alike: list[list[int]] = [list(run) for _, run in groupby(range(len(keys)), key=keys.__getitem__)]
+    alike = [list(run) for _, run in groupby(range(len(keys)), key=keys.__getitem__)]
     step = -(-len(alike) // most)
-    return [sum(alike[first : first + step], []) for first in range(0, len(alike), step)]
+    return [list(chain.from_iterable(alike[first : first + step])) for first in range(0, len(alike), step)]
 
 
 def stage_groups(found: Valued) -> list[Group]:
@@ -245,9 +248,7 @@ def comparison_table(subject: Subject) -> Table:
     times = time_scale(longest_s)
     sizes = size_scale(max(rank.peak_memory_bytes for run in runs for rank in run.ranks))
 
-    def row(
-        name: str, run_index: int | None, stages: int, devices: int, note: str, *, fits: bool
-    ) -> tuple[Cell, ...]:
+    def row(name: str, run_index: int | None, stages: int, devices: int, note: str, *, fits: bool) -> tuple[Cell, ...]:
         if run_index is None:
             return (Cell(name), *[Cell("-")] * 6, Cell(printable(note), warns=True))
         run = runs[run_index]
