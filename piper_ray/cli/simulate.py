@@ -134,12 +134,12 @@ def simulate(
         ),
     ] = InFlightRule.RULE.value,
     samples_per_microbatch: Annotated[
-        int,
-        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s."),
-    ] = 1,
+        int | None,
+        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s, in place of the input's."),
+    ] = None,
     tokens_per_sample: Annotated[
         int | None,
-        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s."),
+        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s, in place of the input's."),
     ] = None,
     devices: Devices = None,
     microbatches: Microbatches = None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from piper_ray.model.batch import Batch
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -50,8 +51,16 @@ class _Scene:
 
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
     """See ``run.simulate``; arguments are sound."""
-    scene = _scene(instance, plan, schedule, options)
+    scene = _scene(instance, plan, schedule, _of_batch(options, instance.batch))
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
+
+
+def _of_batch(options: SimulationOptions, batch: Batch) -> SimulationOptions:
+    """With the batch's own figures where none are given."""
+    samples, tokens = options.samples_per_microbatch or batch.samples_per_microbatch, options.tokens_per_sample
+    if tokens is None and samples is not None:
+        tokens = batch.tokens_per_sample
+    return replace(options, samples_per_microbatch=samples or 1, tokens_per_sample=tokens)
 
 
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:

@@ -44,7 +44,8 @@ class SimulationOptions:
     all-reduce already runs, 0 to 1.
     optimizer_s: each rank's step of the optimizer, once a batch.
     in_flight: an ``InFlightRule``, or for each stage the microbatches that a replica keeps in flight.
-    samples_per_microbatch, tokens_per_sample: of the batch, for samples/s and tokens/s.
+    samples_per_microbatch, tokens_per_sample: of the batch, for samples/s and tokens/s; None: as the instance says
+    (then a simulation's ``options`` have its figures), and where that says nothing a sample is a microbatch.
     """
 
     latency_s: float = 0.0
@@ -53,7 +54,7 @@ class SimulationOptions:
     all_reduce_overlap: float = 0.0
     optimizer_s: float = 0.0
     in_flight: InFlightRule | tuple[int, ...] = InFlightRule.RULE
-    samples_per_microbatch: int = 1
+    samples_per_microbatch: int | None = None
     tokens_per_sample: int | None = None
 
     def __post_init__(self) -> None:
@@ -62,14 +63,14 @@ class SimulationOptions:
             "optimizer_s": _seconds("optimizer_s", self.optimizer_s),
             "overlap_transfers": arguments.flag("overlap_transfers", self.overlap_transfers),
             "all_reduce": arguments.choice("all_reduce", self.all_reduce, AllReduce),
-            "samples_per_microbatch": arguments.positive("samples_per_microbatch", self.samples_per_microbatch),
         }
         overlap = arguments.number(self.all_reduce_overlap)
         if overlap is None or not 0.0 <= overlap <= 1.0:
             raise UsageError(f"all_reduce_overlap must be from 0 to 1, not {arguments.shown(self.all_reduce_overlap)}")
         found["all_reduce_overlap"] = overlap
-        if self.tokens_per_sample is not None:
-            found["tokens_per_sample"] = arguments.positive("tokens_per_sample", self.tokens_per_sample)
+        for name in ("samples_per_microbatch", "tokens_per_sample"):
+            if getattr(self, name) is not None:
+                found[name] = arguments.positive(name, getattr(self, name))
         if isinstance(self.in_flight, str):
             found["in_flight"] = arguments.choice("in_flight", self.in_flight, InFlightRule)
         else:

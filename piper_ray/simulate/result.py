@@ -122,7 +122,7 @@ class Simulation:
     @property
     def samples_per_s(self) -> float:
         """Of the whole batch, in the time of a step."""
-        samples = self.microbatches * self.options.samples_per_microbatch
+        samples = self.microbatches * (self.options.samples_per_microbatch or 1)
         return samples / self.step_s if self.step_s > 0 else float("inf")
 
     @property

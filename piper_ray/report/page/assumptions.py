@@ -92,7 +92,7 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
 
 
 def _times(instance: Instance, plan: Plan, simulation: Simulation) -> Iterator[str]:
-    yield "Times, weights and activations of each layer are the input's; every pass takes its time to the second."
+    yield "Times, weights and activations of each layer are the input's; a pass takes exactly its time."
     chosen = [
         tmpc
         for stage in plan.stages
@@ -116,8 +116,8 @@ def _transfers(instance: Instance, simulation: Simulation) -> Iterator[str]:
         yield f"Transfers between stages run beside the passes, at {bandwidth}."
     else:
         yield (
-            f"Transfers between stages take up the passes of both stages, at {bandwidth}, wherever the stages are; half "
-            "of Piper's communication in each direction."
+            f"Transfers between stages take up the passes of both stages, at {bandwidth}, wherever the stages are; "
+            "half of Piper's communication in each direction."
         )
 
 

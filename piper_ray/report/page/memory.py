@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from piper_ray.model.figures import size_text, time_scale
+from piper_ray.model.figures import plural, size_text, time_scale
 from piper_ray.report.page import svg
 from piper_ray.report.page.tables import Group
 from piper_ray.simulate.memory import MemorySteps
 from piper_ray.simulate.result import Simulation
+
+_LITTLE = 0.25
+"""Share of a device's memory below which the peaks are drawn at a scale of their own."""
 
 _COLUMNS = 240
 """Of a lane; each shows the most that is held within it."""
@@ -23,12 +27,21 @@ _LABEL, _FIGURES, _WIDTH = 150.0, 170.0, 960.0
 _LANE, _GAP, _AXIS = 30.0, 6.0, 24.0
 
 
-def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> Markup:
+@dataclass(frozen=True)
+class MemoryPicture:
+    """The picture, and in words how high its lanes are."""
+
+    picture: Markup
+    legend: str
+
+
+def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPicture:
     """Of each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
-    highest peak where that is more."""
+    highest peak where that is more, or far less."""
     until_s = simulation.window_s[1]
     limit_bytes = simulation.memory_limit_bytes
-    top_bytes = max(limit_bytes, *(rank.peak_memory_bytes for rank in simulation.ranks))
+    peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks)
+    top_bytes = peak_bytes if peak_bytes < _LITTLE * limit_bytes else max(limit_bytes, peak_bytes)
     plot = _WIDTH - _LABEL - _FIGURES
     pieces: list[Markup] = []
     for number, group in enumerate(lanes):
@@ -39,8 +52,9 @@ def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> Markup:
         pieces.append(_lane(simulation, group, y, most, fixed_bytes, top_bytes, plot))
     bottom = len(lanes) * (_LANE + _GAP)
     pieces.append(_axis(until_s, bottom, plot))
-    words = f"memory of {len(simulation.ranks)} ranks over time; the limit is {size_text(limit_bytes)}"
-    return svg.picture(_WIDTH, bottom + _AXIS, pieces, words, "memory")
+    legend = f"The height of a lane is {size_text(top_bytes)}; a device has {size_text(limit_bytes)}."
+    words = f"Memory of {plural(len(simulation.ranks), 'rank')} over time. {legend}"
+    return MemoryPicture(svg.picture(_WIDTH, bottom + _AXIS, pieces, words, "memory"), legend)
 
 
 def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64]:
@@ -71,15 +85,15 @@ def _lane(
         return _LANE * min(1.0, size / top_bytes) if top_bytes > 0 else 0.0
 
     over = peak_bytes > limit_bytes * (1.0 + 1e-9)
-    name = f"rank {group[0]}: {simulation.ranks[group[0]].name}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}"
+    name = f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}"
+    if len(stages := {simulation.ranks[rank].name for rank in group}) == 1:
+        name += f": {stages.pop()}"
     share = f" ({100.0 * peak_bytes / limit_bytes:.1f} %)" if limit_bytes > 0 else ""
     base = y + _LANE
-    limit_y = base - height(limit_bytes)
     pieces = [
         svg.rect(_LABEL, y, plot, _LANE, "lane"),
         _area(most, height, base, plot, "activations over" if over else "activations"),
         svg.rect(_LABEL, base - height(fixed_bytes), plot, height(fixed_bytes), "fixed"),
-        Markup('<path d="M{} {}h{}" class="limit"/>').format(svg.number(_LABEL), svg.number(limit_y), svg.number(plot)),
         svg.label(_LABEL - 8.0, y + _LANE / 2 + 4.0, name, "end"),
         svg.label(
             _WIDTH - _FIGURES + 8.0,
@@ -88,6 +102,9 @@ def _lane(
             "warns" if over else "start",
         ),
     ]
+    if limit_bytes <= top_bytes:
+        limit = Markup('<path d="M{} {}h{}" class="limit"/>')
+        pieces.append(limit.format(svg.number(_LABEL), svg.number(base - height(limit_bytes)), svg.number(plot)))
     title = f"{name}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
     return svg.titled(pieces, title)
 

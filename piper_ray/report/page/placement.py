@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -19,11 +19,12 @@ COLOURS = 8
 _MOST_CELLS = 1024
 """Devices that are drawn one by one. Of more, several share a cell."""
 
-_WIDTH = 960.0
-_CELL = 20.0
+_WIDTH, _MARGIN = 960.0, 2.0
+_CELL_HEIGHT = 20.0
+_LEAST_CELL, _MOST_CELL = 13.0, 30.0
 _NODE_GAP = 6.0
 _ROW_GAP = 8.0
-_LABEL_CHARACTER = 7.0
+_LABEL_CHARACTER = 6.4
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,77 @@ class Placement:
     legend: str
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """Cells in rows, in blocks (nodes) with a gap between them where a cell is less than a node.
+
+    cell_devices: of one cell. in_block, in_row: cells. cell, gap: widths.
+    """
+
+    devices: int
+    cell_devices: int
+    in_block: int
+    in_row: int
+    cell: float
+    gap: float
+
+    @classmethod
+    def of(cls, devices: int, node: int | None) -> _Grid:
+        """A device a cell while those are few, else a node, or some of them."""
+        size = 1
+        if devices > _MOST_CELLS:
+            size = node or 1
+            while devices > size * _MOST_CELLS:
+                size *= 2
+        cells = -(-devices // size)
+        in_block = node // size if node is not None and size < node else 1
+        gap = _NODE_GAP if in_block > 1 else 0.0
+        blocks = 1
+        while blocks * in_block < cells and 2 * blocks * (in_block * _LEAST_CELL + gap) <= _WIDTH:
+            blocks *= 2
+        cell = (_WIDTH - 2 * _MARGIN - (blocks - 1) * gap) / (blocks * in_block)
+        return cls(devices, size, in_block, blocks * in_block, min(_MOST_CELL, cell), gap)
+
+    @property
+    def cells(self) -> int:
+        return -(-self.devices // self.cell_devices)
+
+    @property
+    def height(self) -> float:
+        rows = -(-self.cells // self.in_row)
+        return rows * (_CELL_HEIGHT + _ROW_GAP) - _ROW_GAP + 2 * _MARGIN
+
+    def spans(self, first: int, end: int) -> Iterator[tuple[float, float, float]]:
+        """x, y and width of the devices from first to end: a stretch for each block that they touch, or each row."""
+        together = (self.in_block if self.in_block > 1 else self.in_row) * self.cell_devices
+        while first < end:
+            until = min(end, (first // together + 1) * together)
+            x, y = self.corner(first)
+            yield x, y, (until - first) / self.cell_devices * self.cell
+            first = until
+
+    def corner(self, device: int) -> tuple[float, float]:
+        whole, inside = divmod(device, self.cell_devices)
+        row, column = divmod(whole, self.in_row)
+        x = _MARGIN + (column + inside / self.cell_devices) * self.cell + column // self.in_block * self.gap
+        return x, _MARGIN + row * (_CELL_HEIGHT + _ROW_GAP)
+
+
 def placement(instance: Instance, simulation: Simulation) -> Placement:
     """Devices of no stage stay empty."""
     places = places_of(simulation)
     node = node_devices(instance)
-    cell_devices = _cell_devices(instance.devices, node)
-    cells = -(-instance.devices // cell_devices)
-    in_block = node // cell_devices if node is not None and cell_devices < node else 1
-    blocks_in_row, gap = _row_shape(cells, in_block)
-    pieces: list[Markup] = []
-    in_row = blocks_in_row * in_block
-    rows = -(-cells // in_row)
-    height = rows * (_CELL + _ROW_GAP) - _ROW_GAP + 4.0
-    for index, place in enumerate(places):
-        pieces.append(_drawn(index, place, cell_devices, in_row, in_block, gap))
+    grid = _Grid.of(instance.devices, node)
+    pieces = [_drawn(grid, place, f"c{index % COLOURS}") for index, place in enumerate(places)]
     used = places[-1].first_device + places[-1].devices
     if used < instance.devices:
-        spans = list(_spans(used, instance.devices, cell_devices, in_row, in_block, gap))
-        boxes = [svg.rect(x, y, width, _CELL, "unused") for x, y, width in spans]
-        left_over = f"{plural(instance.devices - used, 'device')} left over: {used}-{instance.devices - 1}"
-        pieces.append(svg.titled(boxes, left_over))
-    if in_block > 1:
-        pieces += list(_frames(cells, in_row, in_block, gap))
+        boxes = [svg.rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(used, instance.devices)]
+        left_over = instance.devices - used
+        pieces.append(svg.titled(boxes, f"{plural(left_over, 'device')} left over: {used}-{instance.devices - 1}"))
+    if grid.in_block > 1:
+        pieces += list(_frames(grid))
     words = f"{plural(len(simulation.stages), 'stage')} on {used:,} of {plural(instance.devices, 'device')}"
-    width = in_row * _CELL + (blocks_in_row - 1) * gap + 4.0
-    return Placement(svg.picture(max(width, _WIDTH), height, pieces, words, "placement"), _legend(node, cell_devices))
+    return Placement(svg.picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(node, grid.cell_devices))
 
 
 def _legend(node: int | None, cell_devices: int) -> str:
@@ -104,63 +151,25 @@ def _legend(node: int | None, cell_devices: int) -> str:
     elif cell_devices < node:
         of_nodes = f"; frames are nodes of {node}"
     else:
-        of_nodes = f", {plural(cell_devices // node, 'node')}"
-    cell = "A square is one device" if cell_devices == 1 else f"A square is {cell_devices:,} devices"
-    return f"{cell}{of_nodes}. The number is the stage's."
+        of_nodes = f", {plural(cell_devices // node, 'node')} of {node}"
+    cell = "A cell is one device" if cell_devices == 1 else f"A cell is {cell_devices:,} devices"
+    return f"{cell}{of_nodes}. Numbers are those of stages."
 
 
-def _cell_devices(devices: int, node: int | None) -> int:
-    """1, or a whole node, or so many nodes (or devices) that the cells are few enough."""
-    if devices <= _MOST_CELLS:
-        return 1
-    size = node or 1
-    while devices > size * _MOST_CELLS:
-        size *= 2
-    return size
-
-
-def _row_shape(cells: int, in_block: int) -> tuple[int, float]:
-    """Blocks in a row, and the gap between them."""
-    gap = _NODE_GAP if in_block > 1 else 0.0
-    fitting = int((_WIDTH + gap - 4.0) // (in_block * _CELL + gap))
-    blocks = -(-cells // in_block)
-    most = max(1, fitting)
-    if in_block == 1 and most > 32 and cells > most:
-        most = most // 8 * 8
-    return min(most, blocks), gap
-
-
-def _spans(
-    first: int, end: int, cell_devices: int, in_row: int, in_block: int, gap: float
-) -> Iterator[tuple[float, float, float]]:
-    """x, y and width of the devices from first to end: a stretch for each block of each row that they touch."""
-    device = first
-    block_devices = in_block * cell_devices if in_block > 1 else in_row * cell_devices
-    while device < end:
-        until = min(end, (device // block_devices + 1) * block_devices)
-        start_cell = device / cell_devices
-        row, column = divmod(int(start_cell), in_row)
-        inside = start_cell - int(start_cell)
-        x = 2.0 + (column + inside) * _CELL + column // in_block * gap
-        yield x, 2.0 + row * (_CELL + _ROW_GAP), (until - device) / cell_devices * _CELL
-        device = until
-
-
-def _drawn(index: int, place: Place, cell_devices: int, in_row: int, in_block: int, gap: float) -> Markup:
+def _drawn(grid: _Grid, place: Place, colour: str) -> Markup:
     """Replicas as boxes where a cell is a device, stretches where it is several; the stages' numbers on top."""
     end = place.first_device + place.devices
     boxes: list[Markup] = []
-    if cell_devices == 1:
+    if grid.cell_devices == 1:
         for first in range(place.first_device, end, place.degree):
-            for x, y, width in _spans(first, first + place.degree, 1, in_row, in_block, gap):
-                boxes.append(svg.rect(x + 0.5, y, width - 1.0, _CELL, f"c{index % COLOURS}"))
-    else:
-        spans = _spans(place.first_device, end, cell_devices, in_row, in_block, gap)
-        boxes = [svg.rect(x, y, width, _CELL, f"c{index % COLOURS} joined") for x, y, width in spans]
+            for x, y, width in grid.spans(first, first + place.degree):
+                boxes.append(svg.rect(x, y, width, _CELL_HEIGHT, colour))
     text = ",".join(str(stage + 1) for stage in place.stages)
-    for x, y, width in _joined(list(_spans(place.first_device, end, cell_devices, in_row, in_block, gap)), gap):
-        if width >= _LABEL_CHARACTER * len(text) + 2.0:
-            boxes.append(svg.label(x + width / 2, y + _CELL - 5.5, text, "middle"))
+    for x, y, width in grid.spans(place.first_device, end):
+        if grid.cell_devices > 1:
+            boxes.append(svg.rect(x, y, width, _CELL_HEIGHT, colour))
+        if width >= _LABEL_CHARACTER * len(text) + 1.0:
+            boxes.append(svg.label(x + width / 2, y + _CELL_HEIGHT - 5.5, text, "middle"))
     replicas = place.devices // place.degree
     title = (
         f"{place.name}: devices {place.first_device}-{end - 1}, {plural(replicas, 'replica')} of "
@@ -169,20 +178,8 @@ def _drawn(index: int, place: Place, cell_devices: int, in_row: int, in_block: i
     return svg.titled(boxes, title)
 
 
-def _joined(spans: Sequence[tuple[float, float, float]], gap: float) -> list[tuple[float, float, float]]:
-    """Stretches of one row as one, over the gaps between blocks."""
-    found: list[tuple[float, float, float]] = []
-    for x, y, width in spans:
-        if found and found[-1][1] == y and x - (found[-1][0] + found[-1][2]) <= gap + 0.1:
-            found[-1] = (found[-1][0], y, x + width - found[-1][0])
-        else:
-            found.append((x, y, width))
-    return found
-
-
-def _frames(cells: int, in_row: int, in_block: int, gap: float) -> Iterator[Markup]:
-    for first in range(0, cells, in_block):
-        row, column = divmod(first, in_row)
-        x = 2.0 + column * _CELL + column // in_block * gap
-        width = min(in_block, cells - first) * _CELL
-        yield svg.rect(x - 1.5, 0.5 + row * (_CELL + _ROW_GAP), width + 3.0, _CELL + 3.0, "node")
+def _frames(grid: _Grid) -> Iterator[Markup]:
+    for first in range(0, grid.cells, grid.in_block):
+        x, y = grid.corner(first)
+        width = min(grid.in_block, grid.cells - first) * grid.cell
+        yield svg.rect(x - 1.5, y - 1.5, width + 3.0, _CELL_HEIGHT + 3.0, "node")

@@ -13,10 +13,8 @@ from piper_ray.model.figures import percent_text, plural, printable, size_text, 
 from piper_ray.report.page.assumptions import assumptions
 from piper_ray.report.page.memory import memory_picture
 from piper_ray.report.page.placement import COLOURS, placement
-from piper_ray.report.page.subject import Subject
+from piper_ray.report.page.subject import Subject, Valued
 from piper_ray.report.page.tables import (
-    Column,
-    Table,
     comparison_table,
     count_text,
     rank_groups,
@@ -27,20 +25,23 @@ from piper_ray.report.page.tables import (
 )
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.simulation.picture import timeline_element
-from piper_ray.report.speed import speed_text
+from piper_ray.report.speed import speed_document
 from piper_ray.report.summary import instance_lines, schedule_line
 from piper_ray.version import __version__
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One of the figures on top. value: itself, in s, bytes, or as a share."""
+    """One of the figures on top. value: itself, in s, bytes, or as a share. more: what it comes to otherwise, a figure
+    with a name if that is not empty."""
 
     name: str
     head: str
-    text: str
     value: float
+    text: str
     more: str = ""
+    more_name: str = ""
+    more_value: float = 0.0
     warns: bool = False
 
 
@@ -73,63 +74,68 @@ def page_html(subject: Subject) -> str:
         digest=instance.digest,
         version=__version__,
         count_text=count_text,
-        numbers=_numbers,
     )
 
 
 def key_figures(subject: Subject) -> list[KeyFigure]:
-    """The step, what was promised and proved of it, and what it leaves unused."""
+    """The step as it was proved, promised and simulated, and what is left unused."""
     found = subject.valued
-    simulation, batch = found.simulation, found.instance.batch
-    time_s = simulation.time_per_sample_s
+    simulation = found.simulation
+    bound_s, promised_s = subject.lower_bound_s, simulation.promised_s
     kept = simulation.keeps_promise is not False
-    shown = [
-        KeyFigure(
-            "step_s",
-            "Simulated step",
-            time_text(simulation.step_s),
-            simulation.step_s,
-            speed_text(batch, time_s).rpartition(", ")[0],
-            warns=not kept,
-        ),
-        KeyFigure("time_per_sample_s", "Simulated, a microbatch", time_text(time_s), time_s),
-    ]
-    if simulation.promised_s is not None:
-        promised_s = simulation.promised_s
-        slower = (
-            f"the simulation is {percent_text(simulation.step_s / promised_s - 1.0)} slower" if not kept else "kept"
-        )
-        shown.append(
-            KeyFigure("promised_s", "Promised step", time_text(promised_s), promised_s, slower, warns=not kept)
-        )
-    if subject.lower_bound_s is not None and subject.gap is not None:
-        bound_s = subject.lower_bound_s
-        of = "promised" if simulation.promised_s is not None else "simulated"
-        shown.append(
-            KeyFigure(
-                "lower_bound_s",
-                "Proved lower bound, a microbatch",
-                time_text(bound_s),
-                bound_s,
-                f"no plan is faster: {time_text(batch.step_s(bound_s))}/step",
-            )
-        )
-        shown.append(KeyFigure("gap", "Gap", percent_text(subject.gap), subject.gap, f"of the {of} time to the bound"))
+    shown = []
+    if bound_s is not None:
+        shown.append(_step("Proved: no plan is faster", "lower_bound", found.instance.batch.step_s(bound_s), bound_s))
+    if promised_s is not None:
+        shown.append(_step("Promised step", "promised", promised_s, found.value_s))
+    shown.append(_step("Simulated step", "", simulation.step_s, simulation.time_per_sample_s, warns=not kept))
+    if subject.gap is not None:
+        of = "simulated" if promised_s is None else "promised"
+        shown.append(KeyFigure("gap", "Gap", subject.gap, percent_text(subject.gap), f"{of} against proved"))
+    if promised_s is not None and promised_s > 0.0:
+        slower = simulation.step_s / promised_s - 1.0
+        text = "kept" if kept else f"{100.0 * slower:.1f} % slower"
+        shown.append(KeyFigure("slower", "Promise", slower, text, "simulated against promised", warns=not kept))
     peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks)
     devices = found.plan.devices // simulation.schedule.v
     return [
         *shown,
-        KeyFigure("bubble_share", "Idle", f"{100.0 * simulation.bubble_share:.1f} %", simulation.bubble_share),
+        KeyFigure("bubble_share", "Idle", simulation.bubble_share, f"{100.0 * simulation.bubble_share:.1f} %"),
         KeyFigure(
             "peak_memory_bytes",
             "Peak memory",
-            size_text(peak_bytes),
             peak_bytes,
+            size_text(peak_bytes),
             f"of {size_text(simulation.memory_limit_bytes)} a device",
             warns=bool(simulation.memory_violations),
         ),
-        KeyFigure("devices", "Devices", f"{devices:,}", devices, f"of {found.instance.devices:,}"),
+        KeyFigure("devices", "Devices", devices, f"{devices:,}", f"of {found.instance.devices:,}"),
+        *_rates(found),
     ]
+
+
+def _step(head: str, name: str, step_s: float, time_per_sample_s: float, *, warns: bool = False) -> KeyFigure:
+    """name: in front of the names of both figures, as in ``lower_bound_step_s``."""
+    prefix = f"{name}_" if name else ""
+    more = f"{time_text(time_per_sample_s)}/microbatch"
+    per_microbatch = f"{prefix}s" if name == "lower_bound" else f"{prefix}time_per_sample_s"
+    return KeyFigure(f"{prefix}step_s", head, step_s, time_text(step_s), more, per_microbatch, time_per_sample_s, warns)
+
+
+def _rates(found: Valued) -> list[KeyFigure]:
+    rates = speed_document(found.instance.batch, found.simulation.time_per_sample_s)
+    names = ("samples_per_s", "tokens_per_s") if rates["samples_per_s"] is not None else ("microbatches_per_s",)
+    shown = []
+    for name in names:
+        rate = rates[name]
+        if isinstance(rate, float):
+            head = name.removesuffix("_per_s").title() + "/s"
+            shown.append(KeyFigure(name, head, rate, _rate_text(rate), "simulated"))
+    return shown
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1e4 else f"{rate:.6g}"
 
 
 def _origin(subject: Subject) -> str:
@@ -140,13 +146,6 @@ def _origin(subject: Subject) -> str:
     if subject.lower_bound_s is not None:
         return f"The plan is the exact planner's: {printable(claims.status or 'feasible')}."
     return ""
-
-
-def _numbers(table: Table) -> list[tuple[Column, bool]]:
-    """Each column, and whether its figures are drawn as bars, too."""
-    return [
-        (column, any(row[index].bar is not None for row in table.rows)) for index, column in enumerate(table.columns)
-    ]
 
 
 @cache

@@ -55,17 +55,17 @@ def singles(count: int) -> list[Group]:
 
 
 def groups(keys: Sequence[Hashable], most: int = MOST_ROWS) -> list[Group]:
-    """Each number alone if those are at most ``most``; else neighbours with the same key together, and then so many
-    neighbouring groups as it takes."""
-    if len(keys) <= most:
-        return singles(len(keys))
+    """Neighbours with the same key together, and where those are still too many so many neighbouring groups as it
+    takes."""
     alike = [list(run) for _, run in groupby(range(len(keys)), key=keys.__getitem__)]
     step = -(-len(alike) // most)
     return [list(chain.from_iterable(alike[first : first + step])) for first in range(0, len(alike), step)]
 
 
 def stage_groups(found: Valued) -> list[Group]:
-    """Stages with the same degrees and kinds of configuration are alike."""
+    """Each by itself while they are few; then those with the same degrees and kinds of configuration together."""
+    if len(found.plan.stages) <= MOST_ROWS:
+        return singles(len(found.plan.stages))
     return groups(
         [
             (
@@ -177,7 +177,7 @@ def _stage_figures(found: Valued) -> list[_Figures]:
 
 
 def rank_groups(found: Valued) -> list[Group]:
-    """Ranks of the same stages do the same but for when."""
+    """Replicas of the same stages do the same but for when."""
     return groups([rank.stages for rank in found.simulation.ranks])
 
 
@@ -235,7 +235,7 @@ def comparison_table(subject: Subject) -> Table:
     columns = (
         Column("planner", "planner", numeric=False),
         Column("step_s", "simulated step"),
-        Column("relative", "of this plan's", help="Its step over this plan's"),
+        Column("relative", "relative", help="Its step over this plan's"),
         Column("stages", "stages"),
         Column("devices", "devices"),
         Column("bubble_share", "idle"),
