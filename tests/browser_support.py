@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,8 @@ NAMES = (
 )
 """Where browsers are, by name on the PATH or by path."""
 
+_LONGEST_SILENCE_S = 60.0
+
 HOW_TO_HAVE_ONE = "no headless browser: install Chromium (Debian: apt-get install chromium-headless-shell) or Chrome"
 
 
@@ -35,7 +38,7 @@ class Browser:
     """One tab, and what it said since it last went anywhere: requests for addresses, messages and errors."""
 
     def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, os.fdopen(answers, "rb", buffering=0)
+        self._commands, self._answers = commands, answers
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
@@ -89,12 +92,14 @@ class Browser:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def printed(self) -> bytes:
-        """As PDF."""
-        return base64.b64decode(self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)["data"])
+        """As PDF, on A4."""
+        return base64.b64decode(self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            piece = self._answers.read(1 << 16)
+            ready, _, _ = select.select([self._answers], [], [], _LONGEST_SILENCE_S)
+            assert ready, f"the browser has said nothing for {_LONGEST_SILENCE_S:.0f} s"
+            piece = os.read(self._answers, 1 << 16)
             assert piece, "the browser has ended"
             self._buffer += piece
         text, _, self._buffer = self._buffer.partition(b"\0")
@@ -127,12 +132,10 @@ def started(path: str) -> Iterator[Browser]:
         os.close(to_browser)
         os.close(from_browser)
         try:
-            browser = Browser(commands, answers)
-            yield browser
-            browser._session = None
-            browser.call("Browser.close")
+            yield Browser(commands, answers)
         finally:
-            os.close(commands)
+            os.close(commands)  # which ends it
+            os.close(answers)
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
