@@ -27,7 +27,9 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Compiling, Note, StepFinished
+from piper_ray.model.figures import percent_text, plural, time_text
 from piper_ray.model.instance import Instance
+from piper_ray.model.notebook import html_table
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
@@ -73,6 +75,42 @@ class Frontier:
             return
         with self._observed():
             self._search_devices(devices)
+
+    def __repr__(self) -> str:
+        points = self.points()
+        first, last = points[0].devices, points[-1].devices
+        on = f"{first:,} devices" if first == last else f"{first:,} to {last:,} devices"
+        steps = [point for point in points if point.is_step]
+        text = f"Frontier({on}, {plural(len(points), 'point')}, {plural(len(steps), 'step')}: "
+        if not steps:
+            return f"{text}{self._without_plans})"
+        best = steps[-1]
+        assert best.time_per_sample_s is not None
+        proved = sum(point.status in (Status.OPTIMAL, Status.INFEASIBLE) for point in points)
+        return (
+            f"{text}{time_text(best.time_per_sample_s)}/microbatch from {plural(best.devices, 'device')} on; "
+            f"{proved:,} proved)"
+        )
+
+    def _repr_html_(self) -> str:
+        steps = [point for point in self.points() if point.is_step]
+        if not steps:
+            return html_table("Frontier", [("plan", self._without_plans)])
+        rows = [
+            (
+                f"{point.devices:,}",
+                time_text(point.time_per_sample_s),
+                "-" if point.gap is None else percent_text(point.gap),
+            )
+            for point in steps
+            if point.time_per_sample_s is not None
+        ]
+        caption = f"Frontier: {plural(len(steps), 'step')} over {plural(len(self.points()), 'number')} of devices"
+        return html_table(caption, rows, ("from devices", "time per microbatch", "gap"))
+
+    @property
+    def _without_plans(self) -> str:
+        return self.reason or ("none known" if self.stopped_by is not None else "none fits")
 
     def _search_devices(self, devices: Sequence[int]) -> None:
         instance = self.instance
