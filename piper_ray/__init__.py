@@ -46,6 +46,8 @@ from piper_ray.model.errors import (
 from piper_ray.model.events import (
     Bounds,
     Compiling,
+    DegreesAdvanced,
+    DegreesSearched,
     EvaluationAdvanced,
     EvaluationFinished,
     Event,
@@ -174,6 +176,8 @@ __all__ = [
     "Note",
     "Compiling",
     "StepFinished",
+    "DegreesAdvanced",
+    "DegreesSearched",
     "EvaluationAdvanced",
     "EvaluationFinished",
     "IncumbentFound",

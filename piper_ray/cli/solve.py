@@ -183,8 +183,9 @@ def solve(
         screen.print()
         if evaluation is not None:
             print_plan(screen, instance, solution.plan, evaluation)
-        elif simulation is not None:
+        else:
             print_layers(screen, instance, solution.plan)
+        if evaluation is None and simulation is not None:
             screen.print()
             print_simulation(screen, simulation)
     screen.print()

@@ -8,7 +8,6 @@ from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import Request
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
@@ -40,13 +39,9 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
         restrictions=request.restrictions,
         options=request.options,
         stop=part,
+        listener=request.listener,
     )
-    solution = _solution(request, schedule, found)
-    if solution.plan is not None and solution.time_per_sample_s is not None:
-        bounds = Bounds(solution.lower_bound_s, solution.time_per_sample_s, found.stats.tables_s + found.stats.search_s)
-        stages, devices = len(solution.plan.stages), solution.plan.devices
-        request.listener(IncumbentFound("search", solution.time_per_sample_s, stages, devices, bounds))
-    return solution
+    return _solution(request, schedule, found)
 
 
 def _refuse_unknown(request: Request, schedule: Schedule) -> None:
@@ -85,8 +80,8 @@ def _solution(request: Request, schedule: Schedule, found: FlushSolution) -> Sol
             levels=stats.levels,
             pairs=None,
             threads=stats.threads,
-            lattice_s=stats.tables_s,
-            stage_costs_s=0.0,
+            lattice_s=stats.lattice_s,
+            stage_costs_s=stats.stage_costs_s,
             search_s=stats.search_s,
             evaluations=(),
             degrees=DegreeStats(stats.tasks, stats.searched, stats.looked_through, stats.states),
