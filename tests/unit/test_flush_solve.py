@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -34,6 +34,16 @@ def degrees(solution: FlushSolution) -> tuple[int, int, int]:
     assert solution.plan is not None
     first = solution.plan.stages[0]
     return first.data_parallel_degree, first.tensor_parallel_degree, len(solution.plan.stages)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A listener that keeps what it hears."""
+
+    events: list[Event]
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
 
 
 def some_instances() -> list[Instance]:
@@ -240,7 +250,7 @@ def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None
 @pytest.mark.parametrize("instance", [two_towers(6, devices=4, memory_bytes=1e6), uneven_layers(3)])
 def test_the_listener_hears_of_steps_rounds_and_plans(instance: Instance) -> None:
     told: list[Event] = []
-    solution = solve_flush(instance, ONE_F_ONE_B, listener=lambda event: told.append(event))
+    solution = solve_flush(instance, ONE_F_ONE_B, listener=Told(told))
     assert [event.step for event in told if isinstance(event, StepFinished)] == ["lattice", "stage costs"]
     plans = [event for event in told if isinstance(event, IncumbentFound)]
     assert [event.time_per_sample_s for event in plans] == sorted((x.time_per_sample_s for x in plans), reverse=True)
@@ -260,7 +270,7 @@ def test_the_listener_hears_of_steps_rounds_and_plans(instance: Instance) -> Non
 
 def test_a_plan_found_on_a_chain_is_told_as_such() -> None:
     told: list[Event] = []
-    solve_flush(two_towers(12, devices=4, memory_bytes=1e6), ONE_F_ONE_B, listener=lambda event: told.append(event))
+    solve_flush(two_towers(12, devices=4, memory_bytes=1e6), ONE_F_ONE_B, listener=Told(told))
     assert next(event.origin for event in told if isinstance(event, IncumbentFound)) == "chain"
 
 
