@@ -228,6 +228,20 @@ def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: sig
     assert len(table.read_text().splitlines()) == 7
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_frontier_under_a_flush_ends_with_its_bounds(long: Path, number: signal.Signals) -> None:
+    options = ("--schedule", "1f1b", "--devices", "8..48:8", "--json")
+    with started("frontier", long, *options) as process:
+        wait_for(process, "stage costs")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + number
+    document = json.loads(output)
+    assert document["stopped_by"] == "interrupt"
+    assert [point["devices"] for point in document["by_devices"]] == list(range(8, 49, 8))
+    assert document["by_devices"][-1]["lower_bound_s"] > 0
+
+
 _STUCK_FRONTIER = """
 import time
 from piper_ray.engine.frontier.oracles import LatticeOracle

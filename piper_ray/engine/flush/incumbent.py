@@ -35,11 +35,15 @@ class Incumbent:
             self.on_better(origin)
 
     def _is_better(self, found: ChosenStages) -> bool:
-        """Of plans that take the same but for rounding the one of fewest devices, then of fewest stages, then of the
-        least d."""
+        """Of plans that take the same but for rounding the preferred one."""
         if self.best is None or found.batch_s < self.best.batch_s * (1.0 - TIE):
             return True
         return found.batch_s <= self.best.batch_s * (1.0 + TIE) and _rank(found) < _rank(self.best)
+
+
+def preference(chosen: ChosenStages) -> tuple[float, int, int, int]:
+    """The least is the best: in time, then in devices, then in stages, then in d."""
+    return (chosen.batch_s, *_rank(chosen))
 
 
 def _rank(chosen: ChosenStages) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
-from piper_ray.engine.flush.plans import build_flush_plan
+from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution, FlushStats
 from piper_ray.engine.flush.search import Degrees, FlushSearch
@@ -50,7 +50,7 @@ def solve_flush(
     stop = stop or Stop()
     prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, listener)
     if not isinstance(prepared, FlushPreparation):
-        return _without_plan(instance, schedule, prepared.reason)
+        return without_plan(instance, schedule, prepared.reason)
     problem = FlushProblem(prepared, schedule, constraints, factors)
     with opened_crew(crew, options.threads) as opened:
         limits = Limits.of(options, started_s, stop)
@@ -105,7 +105,7 @@ class FlushProblem:
         chosen, lower_s, instance = search.best, search.lower_s, self.prepared.instance
         if chosen is None:
             if search.stopped_by is None and lower_s == float("inf"):
-                return _without_plan(instance, self.schedule, "no plan fits", self._stats(search))
+                return without_plan(instance, self.schedule, "no plan fits", self._stats(search))
             stopped_by = search.stopped_by or search.left_open
             return FlushSolution(
                 Status.UNKNOWN, self.schedule, instance.microbatches, None, lower_s, self._stats(search), stopped_by
@@ -121,6 +121,14 @@ class FlushProblem:
             stats=self._stats(search),
             stopped_by=None if proved else search.stopped_by or search.left_open,
         )
+
+    def without_proof(self, chosen: ChosenStages | None) -> FlushSolution:
+        """A plan that is known, if any, before there is a search."""
+        instance, workload = self.prepared.instance, self.prepared.workload
+        status = Status.UNKNOWN if chosen is None else Status.FEASIBLE
+        best = None if chosen is None else build_flush_plan(instance, workload, chosen)
+        stats = FlushStats(workload.lattice.size, workload.lattice.levels, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+        return FlushSolution(status, self.schedule, instance.microbatches, best, 0.0, stats)
 
     def _tasks(self, workload: Workload, devices: int) -> list[Task]:
         instance = self.prepared.instance
@@ -145,8 +153,9 @@ class FlushProblem:
         )
 
 
-def _without_plan(
+def without_plan(
     instance: Instance, schedule: FlushSchedule, reason: str, stats: FlushStats | None = None
 ) -> FlushSolution:
+    """That there is none is proved."""
     stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
     return FlushSolution(Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason)
