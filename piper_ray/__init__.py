@@ -74,8 +74,9 @@ from piper_ray.model.solution import (
     SolveStats,
     Status,
 )
+from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
@@ -158,6 +159,7 @@ __all__ = [
     "ScheduleName",
     "SimulationOptions",
     "AllReduce",
+    "StepTerms",
     "InFlightRule",
     "Stop",
     "Backend",

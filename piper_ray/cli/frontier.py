@@ -31,7 +31,7 @@ from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 
@@ -116,7 +116,7 @@ def frontier(
     from piper_ray.report.layout import console
     from piper_ray.report.summary import schedule_line
 
-    planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
+    planned_for = Schedule.first_of(schedule, instance.schedule)
     if budgets is not None and is_by_degrees(planned_for, restrictions):
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
     screen = console(stderr=json)

@@ -24,7 +24,9 @@ from piper_ray.cli.common import (
 from piper_ray.cli.interrupts import current
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
+from piper_ray.model.step import AllReduce
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
+from piper_ray.workloads.formats.load import plan_schedule
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
@@ -52,6 +54,13 @@ def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
         ) from None
 
 
+def _schedule(name: ScheduleName | None, chunks: int | None, group: int | None, own: Schedule) -> Schedule:
+    """What is asked for; without a name that which the plan is for, with the chunks and the group asked for."""
+    if name is not None:
+        return Schedule(name, chunks, group)
+    return Schedule(own.name, own.chunks if chunks is None else chunks, own.group if group is None else group)
+
+
 def simulate(
     source: Input,
     plan_file: Annotated[
@@ -63,13 +72,14 @@ def simulate(
         ),
     ],
     schedule: Annotated[
-        ScheduleName,
+        ScheduleName | None,
         typer.Option(
             "--schedule",
-            help="How each rank orders its passes. 2bw, Piper's model, and pipedream never drain; the others flush "
-            "each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold several of the plan's stages on a rank.",
+            help="How each rank orders its passes; if not given as the plan says, else the input. 2bw, Piper's model, "
+            "and pipedream never drain; the others flush each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold "
+            "several of the plan's stages on a rank.",
         ),
-    ] = ScheduleName.TWO_BW,
+    ] = None,
     chunks: Annotated[
         int | None,
         typer.Option(
@@ -116,7 +126,7 @@ def simulate(
         typer.Option(
             "--all-reduce-overlap",
             metavar="SHARE",
-            help="Share of the last backward pass beside which the all-reduce already runs, 0 to 1.",
+            help="Share of the all-reduce that hides beside backward passes, 0 to 1; under a flush.",
         ),
     ] = 0.0,
     optimizer: Annotated[
@@ -134,12 +144,12 @@ def simulate(
         ),
     ] = InFlightRule.RULE.value,
     samples_per_microbatch: Annotated[
-        int,
-        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s."),
-    ] = 1,
+        int | None,
+        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s, in place of the input's."),
+    ] = None,
     tokens_per_sample: Annotated[
         int | None,
-        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s."),
+        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s, in place of the input's."),
     ] = None,
     devices: Devices = None,
     microbatches: Microbatches = None,
@@ -152,7 +162,6 @@ def simulate(
 
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
-    named = Schedule(schedule, chunks, group)
     options = SimulationOptions(
         latency_s=latency or 0.0,
         overlap_transfers=overlap_transfers,
@@ -169,6 +178,7 @@ def simulate(
         refuse_other_formats(plot)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
+    named = _schedule(schedule, chunks, group, Schedule.first_of(plan_schedule(plan_file), instance.schedule))
 
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console

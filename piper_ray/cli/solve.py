@@ -50,7 +50,7 @@ from piper_ray.cli.search_options import (
     UseAllDevices,
     constraints_of,
 )
-from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
@@ -138,10 +138,10 @@ def solve(
             memory_limit=memory_limit,
             address=address,
             resume=resume,
-            schedule=schedule,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
-        raise typer.Exit(solve_by_baseline(instance, restrictions, planner, out, json=json))
+        planned_for = Schedule.first_of(schedule, instance.schedule)
+        raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
     from piper_ray.report.document import solution_document, to_text
@@ -154,7 +154,7 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
+        planned_for = Schedule.first_of(schedule, instance.schedule)
         log.line(schedule_line(planned_for))
 
         def search(stop: Stop[Solution]) -> Solution:
@@ -185,7 +185,7 @@ def solve(
             print_plan(screen, instance, solution.plan, evaluation)
         else:
             print_layers(screen, instance, solution.plan)
-        if evaluation is None and simulation is not None:
+        if simulation is not None and not simulation.schedule.asynchronous:
             screen.print()
             print_simulation(screen, simulation)
     screen.print()
@@ -220,23 +220,22 @@ def check_own_plan(
     restrictions: Restrictions = Restrictions(),
     simulation: Simulation | None = None,
 ) -> Evaluation | None:
-    """The plan's cost, re-derived by ``evaluate``; None under a flush, where the simulation has it.
+    """The plan's cost, re-derived by ``evaluate``; None where a plan under a flush was not simulated.
 
     Raises InvalidPlan if it breaks a rule or costs something else.
     """
     if solution.plan is None:
         return None
     if solution.schedule == PAPERS_SCHEDULE:
-        evaluation = evaluate(instance, solution.plan, restrictions=restrictions)
-        _check_time(solution, evaluation.time_per_sample_s)
-        return evaluation
-    broken = [*restrictions.violations(instance, solution.plan)]
-    if simulation is not None:
-        broken += simulation.memory_violations
-        _check_time(solution, simulation.time_per_sample_s)
-    if broken:
-        raise InvalidPlan(broken)
-    return None
+        evaluation = evaluate(instance, solution.plan, restrictions=restrictions, schedule=PAPERS_SCHEDULE)
+    elif simulation is not None:
+        evaluation = evaluation_of(instance, solution.plan, simulation, restrictions)
+    else:
+        if broken := [*restrictions.violations(instance, solution.plan)]:
+            raise InvalidPlan(broken)
+        return None
+    _check_time(solution, evaluation.time_per_sample_s)
+    return evaluation
 
 
 def _check_time(solution: Solution, found: float) -> None:

@@ -15,7 +15,7 @@ from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, instance_of
@@ -51,7 +51,7 @@ def solve(
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
-        planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
+        planned_for = Schedule.first_of(schedule, instance.schedule)
         if is_by_degrees(planned_for, restrictions):
             return solve_under_flush(request, planned_for)
         restrictions.require_stages_alone("solve")

@@ -83,7 +83,9 @@ def proof_document(solution: Solution) -> Document:
 
 def baseline_facts(result: BaselineResult) -> Document:
     """Which planner made the plan, out of how many, and in its own words."""
-    return {"planner": result.planner, "tried": result.tried, "note": result.note}
+    schedule = result.schedule
+    facts = {"planner": result.planner, "tried": result.tried, "note": result.note}
+    return {"schedule": schedule.name.value, "chunks": schedule.v, **facts}
 
 
 def baseline_document(instance: Instance, restrictions: Restrictions, result: BaselineResult) -> Document:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from piper_ray.model.batch import Batch
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -81,6 +82,17 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     )
 
 
+def _batch(instance: Instance, options: SimulationOptions) -> Batch:
+    """The instance's, with what the options say in its place."""
+    samples, tokens = options.samples_per_microbatch, options.tokens_per_sample
+    batch = instance.batch
+    return Batch(
+        batch.microbatches,
+        batch.samples_per_microbatch if samples is None else samples,
+        batch.tokens_per_sample if tokens is None else tokens,
+    )
+
+
 def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) -> Floats:
     """What the sum of gradients adds to each backward pass where nothing is flushed.
 
@@ -137,7 +149,7 @@ def _flushed(scene: _Scene, instance: Instance) -> Simulation:
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
-        microbatches=scene.microbatches,
+        batch=_batch(instance, scene.options),
         step_s=step_s,
         promised_s=None,
         pipelines=lanes,
@@ -171,12 +183,11 @@ def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) 
 def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """The all-reduce and the optimizer's step of each rank.
 
-    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs
-    beside the last backward pass is no part of an interval.
+    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What hides
+    beside backward passes is no part of an interval.
     """
     last = timeline.first[1:] - 1
     end_s = timeline.end_s[last]
-    duration_s = end_s - timeline.start_s[last]
     replicas = defaultdict(list)
     for number, rank in enumerate(scene.placed.ranks):
         replicas[rank.place].append(number)
@@ -184,8 +195,8 @@ def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval,
     for number, rank in enumerate(scene.placed.ranks):
         together = replicas[rank.place]
         due_s = max(float(end_s[i]) for i in together)
-        hidden_s = scene.options.all_reduce_overlap * min(float(duration_s[i]) for i in together)
-        seconds = max(0.0, float(sum(scene.all_reduce_s[stage] for stage in rank.stages)) - hidden_s)
+        seconds = float(sum(scene.all_reduce_s[stage] for stage in rank.stages))
+        seconds *= 1.0 - scene.options.all_reduce_overlap
         all_reduces.append(Interval(number, due_s, due_s + seconds))
         optimizers.append(Interval(number, due_s + seconds, due_s + seconds + scene.options.optimizer_s))
     return tuple(all_reduces), tuple(optimizers)
@@ -204,7 +215,7 @@ def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
-        microbatches=scene.microbatches,
+        batch=_batch(instance, scene.options),
         step_s=microbatch_s * batches,
         promised_s=promised_s * batches,
         pipelines=lanes,

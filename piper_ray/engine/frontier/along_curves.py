@@ -119,7 +119,7 @@ class CurveFrontier(Frontier):
         point = next(point for point in self.points() if point.devices == devices)
         value_s = None
         if plan is not None:
-            value_s = evaluate(self.instance.replace(devices=devices), plan).time_per_sample_s
+            value_s = evaluate(self.instance.replace(devices=devices), plan, schedule=PAPERS_SCHEDULE).time_per_sample_s
         lower_s = point.lower_bound_s if value_s is None else min(point.lower_bound_s, value_s)
         stats = self.stats
         return Solution(
