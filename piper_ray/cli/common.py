@@ -91,6 +91,14 @@ def _word(value: object) -> str:
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
+def refuse_unwritable(option: str, path: Path) -> None:
+    """Raises UsageError for a place where no file can be: said before the work, not after hours of it."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder; expected the path of a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+
+
 class Unwritten:
     """Files that could not be written: told of once the answer is out."""
 

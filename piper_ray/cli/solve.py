@@ -33,6 +33,7 @@ from piper_ray.cli.common import (
     Unwritten,
     load_instance,
     note,
+    refuse_unwritable,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
@@ -148,7 +149,7 @@ def solve(
     )
     step = step_terms(all_reduce, all_reduce_overlap, optimizer)
     if out is not None:
-        _refuse_unwritable(out)
+        refuse_unwritable("--out", out)
     if planner != EXACT:
         blocks = contract is not Contract.SAFE
         refuse_search_options(
@@ -281,14 +282,6 @@ def exit_code(solution: Solution) -> int:
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code
     return EXIT_SOLVED if solution.plan is not None else LimitError.exit_code
-
-
-def _refuse_unwritable(out: Path) -> None:
-    """Said before the solve, not after hours of it."""
-    if out.is_dir():
-        raise UsageError(f"--out {out}: is a folder; expected the path of a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}")
 
 
 def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:

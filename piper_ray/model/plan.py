@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
+from piper_ray.model.figures import plural, range_text
+from piper_ray.model.notebook import html_table
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, plain
+
+_MOST_DEGREES = 8
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,49 @@ class Plan:
         if self.in_flight is not None:
             convert_fields(self, counts, "in_flight")
 
+    def __repr__(self) -> str:
+        if not self._readable:
+            return f"Plan(stages={self.stages!r})"
+        text = f"Plan({plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
+        return f"{text}; d x t: {self.degrees_text})" if self.stages else f"{text})"
+
+    def _repr_html_(self) -> str:
+        if not self._readable:
+            return html_table("Plan", [("stages", repr(self.stages))])
+        rows = [
+            (
+                str(number),
+                f"{range_text(stage.layers)} ({len(stage.layers)})",
+                str(stage.data_parallel_degree),
+                str(stage.tensor_parallel_degree),
+                f"{stage.devices:,}",
+            )
+            for number, stage in enumerate(self.stages, start=1)
+        ]
+        caption = f"Plan: {plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
+        return html_table(caption, rows, ("stage", "layers", "d", "t", "devices"))
+
+    @property
+    def _readable(self) -> bool:
+        """Whether it is what it should be: plans are looked through when they are used, and shown before."""
+        try:
+            return all(stage.devices > 0 and range_text(stage.layers) for stage in self.stages)
+        except (AttributeError, TypeError, ValueError):
+            return False
+
     @property
     def devices(self) -> int:
         """Of all stages together."""
         return sum(stage.devices for stage in self.stages)
+
+    @property
+    def degrees_text(self) -> str:
+        """``256x1, 128x1 (8 stages), 64x2``: of neighbouring stages with the same degrees once."""
+        runs = []
+        for (d, t), stages in groupby(self.stages, lambda s: (s.data_parallel_degree, s.tensor_parallel_degree)):
+            count = len(list(stages))
+            runs.append(f"{d}x{t}" if count == 1 else f"{d}x{t} ({count} stages)")
+        return ", ".join(runs if len(runs) <= _MOST_DEGREES else [*runs[: _MOST_DEGREES - 1], "..."])
 
     @property
     def data_parallel_sum(self) -> int:

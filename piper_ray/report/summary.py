@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.model.gap import relative_gap
-from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule
-from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.report.figures import (
+from piper_ray.model.figures import (
     PROOF_TOLERANCE,
     given_size_text,
     percent_text,
@@ -21,6 +17,10 @@ from piper_ray.report.figures import (
     size_text,
     time_text,
 )
+from piper_ray.model.gap import relative_gap
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.report.speed import batch_text, rates_text, speed_text
 from piper_ray.simulate.result import Simulation
 
@@ -57,8 +57,7 @@ def print_speed(console: Console, instance: Instance, time_per_sample_s: float) 
 
 def schedule_line(schedule: Schedule) -> str:
     """Which schedule a plan is for, and what its time assumes."""
-    chunks = f", {schedule.v} chunks a rank" if schedule.v > 1 else ""
-    return f"Schedule  {schedule.name.value}{chunks}: {schedule.assumption}"
+    return f"Schedule  {schedule.text}: {schedule.assumption}"
 
 
 def print_simulated(console: Console, instance: Instance, solution: Solution, simulation: Simulation) -> None:

@@ -23,6 +23,7 @@ from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.workloads.formats.inflight import InFlight
 
 if TYPE_CHECKING:
+    from piper_ray.workloads.formats.claims import PlanClaims
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
 
@@ -169,15 +170,17 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 
 def plan_schedule(source: Source) -> Schedule | None:
     """The schedule that a plan's document says it is for; None where it says nothing. Raises InputError."""
+    return plan_claims(source).schedule
+
+
+def plan_claims(source: Source) -> PlanClaims:
+    """What a plan's document says beside the plan. Raises InputError."""
+    from piper_ray.workloads.formats.claims import read_claims
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.surroundings import read_schedule
 
     path, document = _plan_document(source)
     faults = Faults()
-    found = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
-    if faults:
-        raise InputError(path, faults.found)
-    return found
+    return _checked(path, read_claims(document, faults), faults)
 
 
 def plan_step(source: Source) -> StepTerms | None:
