@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import piper_ray
+from piper_ray.model.figures import percent_text
 from piper_ray.planners import PLANNERS
-from piper_ray.report.figures import percent_text
 
 MODELS = ("gpt3-175b", "llama3-70b", "llama3-405b", "mixtral-8x22b", "t5-11b")
 """The large ones of inputs/."""
