@@ -38,7 +38,7 @@ def compare(instance: Instance, schedule: Schedule, planners: Sequence[str] = CO
 
 def _compared(instance: Instance, schedule: Schedule, planner: str) -> Compared:
     try:
-        result = plan(instance, planner)
+        result = plan(instance, planner, schedule=schedule)
     except LimitError as error:
         return Compared(planner, str(error), 0, 0, None, fits=False)
     if result.plan is None:

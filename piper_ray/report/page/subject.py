@@ -67,7 +67,7 @@ def valued(instance: Instance, plan: Plan, schedule: Schedule) -> Valued:
     evaluation = None
     if schedule == PAPERS_SCHEDULE:
         try:
-            evaluation = evaluate(instance, plan)
+            evaluation = evaluate(instance, plan, schedule=PAPERS_SCHEDULE)
         except InvalidPlan as error:
             faults = error.violations
     return Valued(instance, plan, simulation, evaluation, tuple(faults))
