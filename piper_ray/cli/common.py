@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,18 @@ def _given(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 parse_size = option_value(_given(partial(parse_bytes, unit_required=True)))
 parse_rate = option_value(_given(partial(parse_bytes_per_s, unit_required=True)))
+
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
+
+
+def parse_time(text: str) -> float:
+    """``5us``, ``1.5ms``, ``2s``. Raises UsageError."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
+    return float(match["number"]) * _UNITS_S[match["unit"]]
 
 
 def note(text: str) -> None:

@@ -202,9 +202,10 @@ class Instance:
         microbatches: int | None = None,
         memory_bytes: float | None = None,
         bandwidth_bytes_per_s: float | None = None,
+        schedule: Schedule | str | None = None,
     ) -> Instance:
-        """The same workload on another cluster; what is None stays as it is. Another bandwidth takes the place of all
-        links.
+        """The same workload on another cluster, or under another schedule; what is None stays as it is. Another
+        bandwidth takes the place of all links.
 
         Raises UsageError for figures that make no sense.
         """
@@ -217,7 +218,7 @@ class Instance:
             notes=self.notes,
             cluster=self.cluster,
             batch=self.batch,
-            schedule=self.schedule,
+            schedule=self.schedule if schedule is None else schedule,
             **figures,
         )
         if self.checked:

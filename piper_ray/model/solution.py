@@ -11,6 +11,7 @@ from piper_ray.model.notebook import html_table
 from piper_ray.model.plan import Plan
 from piper_ray.model.renamed import renamed
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import StoppedBy
 
 
@@ -162,7 +163,7 @@ class Solution:
     blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
     and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
     schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
-    bound one on every plan's.
+    bound one on every plan's. step: the terms of such a step.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
@@ -175,6 +176,7 @@ class Solution:
     stopped_by: StoppedBy | None = None
     blocks: BlockStats | None = None
     schedule: Schedule = PAPERS_SCHEDULE
+    step: StepTerms = StepTerms()
 
     time_per_sample = renamed("time_per_sample", "time_per_sample_s")
     lower_bound = renamed("lower_bound", "lower_bound_s")

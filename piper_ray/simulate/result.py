@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from piper_ray.model.batch import Batch
 from piper_ray.model.figures import plural, size_text, time_text
 from piper_ray.model.notebook import html_table
 from piper_ray.model.schedule import Schedule
@@ -80,9 +81,10 @@ class PathPart:
 class Simulation:
     """A plan under a schedule, event by event.
 
-    step_s: of one batch of N microbatches, from the first forward pass to the last rank's end; of an asynchronous
-    schedule N times what a microbatch takes in the long run. promised_s: what an asynchronous schedule is planned for,
-    N times the slowest stage's time; None under a flush.
+    batch: N microbatches, with their samples and tokens where somebody says.
+    step_s: of the batch, from the first forward pass to the last rank's end; of an asynchronous schedule N times what a
+    microbatch takes in the long run. promised_s: what an asynchronous schedule is planned for, N times the slowest
+    stage's time; None under a flush.
     ranks: those of one pipeline; ``pipelines`` of them run alike. window_s: start and end of the time that the ranks'
     shares are of. in_flight: for each stage what a replica of a 1F1B schedule may keep in flight; sustaining: the least
     that would keep an asynchronous schedule's promise, where ``in_flight`` does not.
@@ -92,7 +94,7 @@ class Simulation:
 
     schedule: Schedule
     options: SimulationOptions
-    microbatches: int
+    batch: Batch
     step_s: float
     promised_s: float | None
     pipelines: int
@@ -120,16 +122,23 @@ class Simulation:
         return self.step_s / self.microbatches
 
     @property
-    def samples_per_s(self) -> float:
-        """Of the whole batch, in the time of a step."""
-        samples = self.microbatches * (self.options.samples_per_microbatch or 1)
-        return samples / self.step_s if self.step_s > 0 else float("inf")
+    def microbatches(self) -> int:
+        """N, in a batch."""
+        return self.batch.microbatches
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of the whole batch, in the time of a step; None where nobody says how many samples a microbatch holds."""
+        return None if self.batch.samples is None else self._rate(self.batch.samples)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None where nothing says how many tokens a sample has."""
-        tokens = self.options.tokens_per_sample
-        return None if tokens is None else tokens * self.samples_per_s
+        """None where nobody says how many tokens a microbatch holds."""
+        tokens = self.batch.tokens_per_microbatch
+        return None if tokens is None else self._rate(tokens * self.microbatches)
+
+    def _rate(self, count: int) -> float:
+        return count / self.step_s if self.step_s > 0 else float("inf")
 
     @property
     def bubble_share(self) -> float:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.compiled.jit import sources_digest
-from piper_ray.evaluate import evaluate
+from piper_ray.evaluate import Evaluation
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
@@ -27,7 +27,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.planners import planner_of
-from piper_ray.planners.planner import Proposal, Terms, allowed_proposal
+from piper_ray.planners.planner import Proposal, Terms, allowed_proposal, evaluated
 from piper_ray.sweep.lattices import KeptLattice, Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.version import __version__
@@ -62,7 +62,7 @@ def answer(
         with _interrupts() as interrupts:
             proposal = allowed_proposal(planner_of(point.planner, terms), instance, point.restrictions)
         if proposal.solution is None:
-            row = _of_proposal(instance, proposal)
+            row = _of_proposal(*evaluated(instance, proposal))
         else:
             stop.check()
             if interrupts or proposal.solution.stopped_by is StoppedBy.INTERRUPT:
@@ -155,11 +155,11 @@ def _of_search(stats: SolveStats, kept: KeptLattice) -> Row:
     }
 
 
-def _of_proposal(instance: Instance, proposal: Proposal) -> Row:
+def _of_proposal(proposal: Proposal, evaluation: Evaluation | None) -> Row:
     plan = proposal.plan
     return {
         "status": (Status.INFEASIBLE if plan is None else Status.FEASIBLE).value,
-        "time_per_sample_s": None if plan is None else evaluate(instance, plan).time_per_sample_s,
+        "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
         **_of_plan(plan),
         "note": proposal.note,
         "tried": proposal.tried,

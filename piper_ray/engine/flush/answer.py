@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import Request
@@ -37,6 +38,7 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
         instance,
         FlushSchedule(schedule.name.value),
         constraints=_constraints(request.restrictions),
+        factors=StepFactors.of(request.step),
         restrictions=request.restrictions,
         options=request.options,
         stop=part,
@@ -72,11 +74,12 @@ def _constraints(restrictions: Restrictions) -> FlushConstraints:
 
 
 def _solution(request: Request, schedule: Schedule, found: FlushSolution) -> Solution:
-    stats = found.stats
+    stats, value_s = found.stats, found.time_per_sample_s
+    optimizer_s = request.step.optimizer_s / request.instance.microbatches  # of every rank, whatever the plan
     return Solution(
         status=found.status,
-        time_per_sample_s=found.time_per_sample_s,
-        lower_bound_s=found.lower_bound_s,
+        time_per_sample_s=None if value_s is None else value_s + optimizer_s,
+        lower_bound_s=found.lower_bound_s + optimizer_s,
         plan=found.plan,
         stats=SolveStats(
             layers=len(request.instance.layers),
@@ -94,4 +97,5 @@ def _solution(request: Request, schedule: Schedule, found: FlushSolution) -> Sol
         infeasibility=None if found.reason is None else Infeasibility(found.reason, None),
         stopped_by=found.stopped_by,
         schedule=schedule,
+        step=request.step,
     )

@@ -33,6 +33,7 @@ from piper_ray.model.notebook import html_table
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import Source, instance_of
@@ -188,7 +189,7 @@ class Frontier:
         point = next(point for point in self.points() if point.devices == devices)
         value_s = None
         if plan is not None:
-            value_s = evaluate(self.instance.replace(devices=devices), plan).time_per_sample_s
+            value_s = evaluate(self.instance.replace(devices=devices), plan, schedule=PAPERS_SCHEDULE).time_per_sample_s
         lower_s = point.lower_bound_s if value_s is None else min(point.lower_bound_s, value_s)
         stats = self.stats
         return Solution(

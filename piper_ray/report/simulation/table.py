@@ -11,6 +11,7 @@ from piper_ray.model.figures import size_scale, size_text, time_text
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.simulation.findings import findings
+from piper_ray.report.speed import rates_text
 from piper_ray.report.stages import print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 
@@ -50,10 +51,8 @@ def summary_lines(simulation: Simulation) -> list[str]:
 
 
 def _rates(simulation: Simulation) -> str:
-    parts = [f"{time_text(simulation.time_per_sample_s)}/microbatch", f"{simulation.samples_per_s:.6g} samples/s"]
-    if simulation.tokens_per_s is not None:
-        parts.append(f"{simulation.tokens_per_s:.6g} tokens/s")
-    return ", ".join(parts)
+    time_s = simulation.time_per_sample_s
+    return f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
 
 
 def _rows(simulation: Simulation) -> Iterator[list[str]]:
