@@ -48,6 +48,8 @@ from piper_ray.model.errors import (
 from piper_ray.model.events import (
     Bounds,
     Compiling,
+    DegreesAdvanced,
+    DegreesSearched,
     EvaluationAdvanced,
     EvaluationFinished,
     Event,
@@ -180,6 +182,8 @@ __all__ = [
     "Note",
     "Compiling",
     "StepFinished",
+    "DegreesAdvanced",
+    "DegreesSearched",
     "EvaluationAdvanced",
     "EvaluationFinished",
     "IncumbentFound",

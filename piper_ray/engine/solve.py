@@ -5,25 +5,22 @@ from __future__ import annotations
 from piper_ray.compiled.observers import observed
 from piper_ray.engine.blocks.solve import solve_by_blocks
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.flush.answer import solve_under_flush
+from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import Request
 from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, instance_of
-
-_FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
 
 
 def solve(
@@ -61,24 +58,16 @@ def solve(
             for note in instance.notes:
                 request.note(note)
         planned_for = Schedule.first_of(schedule, instance.schedule)
-        if step != StepTerms() and planned_for.name not in _FLUSHED:
-            able = ", ".join(name.value for name in _FLUSHED)
+        if step != StepTerms() and planned_for.name not in FLUSHED:
+            able = ", ".join(name.value for name in FLUSHED)
             raise UsageError(f"terms of a step are for {able} so far; {planned_for.name.value} has its own")
         return solve_restated(request, planned_for, lambda one: _solve(one, planned_for, prepared))
 
 
 def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:
-    restrictions = request.restrictions
-    same_degrees = any(isinstance(rule, SameDegrees) for rule in restrictions.plan_wide)
-    if planned_for.name in _FLUSHED or (planned_for == PAPERS_SCHEDULE and same_degrees):
+    if is_by_degrees(planned_for, request.restrictions):
         return solve_under_flush(request, planned_for)
-    if planned_for != PAPERS_SCHEDULE:
-        able = ", ".join(name.value for name in (ScheduleName.TWO_BW, *_FLUSHED))
-        raise UsageError(f"plans for schedule {planned_for.name.value} are not made yet; expected one of {able}")
-    if any(isinstance(rule, (StageCount, AllDevices)) for rule in restrictions.plan_wide):
-        rules = ", ".join(map(repr, restrictions.plan_wide))
-        raise UsageError(f"under 2bw {rules} needs equal d and t in all stages: add SameDegrees (--same-degrees)")
-    restrictions.require_stages_alone("solve")
+    request.restrictions.require_stages_alone("solve")
     by_blocks = request.options.contract is Contract.OPERATORS
     return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
 

@@ -120,6 +120,8 @@ def frontier_document(
         **header("frontier", instance),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
+        "schedule": frontier.schedule.name.value,
+        "chunks": frontier.schedule.v,
         "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
         "by_devices": [_point_document(point) for point in frontier.points()],

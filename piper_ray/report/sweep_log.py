@@ -83,6 +83,7 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
                 kind.planner,
                 "yes" if kind.tensor_parallelism else "no",
                 kind.recompute,
+                kind.schedule,
                 f"{points:,}",
                 "?" if forecast.downsets is None else f"{forecast.downsets:,}",
                 "?" if need is None else size_text(need, 2),
@@ -90,7 +91,7 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
             ]
         )
     heads = ("points", "downsets", "memory of a worker", "about, on one core")
-    columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute")]
+    columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute"), Column("schedule")]
     print_table(console, table_lines([*columns, *(Column(head, right=True) for head in heads)], rows))
     console.print()
     seconds = sum(demand.seconds(point) for point in sweep.points)

@@ -24,6 +24,7 @@ from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.planners import planner_of
@@ -56,7 +57,8 @@ def answer(
     began = time.perf_counter()
     stop = stop or Stop()
     kept = KeptLattice(lattices, point)
-    terms = Terms(options, backend, listener, stop.part(), kept.prepare)
+    prepare = kept.prepare if point.schedule == PAPERS_SCHEDULE else None
+    terms = Terms(options, backend, listener, stop.part(), prepare)
     instance = point.on(graph)
     try:
         with _interrupts() as interrupts:
@@ -91,6 +93,8 @@ def identity(point: Point, input_hash: str, graph_hash: str, options: SolveOptio
         "tensor_parallelism": point.restrictions.tensor_parallelism,
         "data_parallelism": point.restrictions.data_parallelism,
         "recompute": point.restrictions.recompute.value,
+        "schedule": point.schedule.name.value,
+        "chunks": point.schedule.v,
         "gap_limit": options.gap,
         "time_limit_s": options.time_limit_s,
     }
@@ -149,7 +153,7 @@ def _of_search(stats: SolveStats, kept: KeptLattice) -> Row:
         "levels": stats.levels,
         "pairs": stats.pairs,
         "evaluations": len(stats.evaluations),
-        "lattice_s": kept.lattice_s,
+        "lattice_s": kept.lattice_s + stats.lattice_s,
         "stage_costs_s": kept.stage_costs_s + stats.stage_costs_s,
         "search_s": stats.search_s,
     }

@@ -57,6 +57,23 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_solve_under_a_flush_ends_with_its_plan(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "plan.json"
+    with started("solve", long, "--schedule", "1f1b", "--json", "--out", out) as process:
+        wait_for(process, "   6  ")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + number
+    document = json.loads(output)
+    assert (document["status"], document["stopped_by"]) == ("feasible", "interrupt")
+    assert document["time_per_sample_s"] > document["lower_bound_s"] > 0
+    plan = piper_ray.load_plan(out, long_solve())
+    assert piper_ray.simulate(long_solve(), plan, "1f1b").time_per_sample_s == pytest.approx(
+        document["time_per_sample_s"], rel=1e-9
+    )
+
+
 # What follows the first plan does not look at the flag: as a kernel, a compilation or a storage that hangs.
 _STUCK = """
 import time
@@ -209,6 +226,20 @@ def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: sig
     assert [point["devices"] for point in document["by_devices"]] == list(range(8, 49, 8))
     assert document["by_devices"][-1]["time_per_sample_s"] > document["by_devices"][-1]["lower_bound_s"] > 0
     assert len(table.read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_frontier_under_a_flush_ends_with_its_bounds(long: Path, number: signal.Signals) -> None:
+    options = ("--schedule", "1f1b", "--devices", "8..48:8", "--json")
+    with started("frontier", long, *options) as process:
+        wait_for(process, "stage costs")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + number
+    document = json.loads(output)
+    assert document["stopped_by"] == "interrupt"
+    assert [point["devices"] for point in document["by_devices"]] == list(range(8, 49, 8))
+    assert document["by_devices"][-1]["lower_bound_s"] > 0
 
 
 _STUCK_FRONTIER = """
