@@ -22,7 +22,7 @@ from piper_ray.cli.common import (
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import PlannedSchedule
 from piper_ray.compiled.observers import observed
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.formats.load import plan_claims
 
 
@@ -56,7 +56,7 @@ def report(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     claims = plan_claims(plan_file)
-    shown_for = Schedule.of(schedule or claims.schedule or instance.schedule or PAPERS_SCHEDULE)
+    shown_for = Schedule.first_of(schedule, claims.schedule, instance.schedule)
 
     from piper_ray.report.page.build import report_subject, write_page
 

@@ -59,7 +59,8 @@ class Plan:
         if not self._readable:
             return f"Plan(stages={self.stages!r})"
         text = f"Plan({plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
-        return f"{text}; d x t: {self.degrees_text})" if self.stages else f"{text})"
+        degrees = f"; d x t: {self.degrees_text}" if self.stages else ""
+        return f"{text}{degrees}{'; order kept' if self.keeps_order else ''}{self._in_flight_text})"
 
     def _repr_html_(self) -> str:
         if not self._readable:
@@ -78,10 +79,19 @@ class Plan:
         return html_table(caption, rows, ("stage", "layers", "d", "t", "devices"))
 
     @property
+    def _in_flight_text(self) -> str:
+        if self.in_flight is None:
+            return ""
+        shown = ", ".join(map(str, self.in_flight[:_MOST_DEGREES]))
+        return f"; in flight {shown}{', ...' if len(self.in_flight) > _MOST_DEGREES else ''}"
+
+    @property
     def _readable(self) -> bool:
         """Whether it is what it should be: plans are looked through when they are used, and shown before."""
         try:
-            return all(stage.devices > 0 and range_text(stage.layers) for stage in self.stages)
+            return all(stage.devices > 0 and range_text(stage.layers) for stage in self.stages) and bool(
+                self._in_flight_text or self.in_flight is None
+            )
         except (AttributeError, TypeError, ValueError):
             return False
 

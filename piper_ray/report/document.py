@@ -41,7 +41,7 @@ def solution_document(
         "options": _plain(options),
         "schedule": solution.schedule.name.value,
         "chunks": solution.schedule.v,
-        "step": None if solution.step == StepTerms() else _plain(solution.step),
+        "step": _step_document(solution.step),
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
         "time_per_sample_s": solution.time_per_sample_s,
@@ -76,12 +76,16 @@ def proof_document(solution: Solution) -> Document:
     return {
         "schedule": solution.schedule.name.value,
         "chunks": solution.schedule.v,
-        **({} if solution.step == StepTerms() else {"step": _plain(solution.step)}),
+        "step": _step_document(solution.step),
         "time_per_sample_s": solution.time_per_sample_s,
         "status": solution.status.value,
         "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
     }
+
+
+def _step_document(step: StepTerms) -> object:
+    return None if step == StepTerms() else _plain(step)
 
 
 def baseline_facts(result: BaselineResult) -> Document:

@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from scripts.delivery.table import HEAD, MODELS, row
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,3 +56,13 @@ def test_python_example_of_readme_runs() -> None:
     example = _readme().split("```python\n", 1)[1].split("```", 1)[0]
     finished = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "optimal" in finished.stdout.lower()
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "t5-11b"])
+def test_rows_of_the_table_of_what_plans_deliver(name: str) -> None:
+    """Two of the five, as scripts/delivered prints them."""
+    block = _readme().split("<!-- delivered: checked by tests/cli/test_readme.py -->\n", 1)[1]
+    shown = block.split("\n\n", 1)[0].splitlines()
+    assert tuple(shown[:2]) == HEAD
+    assert [line.split(",")[0] for line in shown[2:]] == [f"| {model}" for model in MODELS]
+    assert row(name) in shown

@@ -55,7 +55,9 @@ def test_figures_are_those_of_simulate(files: tuple[Path, Path], tmp_path: Path,
     assert ("promised_step_s" in found.figures) == (document["promised_s"] is not None)
     if document["promised_s"] is not None:
         assert found.figure("promised_step_s") == document["promised_s"]
-    assert found.figure("microbatches_per_s") == pytest.approx(document["samples_per_s"])
+    assert found.figure("microbatches_per_s") == pytest.approx(1.0 / document["time_per_sample_s"])
+    if schedule != "2bw":
+        assert {"forward_s", "time_s"} & set(found.tables["stage-table"][0]) == {"time_s"}
     for row, rank in zip(found.tables["all-ranks"], document["ranks"], strict=True):
         for name in ("compute_s", "communication_s", "waiting_s", "bubble_s", "peak_memory_bytes", "devices"):
             assert row[name] == rank[name]

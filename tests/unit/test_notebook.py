@@ -55,6 +55,9 @@ def test_a_plan() -> None:
     assert repr(small_plan()) == "Plan(2 stages on 3 devices; d x t: 2x1, 1x1)"
     assert repr(cut([1] * 9, 4, 2)) == "Plan(9 stages on 72 devices; d x t: 4x2 (9 stages))"
     assert repr(cut([1] * 20, [1, 2] * 10)).endswith("d x t: 1x1, 2x1, 1x1, 2x1, 1x1, 2x1, 1x1, ...)")
+    ruled = Plan(small_plan().stages, True, (3, 1))
+    assert repr(ruled) == "Plan(2 stages on 3 devices; d x t: 2x1, 1x1; order kept; in flight 3, 1)"
+    assert repr(Plan(small_plan().stages, False, 3)).startswith("Plan(stages=")  # type: ignore[arg-type]
     shown = _shown(small_plan())
     assert shown.caption == "Plan: 2 stages on 3 devices"
     assert shown.rows == [

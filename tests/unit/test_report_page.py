@@ -17,13 +17,16 @@ from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.report.page.assumptions import assumptions
+from piper_ray.report.page.comparison import COMPARED
 from piper_ray.report.page.memory import memory_picture, most_by_column
 from piper_ray.report.page.placement import _Grid, placement, places_of
 from piper_ray.report.page.render import page_html
 from piper_ray.report.page.subject import subject_of, valued
 from piper_ray.report.page.tables import groups, rank_groups, stage_groups, stage_table
 from piper_ray.simulate.memory import MemorySteps
+from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.workloads.formats.claims import PlanClaims
 from piper_ray.workloads.formats.load import plan_claims
@@ -180,27 +183,46 @@ def test_replicas_share_a_row_and_stand_by_themselves_below() -> None:
     assert "4 ranks in 3 rows" in found.texts["ranks"]
 
 
-def test_other_planners_are_simulated_under_the_same_schedule() -> None:
+@pytest.mark.parametrize("schedule", ["2bw", "gpipe", "1f1b", "interleaved"])
+def test_other_planners_are_simulated_under_the_same_schedule(schedule: str) -> None:
     instance = chain([3.0] * 8, microbatches=8, devices=4, memory_bytes=64 * GIB)
-    proposed = planners.plan(instance, "gpipe").plan
-    assert proposed is not None
-    for schedule in ("interleaved", "gpipe"):
-        found = page(instance, cut([2] * 4), schedule)
-        rows = found.tables["comparison-table"]
-        assert rows[0]["step_s"] == simulate(instance, cut([2] * 4), schedule).step_s
-        by_gpipe = simulate(instance, proposed, schedule).step_s
-        assert by_gpipe in [row["step_s"] for row in rows[1:]]
-        assert [row["relative"] for row in rows] == [row["step_s"] / rows[0]["step_s"] for row in rows]
-        refused = "cannot run so: schedule interleaved puts 2 stages on each rank; the plan has 1"
-        assert (refused in found.texts["comparison"]) == (schedule == "interleaved")
+    found = page(instance, cut([2] * 4), schedule)
+    rows = found.tables["comparison-table"]
+    assert rows[0]["step_s"] == simulate(instance, cut([2] * 4), schedule).step_s
+    proposed = [planners.plan(instance, name, schedule=schedule).plan for name in COMPARED]
+    steps_s = [simulate(instance, plan, schedule).step_s for plan in proposed if plan is not None]
+    assert [row["step_s"] for row in rows[1:] if row] == steps_s
+    assert [row["relative"] for row in rows] == [row["step_s"] / rows[0]["step_s"] for row in rows]
+    for name, plan in zip(COMPARED, proposed, strict=True):
+        assert name in found.texts["comparison"]
+        if plan is None:
+            assert f"no plan: {planners.plan(instance, name, schedule=schedule).note}" in found.texts["comparison"]
 
 
-def test_a_plan_of_another_planner_that_does_not_fit_is_marked() -> None:
-    instance = chain([3.0] * 4, microbatches=8, devices=4, memory_bytes=2.1 * GIB)
-    found = page(instance, cut([1] * 4), "1f1b")
-    assert "more memory than there is" not in found.texts["comparison"]
-    tight = page(instance, cut([1] * 4), "gpipe")
-    assert "more memory than there is" in tight.texts["comparison"]
+def test_terms_of_a_step_are_those_that_the_plan_was_made_with() -> None:
+    instance, plan = chain([3.0, 3.0], microbatches=8, weights_bytes=GIB), cut([1, 1], 2)
+    step = StepTerms(AllReduce.RING, 0.25, 0.5)
+    claims = PlanClaims(Schedule.of("1f1b"), instance.digest, 1.0, "optimal", step=step)
+    found = page(instance, plan, "1f1b", claims)
+    assert found.figure("step_s") == simulate(instance, plan, "1f1b", options=SimulationOptions.of(step)).step_s
+    assert found.figure("lower_bound_s") == 1.0
+    assert "25 % of it beside backward passes: around a ring" in found.texts["assumptions"]
+    assert "The optimizer takes 500.000 ms of each rank" in found.texts["assumptions"]
+    other = valued(instance, plan, Schedule.of("1f1b"))
+    assert subject_of(other, claims, ()).notes == (
+        "The lower bound in the plan's file is left out: it is of other terms of a step.",
+    )
+
+
+def test_rules_of_a_plan_are_told() -> None:
+    instance = chain([3.0, 6.0, 3.0], microbatches=8)
+    plan = dataclasses.replace(cut([1] * 3, [1, 2, 1]), keeps_order=True, in_flight=(5, 2, 1))
+    found = page(instance, plan)
+    assert found.figure("step_s") == found.figure("promised_step_s")
+    assert "as the plan says, for the promise to be kept" in found.texts["assumptions"]
+    assert "what jumps over stages is relayed" in found.texts["assumptions"]
+    assert "ceil(s / d)" not in found.texts["assumptions"]
+    assert "ceil(s / d)" in page(instance, cut([1] * 3, [1, 2, 1])).texts["assumptions"]
 
 
 @pytest.mark.parametrize("name", ScheduleName)
@@ -243,7 +265,7 @@ def test_many_stages_are_grouped() -> None:
     table = stage_table(found.valued, rows)
     assert len(table.rows) == 1
     assert table.rows[0][0].text == "1-100"
-    assert table.rows[0][6].text == "3.3333 ms to 4.0000 ms"
+    assert table.rows[0][6].text == "10.000 ms to 12.000 ms"
     shown = Page(page_html(found))
     assert len(shown.tables["all-stages"]) == count
     assert len(rank_groups(found.valued)) <= 48

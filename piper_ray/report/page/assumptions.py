@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from piper_ray.model.figures import given_size_text, plural
+from piper_ray.model.figures import given_size_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
@@ -25,7 +25,7 @@ _TWO_BW = (
     "PipeDream-2BW: 1F1B that never drains. Weights are updated once a batch, with gradients that are a batch late; "
     "two versions of the weights are kept, which the input's fixed memory holds."
 )
-_IN_FLIGHT = (
+_RULE = (
     "A replica of a stage keeps at most ceil(s / d) microbatches in flight, s being the sum of d over this stage and "
     "all behind it."
 )
@@ -64,8 +64,8 @@ _DUALPIPE_V = (
 
 _SCHEDULES: Mapping[ScheduleName, tuple[str, ...]] = MappingProxyType(
     {
-        ScheduleName.TWO_BW: (_TWO_BW, _PROMISE, _IN_FLIGHT),
-        ScheduleName.PIPEDREAM: (_PIPEDREAM, _PROMISE, _IN_FLIGHT),
+        ScheduleName.TWO_BW: (_TWO_BW, _PROMISE),
+        ScheduleName.PIPEDREAM: (_PIPEDREAM, _PROMISE),
         ScheduleName.GPIPE: (_GPIPE, _FLUSH),
         ScheduleName.ONE_F_ONE_B: (_ONE_F_ONE_B, _FLUSH),
         ScheduleName.INTERLEAVED: (_INTERLEAVED, _FLUSH, _ONE_DEGREE),
@@ -83,12 +83,22 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
     """Sentences, the schedule's first."""
     return (
         *_SCHEDULES[simulation.schedule.name],
+        *_in_flight(plan, simulation),
         *_times(instance, plan, simulation),
         *_transfers(instance, simulation),
         *_gradients(simulation),
         *_places(instance),
         "Not simulated: single kernels, the network's topology, contention between pipelines, loading of data, faults.",
     )
+
+
+def _in_flight(plan: Plan, simulation: Simulation) -> Iterator[str]:
+    if simulation.schedule.asynchronous and plan.in_flight is None:
+        yield _RULE
+    elif simulation.schedule.asynchronous:
+        yield "A replica of a stage keeps so many microbatches in flight as the plan says, for the promise to be kept."
+    if plan.keeps_order:
+        yield "Stages are runs of the input's order of layers; what jumps over stages is relayed, and charged, in each."
 
 
 def _times(instance: Instance, plan: Plan, simulation: Simulation) -> Iterator[str]:
@@ -122,9 +132,11 @@ def _transfers(instance: Instance, simulation: Simulation) -> Iterator[str]:
 
 
 def _gradients(simulation: Simulation) -> Iterator[str]:
+    options = simulation.options
+    if options.optimizer_s:
+        yield f"The optimizer takes {time_text(options.optimizer_s)} of each rank, once a batch."
     if all(stage.data_parallel_degree == 1 for stage in simulation.stages):
         return
-    options = simulation.options
     how = (
         "around a ring, 2 (d - 1) / d" if options.all_reduce is AllReduce.RING else "as Piper charges it, 4 (d - 1) / d"
     )
@@ -134,7 +146,9 @@ def _gradients(simulation: Simulation) -> Iterator[str]:
         when = "once a batch, spread over its backward passes"
     else:
         when = "after a stage's last backward pass"
-    yield f"The d replicas of a stage sum their gradients {when}: {how} bytes for each byte of weights."
+    hidden = options.all_reduce_overlap
+    beside = f", {100.0 * hidden:.4g} % of it beside backward passes" if hidden and "last" in when else ""
+    yield f"The d replicas of a stage sum their gradients {when}{beside}: {how} bytes for each byte of weights."
 
 
 def _places(instance: Instance) -> Iterator[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piper_ray.model.errors import InvalidPlan, LimitError, UsageError
+from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.step import StepTerms
 from piper_ray.planners import plan
+from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 
@@ -18,35 +20,32 @@ COMPARED = ("megatron", "pipedream-2bw", "gpipe", "data-parallel", "tensor-paral
 
 @dataclass(frozen=True)
 class Compared:
-    """planner: its name. note: its own words on its plan, or why there is none, or why that cannot be run.
+    """planner: its name. note: its own words on its plan, or why there is none that fits and runs so.
 
-    simulation: of its plan; None where there is none to run. fits: in the memory of the devices under this schedule.
+    simulation: of its plan; None where there is none. stages, devices: of that plan.
     """
 
     planner: str
     note: str
-    stages: int
-    devices: int
-    simulation: Simulation | None
-    fits: bool
+    simulation: Simulation | None = None
+    stages: int = 0
+    devices: int = 0
 
 
-def compare(instance: Instance, schedule: Schedule, planners: Sequence[str] = COMPARED) -> tuple[Compared, ...]:
-    """In the order of ``planners``."""
-    return tuple(_compared(instance, schedule, name) for name in planners)
+def compare(
+    instance: Instance, schedule: Schedule, step: StepTerms = StepTerms(), planners: Sequence[str] = COMPARED
+) -> tuple[Compared, ...]:
+    """In the order of ``planners``. step: the terms of a step that all are simulated with."""
+    return tuple(_compared(instance, schedule, step, name) for name in planners)
 
 
-def _compared(instance: Instance, schedule: Schedule, planner: str) -> Compared:
+def _compared(instance: Instance, schedule: Schedule, step: StepTerms, planner: str) -> Compared:
     try:
         result = plan(instance, planner, schedule=schedule)
+        if result.plan is None:
+            return Compared(planner, f"no plan: {result.note}")
+        simulation = simulate(instance, result.plan, schedule, options=SimulationOptions.of(step))
     except LimitError as error:
-        return Compared(planner, str(error), 0, 0, None, fits=False)
-    if result.plan is None:
-        return Compared(planner, f"no plan: {result.note}", 0, 0, None, fits=False)
-    stages, devices = len(result.plan.stages), result.plan.devices
-    try:
-        simulation = simulate(instance, result.plan, schedule)
-    except (InvalidPlan, UsageError, LimitError) as error:
-        reason = "; ".join(error.violations) if isinstance(error, InvalidPlan) else str(error)
-        return Compared(planner, f"{result.note}; cannot run so: {reason}", stages, devices, None, fits=False)
-    return Compared(planner, result.note, stages, devices // schedule.v, simulation, not simulation.memory_violations)
+        return Compared(planner, str(error))
+    stages, devices = len(result.plan.stages), result.plan.devices // schedule.v
+    return Compared(planner, result.note, simulation, stages, devices)

@@ -97,7 +97,6 @@ def key_figures(subject: Subject) -> list[KeyFigure]:
         text = "kept" if kept else f"{100.0 * slower:.1f} % slower"
         shown.append(KeyFigure("slower", "Promise", slower, text, "simulated against promised", warns=not kept))
     peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks)
-    devices = found.plan.devices // simulation.schedule.v
     return [
         *shown,
         KeyFigure("bubble_share", "Idle", simulation.bubble_share, f"{100.0 * simulation.bubble_share:.1f} %"),
@@ -109,7 +108,7 @@ def key_figures(subject: Subject) -> list[KeyFigure]:
             f"of {size_text(simulation.memory_limit_bytes)} a device",
             warns=bool(simulation.memory_violations),
         ),
-        KeyFigure("devices", "Devices", devices, f"{devices:,}", f"of {found.instance.devices:,}"),
+        KeyFigure("devices", "Devices", found.devices, f"{found.devices:,}", f"of {found.instance.devices:,}"),
         *_rates(found),
     ]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.step import StepTerms
 from piper_ray.report.page.comparison import Compared
+from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 from piper_ray.workloads.formats.claims import PlanClaims
@@ -22,11 +23,7 @@ _SAME_TIME = 1e-9
 
 @dataclass(frozen=True)
 class Valued:
-    """A plan under a schedule.
-
-    evaluation: by Piper's formulas; None under other schedules, and for a plan that breaks a rule of Piper's. faults:
-    the rules that it breaks, memory among them, in words.
-    """
+    """A plan under a schedule. evaluation: None for a plan that breaks a rule; faults: which ones, in words."""
 
     instance: Instance
     plan: Plan
@@ -37,10 +34,17 @@ class Valued:
     @property
     def value_s(self) -> float:
         """What it is planned for: the promise of an asynchronous schedule, else the simulated step, over N; in s."""
-        if self.evaluation is not None:
-            return self.evaluation.time_per_sample_s
         promised_s = self.simulation.promised_s
-        return (self.simulation.step_s if promised_s is None else promised_s) / self.simulation.microbatches
+        if promised_s is None:
+            return self.simulation.time_per_sample_s
+        if self.evaluation is not None and self.evaluation.schedule == PAPERS_SCHEDULE:
+            return self.evaluation.time_per_sample_s
+        return promised_s / self.simulation.microbatches
+
+    @property
+    def devices(self) -> int:
+        """That the plan uses; chunks of a rank share theirs."""
+        return self.plan.devices // self.simulation.schedule.v
 
 
 @dataclass(frozen=True)
@@ -60,17 +64,15 @@ class Subject:
         return None if self.lower_bound_s is None else relative_gap(self.valued.value_s, self.lower_bound_s)
 
 
-def valued(instance: Instance, plan: Plan, schedule: Schedule) -> Valued:
+def valued(instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms = StepTerms()) -> Valued:
     """Raises InvalidPlan for a plan that cannot run at all; memory that does not do is a fault of the answer."""
-    simulation = simulate(instance, plan, schedule)
-    faults: Sequence[str] = simulation.memory_violations
-    evaluation = None
-    if schedule == PAPERS_SCHEDULE:
-        try:
-            evaluation = evaluate(instance, plan, schedule=PAPERS_SCHEDULE)
-        except InvalidPlan as error:
-            faults = error.violations
-    return Valued(instance, plan, simulation, evaluation, tuple(faults))
+    simulation = simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+    try:
+        if schedule == PAPERS_SCHEDULE:
+            return Valued(instance, plan, simulation, evaluate(instance, plan, schedule=schedule), ())
+        return Valued(instance, plan, simulation, evaluation_of(instance, plan, simulation), ())
+    except InvalidPlan as error:
+        return Valued(instance, plan, simulation, None, tuple(error.violations))
 
 
 def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]) -> Subject:
@@ -83,6 +85,8 @@ def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]
         elif claims.schedule != found.simulation.schedule:
             name = "no schedule" if claims.schedule is None else f"schedule {claims.schedule.text}"
             why = f"it is of {name}"
+        elif SimulationOptions.of(claims.step) != found.simulation.options:
+            why = "it is of other terms of a step"
         elif bound_s > found.value_s * (1.0 + _SAME_TIME):
             why = "this plan is faster than it"
         if why is not None:

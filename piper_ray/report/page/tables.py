@@ -10,6 +10,7 @@ from itertools import chain, groupby
 from piper_ray.model.figures import plural, printable, range_text, size_scale, time_scale
 from piper_ray.report.page.subject import Subject, Valued
 from piper_ray.report.stages import layers_text
+from piper_ray.simulate.result import Simulation
 
 MOST_ROWS = 48
 """Of a table that is read as a whole. What has more is grouped."""
@@ -162,7 +163,7 @@ def _stage_figures(found: Valued) -> list[_Figures]:
         both = [*forward, *backward]
         return [_times(forward, both, bars=True), _times(backward, both, bars=True), _Figures(in_flight, _whole)]
     stages = found.evaluation.stages
-    slowest = [found.evaluation.time_per_sample_s]
+    slowest = [stage.time_s for stage in stages]
     memory = [stage.memory_bytes for stage in stages]
     limit_bytes = found.instance.memory_bytes
     return [
@@ -248,33 +249,25 @@ def comparison_table(subject: Subject) -> Table:
     times = time_scale(longest_s)
     sizes = size_scale(max(rank.peak_memory_bytes for run in runs for rank in run.ranks))
 
-    def row(name: str, run_index: int | None, stages: int, devices: int, note: str, *, fits: bool) -> tuple[Cell, ...]:
-        if run_index is None:
-            return (Cell(name), *[Cell("-")] * 6, Cell(printable(note), warns=True))
-        run = runs[run_index]
+    def row(name: str, run: Simulation | None, stages: int, devices: int, note: str) -> tuple[Cell, ...]:
+        if run is None:
+            return (Cell(name), *[Cell("-")] * 6, Cell(note, warns=True))
         peak_bytes = max(rank.peak_memory_bytes for rank in run.ranks)
         ratio = run.step_s / own.simulation.step_s if own.simulation.step_s > 0 else None
+        share = run.step_s / longest_s if longest_s > 0 else None
         return (
             Cell(name),
-            Cell(
-                f"{times.text(run.step_s)} {times.unit}", run.step_s, run.step_s / longest_s if longest_s > 0 else None
-            ),
+            Cell(f"{times.text(run.step_s)} {times.unit}", run.step_s, share),
             Cell("-" if ratio is None else f"{ratio:.3f}", ratio),
             Cell(f"{stages:,}", stages),
             Cell(f"{devices:,}", devices),
             Cell(_percent(run.bubble_share), run.bubble_share),
-            Cell(f"{sizes.text(peak_bytes)} {sizes.unit}", peak_bytes, warns=not fits),
-            Cell(printable(note) + ("" if fits else "; more memory than there is"), warns=not fits),
+            Cell(f"{sizes.text(peak_bytes)} {sizes.unit}", peak_bytes, warns=bool(run.memory_violations)),
+            Cell(note),
         )
 
-    stages = len(own.plan.stages)
-    devices = own.plan.devices // own.simulation.schedule.v
-    rows = [row("this plan", 0, stages, devices, "", fits=not own.simulation.memory_violations)]
-    index = 0
-    for other in subject.compared:
-        index += other.simulation is not None
-        at = index if other.simulation is not None else None
-        rows.append(row(other.planner, at, other.stages, other.devices, other.note, fits=other.fits))
+    rows = [row("this plan", own.simulation, len(own.plan.stages), own.devices, "")]
+    rows += [row(x.planner, x.simulation, x.stages, x.devices, printable(x.note)) for x in subject.compared]
     return Table(columns, tuple(rows))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field
 
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
@@ -17,7 +19,8 @@ from piper_ray.workloads.formats.surroundings import read_schedule
 class PlanClaims:
     """None, or empty, where the document says nothing, as Piper's own says nothing of all this.
 
-    digest: of the instance that the rest is of. lower_bound_s: no plan is faster. status: "optimal" or "feasible".
+    digest, step: of the instance, and the terms of a step, that the rest is of. lower_bound_s: no plan is faster.
+    status: "optimal" or "feasible".
     planner, note: who made the plan, if not the exact solver, in its own words.
     """
 
@@ -27,13 +30,21 @@ class PlanClaims:
     status: str | None = None
     planner: str | None = None
     note: str | None = None
+    step: StepTerms = StepTerms()
 
 
 class _Instance(Open):
     digest: str | None = Field(default=None, description="a text")
 
 
+class _Step(Open):
+    all_reduce: AllReduce = Field(strict=False, description=f"one of {', '.join(x.value for x in AllReduce)}")
+    all_reduce_overlap: Annotated[float, Field(ge=0.0, le=1.0)] = Field(description="a number from 0 to 1")
+    optimizer_s: Figure = Field(description=FIGURE_WORDS)
+
+
 class _Claims(Open):
+    step: _Step | None = Field(default=None, description="an object")
     instance: _Instance | None = Field(default=None, description="an object")
     lower_bound_s: Figure | None = Field(default=None, description=FIGURE_WORDS)
     status: str | None = Field(default=None, description="a text")
@@ -52,4 +63,5 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     if faults or read is None:
         return None
     digest = None if read.instance is None else read.instance.digest
-    return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note)
+    step = StepTerms() if read.step is None else StepTerms(**read.step.model_dump())
+    return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note, step)
