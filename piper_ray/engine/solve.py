@@ -38,7 +38,8 @@ def solve(
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
     instance: may be what ``load`` takes, such as a path. Without ``backend`` threads of this process do the work.
-    prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats. stop: ends
+    prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats; left aside
+    where a constraint takes another problem (KeepOrder, SustainedRate, recomputation one-for-all). stop: ends
     the search as an interrupt does, and is offered the solution so far.
     schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under a
     flush ("1f1b", "gpipe") all stages have one d and one t, time per sample is the simulated time of a batch over N,
@@ -61,7 +62,12 @@ def solve(
         if step != StepTerms() and planned_for.name not in FLUSHED:
             able = ", ".join(name.value for name in FLUSHED)
             raise UsageError(f"terms of a step are for {able} so far; {planned_for.name.value} has its own")
-        return solve_restated(request, planned_for, lambda one: _solve(one, planned_for, prepared))
+
+        def solve_one(one: Request) -> Solution:
+            restated = one.restrictions != restrictions  # then another problem is solved than what was prepared for
+            return _solve(one, planned_for, None if restated else prepared)
+
+        return solve_restated(request, planned_for, solve_one)
 
 
 def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:

@@ -117,10 +117,7 @@ class Schedule:
 
 _ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
     {
-        ScheduleName.TWO_BW: (
-            "asynchronous 1F1B, the paper's model: never drained, gradients a batch late, ceil(s / d) microbatches in "
-            "flight"
-        ),
+        ScheduleName.TWO_BW: "the paper's model: 1F1B never drained, gradients a batch late",
         ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
         ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
         ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",

@@ -9,10 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import piper_ray
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
+from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
@@ -286,3 +288,25 @@ def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
     assert solution.plan is not None
     assert optimum.best is not None
     assert solution.lower_bound_batch_s <= optimum.best.batch_s
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
+def test_the_least_memory_with_a_plan(schedule: str) -> None:
+    """With so much there is one; with a little less there is none."""
+    same = Restrictions(constraints=[SameDegrees()])
+    found = 0
+    for seed in range(40):
+        instance = random_instance(seed, most_layers=5).replace(memory_bytes=5.0)
+        solution = piper_ray.solve(instance, schedule=schedule, restrictions=same)
+        if solution.status is not Status.INFEASIBLE:
+            continue
+        assert solution.infeasibility is not None
+        least = solution.infeasibility.least_memory_bytes
+        if least is None:
+            continue
+        found += 1
+        assert "no plan with one d and one t fits" in solution.infeasibility.reason
+        enough, short = instance.replace(memory_bytes=least), instance.replace(memory_bytes=least - 1.1)
+        assert piper_ray.solve(enough, schedule=schedule, restrictions=same).plan is not None
+        assert piper_ray.solve(short, schedule=schedule, restrictions=same).plan is None
+    assert found >= 10

@@ -67,6 +67,7 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
             options=request.options,
             stop=part,
             listener=request.listener,
+            explain=True,
             memo=None if checkpoint is None else TaskMemo(checkpoint),
         )
     return as_solution(instance, schedule, request.step, found)
@@ -118,7 +119,7 @@ def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: 
             evaluations=(),
             degrees=DegreeStats(stats.tasks, stats.searched, stats.looked_through, stats.states),
         ),
-        infeasibility=None if found.reason is None else Infeasibility(found.reason, None),
+        infeasibility=None if found.reason is None else Infeasibility(found.reason, found.least_memory_bytes),
         stopped_by=found.stopped_by,
         schedule=schedule,
         step=step,

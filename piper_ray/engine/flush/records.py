@@ -59,7 +59,8 @@ class FlushSolution:
 
     lower_bound_batch_s: inf if there is no plan. stopped_by: what ended the search before a proof; None if it ended by
     itself.
-    reason: why there is no plan, where there is none.
+    reason: why there is no plan, where there is none. least_memory_bytes: of a device, with which there is one;
+    None: not known.
     """
 
     status: Status
@@ -70,6 +71,7 @@ class FlushSolution:
     stats: FlushStats
     stopped_by: StoppedBy | None = None
     reason: str | None = None
+    least_memory_bytes: float | None = None
 
     @property
     def plan(self) -> Plan | None:

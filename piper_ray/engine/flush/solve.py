@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,7 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
+from piper_ray.engine.flush.least_memory import least_memory_bytes
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution, FlushStats
@@ -27,6 +28,9 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
 
+_ANY_PLAN = 0.999
+"""A gap with which a search ends at its first plan."""
+
 
 def solve_flush(
     instance: Instance,
@@ -40,12 +44,14 @@ def solve_flush(
     listener: Listener = silent,
     crew: Crew | None = None,
     memo: Memo | None = None,
+    explain: bool = False,
 ) -> FlushSolution:
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
     Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. crew: who does the work; None: threads.
-    memo: knows what was searched before. Raises LimitError if the lattice does not fit.
+    memo: knows what was searched before. explain: where there
+    is no plan, look for the memory that would do. Raises LimitError if the lattice does not fit.
     """
     started_s = time.perf_counter()
     stop = stop or Stop()
@@ -59,7 +65,12 @@ def solve_flush(
         stop.offer(lambda: problem.solution(search))
         problem.improve(search, instance.devices)
         search.run()
-        return problem.solution(search)
+        found = problem.solution(search)
+        if found.status is not Status.INFEASIBLE or not explain:
+            return found
+        any_plan = replace(limits, gap=_ANY_PLAN)
+        least = least_memory_bytes(instance, lambda memory_bytes: problem.fits(memory_bytes, opened, any_plan))
+        return explained(found, instance, least)
 
 
 @contextmanager
@@ -101,6 +112,15 @@ class FlushProblem:
         chain = self.prepared.chain
         if chain is not None:
             search.improve(chain.arrays, self._tasks(chain, devices))
+
+    def fits(self, memory_bytes: float, crew: Crew, limits: Limits) -> bool | None:
+        """Whether there is a plan with so much memory on each device; None: a limit came first."""
+        roomy = replace(self.prepared, instance=self.prepared.instance.replace(memory_bytes=memory_bytes))
+        search = replace(self, prepared=roomy).search(roomy.instance.devices, crew, limits, silent, time.perf_counter())
+        search.run()
+        if search.best is not None:
+            return True
+        return None if search.stopped_by is not None or search.lower_s < float("inf") else False
 
     def solution(self, search: FlushSearch) -> FlushSolution:
         """What the search has found, at whatever moment."""
@@ -153,6 +173,15 @@ class FlushProblem:
             stage_costs_s=prepared.stage_costs_s,
             search_s=search.seconds,
         )
+
+
+def explained(found: FlushSolution, instance: Instance, least_bytes: float | None) -> FlushSolution:
+    """Why there is no plan. least_bytes: with which there is one; None: not known, or none would do."""
+    reason = (
+        f"no plan with one d and one t fits on {instance.devices:,} devices of {instance.memory_bytes:,.0f} bytes with "
+        f"{instance.microbatches:,} microbatches"
+    )
+    return replace(found, reason=reason, least_memory_bytes=least_bytes)
 
 
 def without_plan(
