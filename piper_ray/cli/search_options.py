@@ -21,7 +21,7 @@ from piper_ray.model.constraints import (
 from piper_ray.model.constraints import RecomputeRule as RecomputationRule
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.step import AllReduce
+from piper_ray.model.step import AllReduce, StepTerms
 
 
 class PerStage(str, Enum):
@@ -78,6 +78,18 @@ def constraints_of(
     return tuple(found)
 
 
+def step_terms(
+    all_reduce: AllReduce | None, overlap: float | None, optimizer_s: float | None, known: StepTerms | None = None
+) -> StepTerms:
+    """Of the options below, where they are given, else of ``known``. Raises UsageError."""
+    own = known or StepTerms()
+    return StepTerms(
+        own.all_reduce if all_reduce is None else all_reduce,
+        own.all_reduce_overlap if overlap is None else overlap,
+        own.optimizer_s if optimizer_s is None else optimizer_s,
+    )
+
+
 PlannedSchedule = Annotated[
     ScheduleName | None,
     typer.Option(
@@ -123,11 +135,13 @@ Sustained = Annotated[
     ),
 ]
 SumOfGradients = Annotated[
-    AllReduce,
-    typer.Option("--all-reduce", help="How gradients are summed: Piper's parameter servers, or a ring, half that."),
+    AllReduce | None,
+    typer.Option(
+        "--all-reduce", help="How gradients are summed: parameter-server as in Piper, the default, or ring, half that."
+    ),
 ]
 SumOverlap = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--all-reduce-overlap",
         metavar="SHARE",

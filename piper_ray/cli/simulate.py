@@ -22,12 +22,11 @@ from piper_ray.cli.common import (
     parse_time,
 )
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap
+from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import AllReduce
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.workloads.formats.load import plan_schedule
+from piper_ray.workloads.formats.load import plan_schedule, plan_step
 
 
 def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
@@ -109,8 +108,8 @@ def simulate(
             "does.",
         ),
     ] = False,
-    all_reduce: SumOfGradients = AllReduce.PARAMETER_SERVER,
-    all_reduce_overlap: SumOverlap = 0.0,
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
     keep: Annotated[
         str,
@@ -141,16 +140,6 @@ def simulate(
 
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
-    options = SimulationOptions(
-        latency_s=latency or 0.0,
-        overlap_transfers=overlap_transfers,
-        all_reduce=all_reduce,
-        all_reduce_overlap=all_reduce_overlap,
-        optimizer_s=optimizer or 0.0,
-        in_flight=_in_flight(keep),
-        samples_per_microbatch=samples_per_microbatch,
-        tokens_per_sample=tokens_per_sample,
-    )
     if plot is not None:
         from piper_ray.report.plots.style import refuse_other_formats
 
@@ -158,6 +147,17 @@ def simulate(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     named = _schedule(schedule, chunks, group, Schedule.first_of(plan_schedule(plan_file), instance.schedule))
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
+    options = SimulationOptions(
+        latency_s=latency or 0.0,
+        overlap_transfers=overlap_transfers,
+        all_reduce=step.all_reduce,
+        all_reduce_overlap=step.all_reduce_overlap,
+        optimizer_s=step.optimizer_s,
+        in_flight=_in_flight(keep),
+        samples_per_microbatch=samples_per_microbatch,
+        tokens_per_sample=tokens_per_sample,
+    )
 
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console

@@ -56,6 +56,7 @@ from piper_ray.cli.search_options import (
     TimeLimit,
     UseAllDevices,
     constraints_of,
+    step_terms,
 )
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import Recompute
@@ -65,7 +66,6 @@ from piper_ray.model.options import EXACT, Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.simulate.options import SimulationOptions
 
@@ -99,8 +99,8 @@ def solve(
     per_stage_recompute: PerStageRecompute = None,
     keep_order: KeepTheOrder = False,
     sustained: Sustained = False,
-    all_reduce: SumOfGradients = AllReduce.PARAMETER_SERVER,
-    all_reduce_overlap: SumOverlap = 0.0,
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
     contract: Contraction = Contract.SAFE,
     gap: Gap = 0.0,
@@ -147,7 +147,7 @@ def solve(
             sustained=sustained,
         ),
     )
-    step = StepTerms(all_reduce, all_reduce_overlap, optimizer or 0.0)
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer)
     if out is not None:
         refuse_unwritable("--out", out)
     if planner != EXACT:
@@ -161,7 +161,7 @@ def solve(
             address=address,
             resume=resume,
             sustained=sustained,
-            all_reduce=all_reduce is not AllReduce.PARAMETER_SERVER,
+            all_reduce=all_reduce,
             all_reduce_overlap=all_reduce_overlap,
             optimizer=optimizer,
         )

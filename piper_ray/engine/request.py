@@ -15,6 +15,7 @@ from piper_ray.model.events import Listener, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
@@ -47,16 +48,18 @@ class Request:
             yield own
 
     @contextmanager
-    def open_checkpoint(self) -> Iterator[Checkpoint | None]:
-        """Open for the time of the solve, if one is wanted."""
+    def open_checkpoint(
+        self, schedule: Schedule = PAPERS_SCHEDULE, kept: str = "evaluations"
+    ) -> Iterator[Checkpoint | None]:
+        """Open for the time of the solve, if one is wanted. kept: what it keeps, in a word for the user."""
         location = self.options.resume
         if location is None:
             yield None
             return
-        identity = Identity.of(self.instance, self.restrictions)
+        identity = Identity.of(self.instance, self.restrictions, schedule, self.step)
         with Checkpoint.open(location, identity, on_warning=self.note) as checkpoint:
             if checkpoint.answers:
-                self.note(f"resumed from {location}: {checkpoint.answers} evaluations are on record")
+                self.note(f"resumed from {location}: {checkpoint.answers} {kept} are on record")
             with self.stop.ending(checkpoint.close):
                 yield checkpoint
 

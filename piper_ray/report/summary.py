@@ -76,6 +76,11 @@ def print_simulated(console: Console, instance: Instance, solution: Solution, si
         f"{rates_text(batch, found_s)}",
         soft_wrap=True,
     )
+    if solution.plan is not None and solution.plan.in_flight is not None:
+        listed = ", ".join(map(str, solution.plan.in_flight))
+        console.print(
+            f"      sustained by replicas that take turns, with {listed} microbatches in flight", soft_wrap=True
+        )
     if not kept:
         for text in _unkept_lines(simulation, found_s / claimed_s - 1.0):
             console.print(text, soft_wrap=True)

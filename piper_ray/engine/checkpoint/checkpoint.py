@@ -1,4 +1,5 @@
-"""A checkpoint of one solve: the answers of its evaluations, and the finished levels of the one under way.
+"""A checkpoint of one solve: the answers of its evaluations, and the finished levels of the one under way; or the
+results of its tasks, for searches that have such.
 
 The search is deterministic: the same answers lead to the same next threshold. So a solve is resumed by running it from
 its start, with the evaluations that are on record answered from there. A checkpoint stays after the solve has ended; a
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from piper_ray.engine.checkpoint.encoding import encode_levels, encode_outcomes
+from piper_ray.engine.checkpoint.encoding import Plain, encode_levels, encode_outcomes
 from piper_ray.engine.checkpoint.identity import Identity
 from piper_ray.engine.checkpoint.records import Records, Saved, prune, write
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
@@ -59,6 +60,7 @@ class Checkpoint:
         self._identity = identity
         self._lease = lease
         self._outcomes = saved.outcomes
+        self._results = saved.results
         self._levels = saved.levels
         self._levels_key = saved.levels[0] if saved.levels else None  # whose levels are in the newest file of them
         self._damaged = saved.damaged
@@ -112,8 +114,8 @@ class Checkpoint:
 
     @property
     def answers(self) -> int:
-        """Evaluations on record."""
-        return len(self._outcomes)
+        """Evaluations on record, or tasks of another search."""
+        return len(self._outcomes) + len(self._results)
 
     def outcome(self, key: EvaluationKey) -> Outcome | None:
         """The answer of an evaluation, if it is on record."""
@@ -128,6 +130,16 @@ class Checkpoint:
         self._unwritten = True
         if self._levels is not None and self._levels[0] == key:
             self._levels = None
+        return self._is_due(OUTCOMES) and self._write_outcomes()
+
+    def result(self, key: str) -> Plain | None:
+        """That of a task, if it is on record."""
+        return self._results.get(key)
+
+    def record_result(self, key: str, result: Plain) -> bool:
+        """As ``record_outcome``, of a task."""
+        self._results[key] = result
+        self._unwritten = True
         return self._is_due(OUTCOMES) and self._write_outcomes()
 
     def levels(self, key: EvaluationKey) -> LevelStates | None:
@@ -172,7 +184,7 @@ class Checkpoint:
         return self._clock.monotonic() - self._written_at >= max(SHARE * self._cost_s[kind], least_s)
 
     def _write_outcomes(self) -> bool:
-        written = self._write(OUTCOMES, lambda: encode_outcomes(self._identity.facts, self._outcomes))
+        written = self._write(OUTCOMES, lambda: encode_outcomes(self._identity.facts, self._outcomes, self._results))
         self._unwritten = not written
         return written
 

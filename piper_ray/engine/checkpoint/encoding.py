@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +20,17 @@ if TYPE_CHECKING:
 _IDENTITY, _KEY = b"identity", b"key"
 
 
-def encode_outcomes(identity: Facts, outcomes: Mapping[EvaluationKey, Outcome]) -> bytes:
-    """The answers of a search, as JSON, under the identity that they belong to."""
+Plain = Mapping[str, object]
+"""What JSON holds."""
+
+
+def encode_outcomes(
+    identity: Facts, outcomes: Mapping[EvaluationKey, Outcome], results: Mapping[str, Plain] = MappingProxyType({})
+) -> bytes:
+    """The answers of a search, as JSON, under the identity that they belong to. results: of tasks, by their keys."""
     rows = [{"key": list(key), **_outcome_row(outcome)} for key, outcome in outcomes.items()]
-    return json.dumps({"identity": identity, "outcomes": rows}).encode()
+    others = {"results": dict(results)} if results else {}
+    return json.dumps({"identity": identity, "outcomes": rows, **others}).encode()
 
 
 def identity_of_outcomes(content: bytes) -> Facts:
@@ -34,6 +42,12 @@ def identity_of_outcomes(content: bytes) -> Facts:
 def decode_outcomes(content: bytes) -> dict[EvaluationKey, Outcome]:
     """The answers in what ``encode_outcomes`` wrote, whatever their identity."""
     return {EvaluationKey(*row["key"]): _outcome(row) for row in json.loads(content)["outcomes"]}
+
+
+def decode_results(content: bytes) -> dict[str, Plain]:
+    """The results of tasks in what ``encode_outcomes`` wrote."""
+    results: dict[str, Plain] = json.loads(content).get("results", {})
+    return results
 
 
 def _outcome_row(outcome: Outcome) -> dict[str, object]:

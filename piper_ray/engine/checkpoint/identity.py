@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.step import StepTerms
 from piper_ray.version import __version__
 
 FORMAT = 2
 """Of a checkpoint's files; one higher whenever an older program could misread them."""
 
 _DIGEST = "digest"
+_SCHEDULE = "schedule"
+_STEP = "terms of a step"
+_UNSAID = {_SCHEDULE: PAPERS_SCHEDULE.name.value, _STEP: "as usual"}
+"""What it means that something is not among the facts."""
 
 Facts = Mapping[str, Mapping[str, str]]
 
@@ -25,8 +31,14 @@ class Identity:
     facts: Facts
 
     @classmethod
-    def of(cls, instance: Instance, restrictions: Restrictions) -> Identity:
-        """Every figure of the instance counts, to the last bit; its name does not."""
+    def of(
+        cls,
+        instance: Instance,
+        restrictions: Restrictions,
+        schedule: Schedule = PAPERS_SCHEDULE,
+        step: StepTerms = StepTerms(),
+    ) -> Identity:
+        """Every figure of the instance counts, to the last bit; its name and its own schedule do not."""
         return cls(
             {
                 "input": {
@@ -42,6 +54,8 @@ class Identity:
                     "tensor parallelism": _allowed(restrictions.tensor_parallelism),
                     "data parallelism": _allowed(restrictions.data_parallelism),
                     "recompute": restrictions.recompute.value,
+                    **({} if schedule == PAPERS_SCHEDULE else {_SCHEDULE: _schedule_text(schedule)}),
+                    **({} if step == StepTerms() else {_STEP: _step_text(step)}),
                     **{type(constraint).__name__: repr(constraint) for constraint in restrictions.others},
                 },
                 "version": {"piper_ray": __version__, "format": str(FORMAT)},
@@ -65,8 +79,9 @@ _ARTICLE = {"input": "another", "options": "other", "version": "another"}
 
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    names = [name for name in here if there.get(name) != here[name]]
-    told = [f"{name} {there.get(name, 'unknown')} there, {here[name]} here" for name in names if name != _DIGEST]
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    both = [(name, *(facts.get(name, _UNSAID.get(name, "unknown")) for facts in (there, here))) for name in names]
+    told = [f"{name} {of_there} there, {of_here} here" for name, of_there, of_here in both if name != _DIGEST]
     return told or ["as many layers and edges, but not the same"]
 
 
@@ -77,3 +92,12 @@ def _allowed(allowed: bool) -> str:
 def _figure(value: float) -> str:
     """Tells apart what differs in the last bit."""
     return repr(value).removesuffix(".0")
+
+
+def _schedule_text(schedule: Schedule) -> str:
+    return schedule.name.value if schedule.v == 1 else f"{schedule.name.value} with {schedule.v} chunks"
+
+
+def _step_text(step: StepTerms) -> str:
+    overlap, optimizer_s = _figure(step.all_reduce_overlap), _figure(step.optimizer_s)
+    return f"{step.all_reduce.value}, overlap {overlap}, optimizer {optimizer_s} s"

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from piper_ray.engine.checkpoint.encoding import (
+    Plain,
     decode_levels,
     decode_outcomes,
+    decode_results,
     identity_of_levels,
     identity_of_outcomes,
 )
@@ -29,6 +31,7 @@ class Saved:
 
     files: list[StateFile]
     outcomes: dict[EvaluationKey, Outcome] = field(default_factory=dict)
+    results: dict[str, Plain] = field(default_factory=dict)
     levels: tuple[EvaluationKey, LevelStates] | None = None
     damaged: set[StateFile] = field(default_factory=set)
 
@@ -87,7 +90,7 @@ class Records:
                 content = self._newest(OUTCOMES, saved)
                 if content is not None:
                     self._identity.require(identity_of_outcomes(content), self._location)
-                    saved.outcomes = decode_outcomes(content)
+                    saved.outcomes, saved.results = decode_outcomes(content), decode_results(content)
                 content = self._newest(LEVELS, saved)
                 if content is not None:
                     self._identity.require(identity_of_levels(content), self._location)

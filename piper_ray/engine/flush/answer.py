@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
+from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import Request
@@ -48,7 +49,7 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
 
     Under a flush a batch is simulated; without one it takes N times what the slowest stage takes.
 
-    Raises UsageError for what such a search does not know: a backend, a checkpoint, blocks of operators.
+    Raises UsageError for what such a search does not know: a backend, blocks of operators.
     """
     _refuse_unknown(request, schedule)
     instance = instance_under(schedule, request.instance, request.note)
@@ -56,16 +57,18 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
     request.stop.offer(
         lambda: None if (found := part.answer()) is None else as_solution(instance, schedule, request.step, found)
     )
-    found = solve_flush(
-        instance,
-        flush_schedule(schedule),
-        constraints=constraints_of(request.restrictions),
-        factors=StepFactors.of(request.step),
-        restrictions=request.restrictions,
-        options=request.options,
-        stop=part,
-        listener=request.listener,
-    )
+    with request.open_checkpoint(schedule, "searches of degrees") as checkpoint:
+        found = solve_flush(
+            instance,
+            flush_schedule(schedule),
+            constraints=constraints_of(request.restrictions),
+            factors=StepFactors.of(request.step),
+            restrictions=request.restrictions,
+            options=request.options,
+            stop=part,
+            listener=request.listener,
+            memo=None if checkpoint is None else TaskMemo(checkpoint),
+        )
     return as_solution(instance, schedule, request.step, found)
 
 
@@ -126,8 +129,6 @@ def _refuse_unknown(request: Request, schedule: Schedule) -> None:
     how = _how(schedule)
     if request.backend is not None:
         raise UsageError(f"a cluster cannot solve {how} yet: leave out the backend (--address)")
-    if request.options.resume is not None:
-        raise UsageError(f"a solve {how} cannot be resumed yet: leave out resume")
     if request.options.contract is not Contract.SAFE:
         raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -30,6 +31,20 @@ Degrees = tuple[int, int]
 """d and t."""
 
 
+class Memo(Protocol):
+    """Keeps results of tasks, so that none is searched twice. Both raise CheckpointLost if another solve has taken it
+    over.
+    """
+
+    def result(self, task: Task, cutoff_s: float) -> TaskResult | None:
+        """Of a search for plans of at most so many seconds a batch, if it is on record."""
+        ...
+
+    def record(self, task: Task, cutoff_s: float, result: TaskResult) -> None:
+        """lower_s of the result is finite."""
+        ...
+
+
 @dataclass
 class FlushSearch:
     """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too.
@@ -46,6 +61,7 @@ class FlushSearch:
     listener: Listener = silent
     started_s: float = field(default_factory=time.perf_counter)
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
+    memo: Memo | None = None
 
     def __post_init__(self) -> None:
         self.stopped_by: StoppedBy | None = None
@@ -144,12 +160,19 @@ class FlushSearch:
         try:
             while (waiting or running) and not self._ends():
                 while waiting and running < crew.width:
-                    crew.give(self.tables, waiting.pop(), self._bound_s)
+                    task = waiting.pop()
+                    known = None if self.memo is None else self.memo.result(task, round_.cutoff_s)
+                    if known is not None:
+                        self._take(task, known, origin)
+                        continue
+                    crew.give(self.tables, task, self._bound_s)
                     running += 1
                 self._tell_of_progress(round_, len(tasks) - len(waiting) - running, running)
                 for task, result in crew.done(_LOOK_S):
                     running -= 1
-                    self._take(task, result, origin)
+                    proved_s = self._take(task, result, origin)
+                    if self.memo is not None:
+                        self.memo.record(task, round_.cutoff_s, replace(result, lower_s=proved_s))
                 self._lower_bound(crew.heard_s())
         finally:
             for task, result in crew.recall():
@@ -170,7 +193,8 @@ class FlushSearch:
                 self.stopped_by = StoppedBy.GAP
         return self.stopped_by is not None
 
-    def _take(self, task: Task, result: TaskResult, origin: str) -> None:
+    def _take(self, task: Task, result: TaskResult, origin: str) -> float:
+        """Returns what is proved of all plans of the task: no batch takes less, in s."""
         self.states += result.states
         if result.states:
             self._searched.add(task.order)
@@ -185,6 +209,7 @@ class FlushSearch:
             self._left_open[task.order] = result.left_open
         if result.found is not None:
             self.incumbent.offer(result.found, origin)
+        return proved_s
 
     def _bounds(self) -> Bounds:
         upper_s = self.upper_s / self.microbatches if np.isfinite(self.upper_s) else None

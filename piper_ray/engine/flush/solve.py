@@ -16,7 +16,7 @@ from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution, FlushStats
-from piper_ray.engine.flush.search import Degrees, FlushSearch
+from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
 from piper_ray.engine.flush.tables import Workload
 from piper_ray.engine.flush.tasks import Task, list_tasks
 from piper_ray.engine.search.limits import Limits
@@ -39,12 +39,13 @@ def solve_flush(
     stop: Stop[Any] | None = None,
     listener: Listener = silent,
     crew: Crew | None = None,
+    memo: Memo | None = None,
 ) -> FlushSolution:
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
     Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. crew: who does the work; None: threads.
-    Raises LimitError if the lattice does not fit.
+    memo: knows what was searched before. Raises LimitError if the lattice does not fit.
     """
     started_s = time.perf_counter()
     stop = stop or Stop()
@@ -54,7 +55,7 @@ def solve_flush(
     problem = FlushProblem(prepared, schedule, constraints, factors)
     with opened_crew(crew, options.threads) as opened:
         limits = Limits.of(options, started_s, stop)
-        search = problem.search(instance.devices, opened, limits, listener, started_s)
+        search = problem.search(instance.devices, opened, limits, listener, started_s, memo=memo)
         stop.offer(lambda: problem.solution(search))
         problem.improve(search, instance.devices)
         search.run()
@@ -88,11 +89,12 @@ class FlushProblem:
         listener: Listener,
         started_s: float,
         proved_s: Mapping[Degrees, float] = MappingProxyType({}),
+        memo: Memo | None = None,
     ) -> FlushSearch:
-        """One on so many devices, before its start. proved_s: see ``FlushSearch``."""
+        """One on so many devices, before its start. proved_s, memo: see ``FlushSearch``."""
         workload = self.prepared.workload
         tasks, microbatches = self._tasks(workload, devices), self.prepared.instance.microbatches
-        return FlushSearch(workload.arrays, tasks, crew, microbatches, limits, listener, started_s, proved_s)
+        return FlushSearch(workload.arrays, tasks, crew, microbatches, limits, listener, started_s, proved_s, memo)
 
     def improve(self, search: FlushSearch, devices: int) -> None:
         """Gives the search a plan to begin with, where its lattice is large."""
