@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.compiled.observers import observed
+from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
 from piper_ray.engine.blocks.solve import solve_by_blocks
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import is_by_degrees, solve_under_flush
@@ -53,7 +54,8 @@ def solve(
                 request.note(note)
         planned_for = Schedule.first_of(schedule, instance.schedule)
         if is_by_degrees(planned_for, restrictions):
-            return solve_under_flush(request, planned_for)
+            merged = options.contract is Contract.OPERATORS
+            return (solve_blocks_by_degrees if merged else solve_under_flush)(request, planned_for)
         restrictions.require_stages_alone("solve")
         by_blocks = options.contract is Contract.OPERATORS
         return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)

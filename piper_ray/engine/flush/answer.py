@@ -18,7 +18,6 @@ from piper_ray.engine.request import Request
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
@@ -53,9 +52,8 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
 
     Under a flush a batch is simulated; without one it takes N times what the slowest stage takes.
 
-    Raises UsageError for what such a search does not know: blocks of operators, backends of one's own.
+    Raises UsageError for a backend of one's own that such a search cannot use.
     """
-    _refuse_unknown(request, schedule)
     instance = instance_under(schedule, request.instance, request.note)
     part = request.stop.part()
     cluster = None if request.backend is None else request.backend.stats
@@ -153,12 +151,6 @@ def as_solution(instance: Instance, schedule: Schedule, found: FlushSolution) ->
         stopped_by=found.stopped_by,
         schedule=schedule,
     )
-
-
-def _refuse_unknown(request: Request, schedule: Schedule) -> None:
-    how = _how(schedule)
-    if request.options.contract is not Contract.SAFE:
-        raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
 
 
 def _how(schedule: Schedule) -> str:
