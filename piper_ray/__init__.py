@@ -20,6 +20,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import (
     AllDevices,
     Constraint,
+    KeepOrder,
     NoDataParallelism,
     NoTensorParallelism,
     Recompute,
@@ -27,6 +28,7 @@ from piper_ray.model.constraints import (
     SameDegrees,
     Scope,
     StageCount,
+    SustainedRate,
     TensorParallelDegrees,
 )
 from piper_ray.model.errors import (
@@ -150,6 +152,8 @@ __all__ = [
     "SameDegrees",
     "StageCount",
     "AllDevices",
+    "KeepOrder",
+    "SustainedRate",
     "Recompute",
     # how it is solved
     "SolveOptions",

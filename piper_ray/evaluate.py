@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
+from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import chosen_tmpcs, edge_violations, partition_violations
@@ -114,19 +116,22 @@ def evaluate(
         return evaluation_of(instance, plan, simulation, restrictions)
     if step != StepTerms():
         raise UsageError("Piper's model (2bw) has its own terms of a step; others are for schedules with a flush")
+    given, instance = instance, as_planned(instance, plan)
     violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
-    violations += _degree_violations(instance, plan)
+    violations += [*_degree_violations(instance, plan), *_in_flight_violations(plan)]
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
         chosen, faults = chosen_tmpcs(instance, stage, number)
         choices.append(chosen)
         violations += faults
-    suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
-    violations += _memory_violations(instance, plan, choices, suffix_sums)
-    violations += restrictions.violations(instance, plan)
+    in_flight = _in_flight(plan)
+    violations += _memory_violations(instance, plan, choices, in_flight)
+    violations += restrictions.violations(given, plan)
+    if not violations and restrictions.has(SustainedRate):
+        violations += _unsustained(given, plan)
     if violations:
         raise InvalidPlan(violations)
-    return _cost(instance, plan, choices, suffix_sums)
+    return _cost(instance, plan, choices, in_flight)
 
 
 def evaluation_of(
@@ -189,6 +194,36 @@ def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions
     return formats.instance_of(instance)
 
 
+def _in_flight(plan: Plan) -> list[int]:
+    """y of each stage: what the plan says, else the paper's rule; 0 where a degree is none."""
+    degrees = [stage.data_parallel_degree for stage in plan.stages]
+    if plan.in_flight is not None and len(plan.in_flight) == len(degrees):
+        return list(plan.in_flight)
+    return [in_flight_microbatches(sum(degrees[i:]), d) if d >= 1 else 0 for i, d in enumerate(degrees)]
+
+
+def _in_flight_violations(plan: Plan) -> list[str]:
+    kept = plan.in_flight
+    if kept is None:
+        return []
+    if len(kept) != len(plan.stages):
+        return [f"the plan says of {len(kept)} stages what they keep in flight, but has {len(plan.stages)}"]
+    return [f"stage {number}: keeps {y} microbatches in flight" for number, y in enumerate(kept, start=1) if y < 1]
+
+
+def _unsustained(instance: Instance, plan: Plan) -> list[str]:
+    """Of an asynchronous plan, run: whether replicas that take turns keep the slowest stage busy."""
+    from piper_ray.simulate.run import simulate
+
+    found = simulate(instance, plan, PAPERS_SCHEDULE)
+    if found.keeps_promise:
+        return []
+    promised_s = (found.promised_s or 0.0) / found.microbatches
+    return [
+        f"its rate is not sustained: {promised_s:.6g} s per microbatch, but {found.time_per_sample_s:.6g} s simulated"
+    ]
+
+
 def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
     violations = []
     for number, stage in enumerate(plan.stages, start=1):
@@ -212,15 +247,14 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def _memory_violations(
-    instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]
+    instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]
 ) -> list[str]:
     """Stages over the limit. Where a TMPC or a degree is wrong the figure is that of the layers that are right."""
     violations = []
     limit = instance.memory_bytes
-    for number, (stage, chosen, s) in enumerate(zip(plan.stages, choices, suffix_sums, strict=True), start=1):
+    for number, (stage, chosen, y) in enumerate(zip(plan.stages, choices, in_flight, strict=True), start=1):
         if stage.data_parallel_degree < 1:
             continue
-        y = in_flight_microbatches(s, stage.data_parallel_degree)
         needed = _memory_bytes(chosen.values(), y, stage.data_parallel_degree)
         if not _fits(needed, limit):
             violations.append(
@@ -248,7 +282,7 @@ def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: f
     return tuple(name for name, binds in reasons.items() if binds)
 
 
-def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]) -> Evaluation:
+def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> Evaluation:
     crossing = [_crossing_bytes(instance, chosen) for chosen in choices]
     parts = [
         _time_parts_s(instance, stage, chosen, cut_bytes)
@@ -257,10 +291,9 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], su
     times = [fsum(part) for part in parts]
     slowest = objective_s(times)
     stages = []
-    for stage, chosen, s, (compute, communication, resync), time in zip(
-        plan.stages, choices, suffix_sums, parts, times, strict=True
+    for stage, chosen, y, (compute, communication, resync), time in zip(
+        plan.stages, choices, in_flight, parts, times, strict=True
     ):
-        y = in_flight_microbatches(s, stage.data_parallel_degree)
         d = stage.data_parallel_degree
         memory_bytes = _memory_bytes(chosen.values(), y, d)
         stages.append(

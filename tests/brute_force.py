@@ -29,6 +29,10 @@ class BruteForce:
 def brute_force(instance: Instance, restrictions: Restrictions | None = None) -> BruteForce | None:
     """Every chain of stages with every d and t, each stage with the best of all its TMPC choices; None: infeasible."""
     restrictions = restrictions or Restrictions()
+    if restrictions.recompute is Recompute.ONE_FOR_ALL:
+        settings = [restrictions.with_recompute(rule) for rule in (Recompute.NEVER, Recompute.ALWAYS)]
+        found = [x for x in (brute_force(instance, setting) for setting in settings) if x is not None]
+        return min(found, key=lambda x: (x.time_per_sample_s, x.plan.devices, len(x.plan.stages)), default=None)
     order = [layer.id for layer in instance.layers]
 
     @cache
@@ -133,6 +137,12 @@ def _degrees(instance: Instance, restrictions: Restrictions) -> list[tuple[int, 
 
 def _choices(instance: Instance, layers: tuple[int, ...], t: int, recompute: Recompute) -> list[Choice]:
     offered = [instance.layer_by_id[layer].tmpcs.get(t, ()) for layer in layers]
+    if recompute is Recompute.FIRST_K:
+        return [
+            choice
+            for chosen in product(*offered)
+            if first_k(instance, choice := tuple(zip(layers, chosen, strict=True)), t)
+        ]
     role_of_stage: dict[Recompute, list[bool | None]] = {
         Recompute.AUTO: [None],
         Recompute.ALWAYS: [True],
@@ -144,6 +154,28 @@ def _choices(instance: Instance, layers: tuple[int, ...], t: int, recompute: Rec
         for role in role_of_stage[recompute]
         for choice in product(*(_allowed(tmpcs, role) for tmpcs in offered))
     ]
+
+
+def file_order(instance: Instance) -> list[int]:
+    """The layers as in the file, but for those that have to wait for others."""
+    left, order = [layer.id for layer in instance.layers], []
+    while left:
+        ready = (v for v in left if all(edge.source in order for edge in instance.edges if edge.target == v))
+        order.append(next(ready))
+        left.remove(order[-1])
+    return order
+
+
+def first_k(instance: Instance, choice: Choice, t: int) -> bool:
+    """Of the layers that have the choice, none recomputes behind one that does not."""
+    inside = dict(choice)
+    free = [v for v in file_order(instance) if v in inside and _has_choice(instance, v, t)]
+    roles = [inside[v].recompute for v in free]
+    return roles == sorted(roles, reverse=True)
+
+
+def _has_choice(instance: Instance, layer: int, t: int) -> bool:
+    return {tmpc.recompute for tmpc in instance.layer_by_id[layer].tmpcs.get(t, ())} == {False, True}
 
 
 def _allowed(tmpcs: tuple[Tmpc, ...], role: bool | None) -> tuple[Tmpc, ...]:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, combinations, product
+from typing import Literal
 
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
+from tests.brute_force import first_k
 
 MEMORY_TOLERANCE = 1e-9
 
@@ -63,7 +65,7 @@ def actions(schedule: str, m: int, behind: int) -> list[tuple[str, int]]:
     return listed
 
 
-Role = bool | None
+Role = bool | None | Literal["first-k"]
 """Of all layers of a stage that have the choice: whether they recompute; None: each as it likes."""
 
 
@@ -150,10 +152,12 @@ def _stage_choices(
     offered = []
     for v in layers:
         row = instance.layer_by_id[v].tmpcs.get(t, ())
-        row = tuple(x for x in row if role is None or x.recompute == role) or row
+        row = tuple(x for x in row if role in (None, "first-k") or x.recompute == role) or row
         offered.append([x for x in row if x.least_data_parallel_degree <= d])
     for choice in product(*offered):
         chosen = dict(zip(layers, choice, strict=True))
+        if role == "first-k" and not first_k(instance, tuple(chosen.items()), t):
+            continue
         if _memory_bytes(chosen, d, y) <= instance.memory_bytes * (1 + MEMORY_TOLERANCE):
             yield _seconds(instance, chosen, d, sync)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -20,27 +19,14 @@ from piper_ray.cli.common import (
     Unwritten,
     load_instance,
     option_value,
+    parse_time,
 )
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import AllReduce
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.workloads.formats.load import plan_schedule
-
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
-
-
-def _seconds(text: str) -> float:
-    """``5us``, ``1.5ms``, ``2s``."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
-    return float(match["number"]) * _UNITS_S[match["unit"]]
-
-
-_time = option_value(_seconds)
+from piper_ray.workloads.formats.load import plan_schedule, plan_step
 
 
 def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
@@ -107,7 +93,12 @@ def simulate(
     ] = None,
     latency: Annotated[
         float | None,
-        typer.Option("--latency", metavar="TIME", parser=_time, help="Of each transfer between stages, as 5us."),
+        typer.Option(
+            "--latency",
+            metavar="TIME",
+            parser=option_value(parse_time),
+            help="Of each transfer between stages, as 5us.",
+        ),
     ] = None,
     overlap_transfers: Annotated[
         bool,
@@ -117,22 +108,9 @@ def simulate(
             "does.",
         ),
     ] = False,
-    all_reduce: Annotated[
-        AllReduce,
-        typer.Option("--all-reduce", help="How gradients are summed: Piper's parameter servers, or a ring, half that."),
-    ] = AllReduce.PARAMETER_SERVER,
-    all_reduce_overlap: Annotated[
-        float,
-        typer.Option(
-            "--all-reduce-overlap",
-            metavar="SHARE",
-            help="Share of the all-reduce that hides beside backward passes, 0 to 1; under a flush.",
-        ),
-    ] = 0.0,
-    optimizer: Annotated[
-        float | None,
-        typer.Option("--optimizer", metavar="TIME", parser=_time, help="Step of the optimizer, once a batch, as 20ms."),
-    ] = None,
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
+    optimizer: OptimizerTime = None,
     keep: Annotated[
         str,
         typer.Option(
@@ -162,16 +140,6 @@ def simulate(
 
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
-    options = SimulationOptions(
-        latency_s=latency or 0.0,
-        overlap_transfers=overlap_transfers,
-        all_reduce=all_reduce,
-        all_reduce_overlap=all_reduce_overlap,
-        optimizer_s=optimizer or 0.0,
-        in_flight=_in_flight(keep),
-        samples_per_microbatch=samples_per_microbatch,
-        tokens_per_sample=tokens_per_sample,
-    )
     if plot is not None:
         from piper_ray.report.plots.style import refuse_other_formats
 
@@ -179,6 +147,17 @@ def simulate(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     named = _schedule(schedule, chunks, group, Schedule.first_of(plan_schedule(plan_file), instance.schedule))
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
+    options = SimulationOptions(
+        latency_s=latency or 0.0,
+        overlap_transfers=overlap_transfers,
+        all_reduce=step.all_reduce,
+        all_reduce_overlap=step.all_reduce_overlap,
+        optimizer_s=step.optimizer_s,
+        in_flight=_in_flight(keep),
+        samples_per_microbatch=samples_per_microbatch,
+        tokens_per_sample=tokens_per_sample,
+    )
 
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console

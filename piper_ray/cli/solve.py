@@ -33,22 +33,30 @@ from piper_ray.cli.common import (
     Unwritten,
     load_instance,
     note,
+    refuse_unwritable,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Gap,
+    KeepTheOrder,
     MemoryLimit,
     NoDataParallel,
     NoTensorParallel,
+    OptimizerTime,
+    PerStageRecompute,
     PlannedSchedule,
     RecomputeRule,
     SameForAll,
     Stages,
+    SumOfGradients,
+    SumOverlap,
+    Sustained,
     TensorParallel,
     Threads,
     TimeLimit,
     UseAllDevices,
     constraints_of,
+    step_terms,
 )
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import Recompute
@@ -59,6 +67,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -87,6 +96,12 @@ def solve(
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
     tensor_parallel: TensorParallel = None,
+    per_stage_recompute: PerStageRecompute = None,
+    keep_order: KeepTheOrder = False,
+    sustained: Sustained = False,
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
+    optimizer: OptimizerTime = None,
     contract: Contraction = Contract.SAFE,
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
@@ -123,11 +138,18 @@ def solve(
         data_parallelism=not no_data_parallel,
         recompute=recompute,
         constraints=constraints_of(
-            tensor_parallel=tensor_parallel, same_degrees=same_degrees, stages=stages, all_devices=use_all_devices
+            tensor_parallel=tensor_parallel,
+            same_degrees=same_degrees,
+            stages=stages,
+            all_devices=use_all_devices,
+            per_stage_recompute=per_stage_recompute,
+            keep_order=keep_order,
+            sustained=sustained,
         ),
     )
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer)
     if out is not None:
-        _refuse_unwritable(out)
+        refuse_unwritable("--out", out)
     if planner != EXACT:
         blocks = contract is not Contract.SAFE
         refuse_search_options(
@@ -138,6 +160,10 @@ def solve(
             memory_limit=memory_limit,
             address=address,
             resume=resume,
+            sustained=sustained,
+            all_reduce=all_reduce,
+            all_reduce_overlap=all_reduce_overlap,
+            optimizer=optimizer,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         planned_for = Schedule.first_of(schedule, instance.schedule)
@@ -167,6 +193,7 @@ def solve(
                     listener=log,
                     stop=stop,
                     schedule=planned_for,
+                    step=step,
                 )
                 stop.conclude(found)  # a cluster may be slow to let go
             return found
@@ -208,7 +235,9 @@ def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | No
     if solution.plan is None or solution.stopped_by is StoppedBy.INTERRUPT:
         return None
     try:
-        return piper_ray.simulate(instance, solution.plan, solution.schedule)
+        return piper_ray.simulate(
+            instance, solution.plan, solution.schedule, options=SimulationOptions.of(solution.step)
+        )
     except LimitError as error:
         note(f"not simulated: {error}")
         return None
@@ -253,14 +282,6 @@ def exit_code(solution: Solution) -> int:
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code
     return EXIT_SOLVED if solution.plan is not None else LimitError.exit_code
-
-
-def _refuse_unwritable(out: Path) -> None:
-    """Said before the solve, not after hours of it."""
-    if out.is_dir():
-        raise UsageError(f"--out {out}: is a folder; expected the path of a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}")
 
 
 def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:

@@ -10,14 +10,16 @@ import typer
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.search_options import PlannedSchedule
+from piper_ray.cli.search_options import OptimizerTime, PlannedSchedule, SumOfGradients, SumOverlap, step_terms
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.workloads.formats.load import plan_schedule
+from piper_ray.model.step import StepTerms
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.workloads.formats.load import plan_schedule, plan_step
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -39,6 +41,9 @@ def verify(
     bandwidth: Bandwidth = None,
     in_flight: KeptInFlight = None,
     schedule: PlannedSchedule = None,
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
+    optimizer: OptimizerTime = None,
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Run the plan event by event too, where that is not how it is valued.")
     ] = False,
@@ -51,6 +56,7 @@ def verify(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     valued_for = Schedule.first_of(schedule, plan_schedule(plan_file), instance.schedule)
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
 
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console
@@ -59,7 +65,7 @@ def verify(
     from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     try:
-        evaluation, simulation = current().run(lambda _: _valued(instance, plan, valued_for, simulated=simulated))
+        evaluation, simulation = current().run(lambda _: _valued(instance, plan, valued_for, step, simulated=simulated))
     except InvalidPlan as error:
         if json:
             found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
@@ -87,11 +93,11 @@ def verify(
 
 
 def _valued(
-    instance: Instance, plan: Plan, schedule: Schedule, *, simulated: bool
+    instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms, *, simulated: bool
 ) -> tuple[Evaluation, Simulation | None]:
     """By Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule that is broken."""
     if schedule == PAPERS_SCHEDULE:
-        evaluation = evaluate(instance, plan, schedule=schedule)
+        evaluation = evaluate(instance, plan, schedule=schedule, step=step)
         return evaluation, piper_ray.simulate(instance, plan, schedule) if simulated else None
-    simulation = piper_ray.simulate(instance, plan, schedule)
+    simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
     return evaluation_of(instance, plan, simulation), simulation

@@ -17,6 +17,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 
 
@@ -30,6 +31,7 @@ class Request:
     backend: Backend | None
     listener: Listener
     stop: Stop[Solution]
+    step: StepTerms = StepTerms()
     started_s: float = field(default_factory=time.perf_counter)
 
     @property
@@ -54,7 +56,7 @@ class Request:
         if location is None:
             yield None
             return
-        identity = Identity.of(self.instance, self.restrictions, schedule)
+        identity = Identity.of(self.instance, self.restrictions, schedule, self.step)
         with Checkpoint.open(location, identity, on_warning=self.note) as checkpoint:
             if checkpoint.answers:
                 self.note(f"resumed from {location}: {checkpoint.answers} {kept} are on record")

@@ -6,10 +6,11 @@ from piper_ray.compiled.observers import observed
 from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
 from piper_ray.engine.blocks.solve import solve_by_blocks
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.flush.answer import is_by_degrees, solve_under_flush
+from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import Request
+from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Compiling, Listener, Note, silent
@@ -18,6 +19,7 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -32,6 +34,7 @@ def solve(
     prepared: Preparation | None = None,
     stop: Stop[Solution] | None = None,
     schedule: Schedule | ScheduleName | str | None = None,
+    step: StepTerms = StepTerms(),
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
@@ -42,23 +45,32 @@ def solve(
     flush ("1f1b", "gpipe") all stages have one d and one t, time per sample is the simulated time of a batch over N,
     and no plan of that kind beats the lower bound.
 
+    step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
+
     Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
     UsageError for arguments that make no sense, and StopSearch if ``stop`` asks before the search began.
     """
     _check_arguments(restrictions, options, backend, listener, prepared, stop)
+    arguments.of_kind("step", step, StepTerms, "StepTerms")
     with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
         given, instance = instance, instance_of(instance)
-        request = Request(instance, restrictions, options, backend, listener, stop or Stop())
+        request = Request(instance, restrictions, options, backend, listener, stop or Stop(), step)
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
         planned_for = Schedule.first_of(schedule, instance.schedule)
-        if is_by_degrees(planned_for, restrictions):
-            merged = options.contract is Contract.OPERATORS
-            return (solve_blocks_by_degrees if merged else solve_under_flush)(request, planned_for)
-        restrictions.require_stages_alone("solve")
-        by_blocks = options.contract is Contract.OPERATORS
-        return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
+        if step != StepTerms() and planned_for.name not in FLUSHED:
+            able = ", ".join(name.value for name in FLUSHED)
+            raise UsageError(f"terms of a step are for {able} so far; {planned_for.name.value} has its own")
+        return solve_restated(request, planned_for, lambda one: _solve(one, planned_for, prepared))
+
+
+def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:
+    by_blocks = request.options.contract is Contract.OPERATORS
+    if is_by_degrees(planned_for, request.restrictions):
+        return (solve_blocks_by_degrees if by_blocks else solve_under_flush)(request, planned_for)
+    request.restrictions.require_stages_alone("solve")
+    return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
 
 
 def _check_arguments(

@@ -54,6 +54,19 @@ class Restrictions:
         """These and more. Raises UsageError as the constructor does."""
         return Restrictions(constraints=(*self.constraints, *constraints))
 
+    def with_recompute(self, rule: Recompute) -> Restrictions:
+        """These with another rule of recomputation."""
+        others = (x for x in self.constraints if not isinstance(x, RecomputeRule))
+        return Restrictions(recompute=rule, constraints=others)
+
+    def without(self, kind: type[Constraint]) -> Restrictions:
+        """These but for constraints of one kind."""
+        return Restrictions(constraints=[x for x in self.constraints if not isinstance(x, kind)])
+
+    def has(self, kind: type[Constraint]) -> bool:
+        """Whether there is a constraint of this kind."""
+        return any(isinstance(constraint, kind) for constraint in self.constraints)
+
     @property
     def tensor_parallelism(self) -> bool:
         """Whether there may be any: there is no ``NoTensorParallelism``."""

@@ -91,6 +91,11 @@ class Schedule:
         return self.name in ASYNCHRONOUS
 
     @property
+    def text(self) -> str:
+        """Its name, and its chunks where there are several on a rank."""
+        return self.name.value + (f", {self.v} chunks a rank" if self.v > 1 else "")
+
+    @property
     def assumption(self) -> str:
         """What a plan's time holds for, in a line for its reader."""
         return _ASSUMPTIONS[self.name]

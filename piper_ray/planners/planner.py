@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.model.constraints import SameDegrees
+from piper_ray.model.constraints import KeepOrder, SameDegrees
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.events import Listener, silent
+from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -61,7 +62,11 @@ def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restric
     Who looks at one stage at a time knows nothing of constraints on the whole plan, such as one d and one t under a
     flush, which no runtime can do without.
     """
-    return allowed(instance, restrictions, planner.propose(instance, restrictions))
+    if not restrictions.has(KeepOrder):
+        return allowed(instance, restrictions, planner.propose(instance, restrictions))
+    proposal = planner.propose(in_order(instance), restrictions.without(KeepOrder))
+    plan = None if proposal.plan is None else replace(proposal.plan, keeps_order=True)
+    return allowed(instance, restrictions, replace(proposal, plan=plan))
 
 
 def allowed(instance: Instance, restrictions: Restrictions, proposal: Proposal) -> Proposal:

@@ -17,6 +17,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import BlockStats, Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.speed import speed_document
 from piper_ray.simulate.result import Simulation
@@ -40,6 +41,7 @@ def solution_document(
         "options": _plain(options),
         "schedule": solution.schedule.name.value,
         "chunks": solution.schedule.v,
+        "step": _step_document(solution.step),
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
         "time_per_sample_s": solution.time_per_sample_s,
@@ -74,11 +76,16 @@ def proof_document(solution: Solution) -> Document:
     return {
         "schedule": solution.schedule.name.value,
         "chunks": solution.schedule.v,
+        "step": _step_document(solution.step),
         "time_per_sample_s": solution.time_per_sample_s,
         "status": solution.status.value,
         "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
     }
+
+
+def _step_document(step: StepTerms) -> object:
+    return None if step == StepTerms() else _plain(step)
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -170,7 +177,7 @@ def to_text(document: Document) -> str:
 def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | None) -> Document:
     stages = stage_documents(instance, plan)
     if evaluation is None:
-        return {"stages": stages}
+        return {"stages": stages, **plan.rule_dict()}
     for written, stage in zip(stages, evaluation.stages, strict=True):
         written["figures"] = {
             "devices": stage.devices,
@@ -182,7 +189,7 @@ def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | 
             "in_flight_microbatches": stage.in_flight_microbatches,
             "binds": list(stage.binding),
         }
-    return {"stages": stages}
+    return {"stages": stages, **plan.rule_dict()}
 
 
 def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document:

@@ -15,9 +15,9 @@ from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.model.events import Event
+from piper_ray.model.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
-from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.log import SolverLog
 from piper_ray.report.speed import Throughput

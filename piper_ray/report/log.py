@@ -20,8 +20,8 @@ from piper_ray.model.events import (
     Note,
     StepFinished,
 )
+from piper_ray.model.figures import percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.figures import percent_text, plural, time_text
 from piper_ray.report.live import LiveLog
 from piper_ray.report.summary import instance_lines
 from piper_ray.version import __version__

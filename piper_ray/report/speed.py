@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.batch import Batch
-from piper_ray.report.figures import time_text
+from piper_ray.model.figures import time_text
 
 
 @dataclass(frozen=True)

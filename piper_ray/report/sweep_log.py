@@ -8,7 +8,7 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.report.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import given_size_text, plural, printable, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.live import LiveLog
 from piper_ray.report.stages import print_table

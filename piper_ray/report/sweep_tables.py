@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piper_ray.report.figures import given_size_text, time_text
+from piper_ray.model.figures import given_size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.sweep.findings import Record, best_of_each, comparisons
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from piper_ray.model.batch import Batch
 from piper_ray.model.errors import UsageError
+from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
@@ -40,6 +41,7 @@ class _Scene:
     hops: tuple[Hop, ...]
     all_reduce_s: Floats
     microbatches: int
+    planned_in_flight: tuple[int, ...] | None
 
     @property
     def figures(self) -> tuple[StageFigures, ...]:
@@ -55,7 +57,25 @@ def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: Simul
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
 
 
+def sustaining_in_flight(instance: Instance, plan: Plan) -> tuple[int, ...] | None:
+    """For each stage the microbatches that a replica has to keep in flight under 2bw for the slowest stage to be always
+    busy: the least in their sum, none below ceil(s / d). None: no number does, or it would take too long to find.
+
+    Raises InvalidPlan as ``simulate`` does.
+    """
+    scene = _scene(instance, replace(plan, in_flight=None), PAPERS_SCHEDULE, SimulationOptions())
+    return least_in_flight(_stream(scene), rule_in_flight(scene.placed.replicas))
+
+
+def most_bytes(instance: Instance, plan: Plan) -> float:
+    """Of the stage that holds most on a device under 2bw, with what the plan keeps in flight."""
+    figures = stages_of(instance, plan, PAPERS_SCHEDULE).figures
+    in_flight = plan.in_flight or rule_in_flight([stage.data_parallel_degree for stage in figures])
+    return max(x.activation_bytes * y + x.fixed_bytes for x, y in zip(figures, in_flight, strict=True))
+
+
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
+    instance = as_planned(instance, plan)
     stages = stages_of(instance, plan, schedule)
     figures = stages.figures
     placed = layout(schedule, figures)
@@ -79,6 +99,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         hops(stages, placed.places, bandwidth, overlapped=options.overlap_transfers),
         all_reduce_s,
         instance.microbatches,
+        plan.in_flight if schedule.asynchronous else None,
     )
 
 
@@ -111,6 +132,8 @@ def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
         if wanted is not InFlightRule.RULE:
             raise UsageError(f"in_flight: schedule {scene.schedule.name.value} sets itself what is in flight")
         return None
+    if wanted is InFlightRule.RULE and scene.planned_in_flight is not None:
+        wanted = scene.planned_in_flight
     if wanted is InFlightRule.RULE:
         return rule_in_flight(scene.placed.replicas)
     if wanted is InFlightRule.SUSTAINING:

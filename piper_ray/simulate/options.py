@@ -11,7 +11,8 @@ from piper_ray.model.step import AllReduce, StepTerms, seconds, share
 
 
 class InFlightRule(str, Enum):
-    """How many microbatches a replica of a 1F1B schedule keeps in flight. RULE: y = ceil(s / d), as plans count memory.
+    """How many microbatches a replica of a 1F1B schedule keeps in flight. RULE: as
+    the plan says, else y = ceil(s / d), as plans count memory.
     SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage."""
 
     RULE = "rule"

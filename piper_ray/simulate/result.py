@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from piper_ray.model.batch import Batch
+from piper_ray.model.figures import plural, size_text, time_text
+from piper_ray.model.notebook import html_table
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
 from piper_ray.simulate.options import SimulationOptions
@@ -180,6 +182,25 @@ class Simulation:
 
     def __repr__(self) -> str:
         return (
-            f"Simulation({self.schedule.name.value}, step_s={self.step_s:.6g}, {len(self.ranks)} ranks, "
-            f"idle {100 * self.bubble_share:.3g} %)"
+            f"Simulation({self.schedule.text}: step {time_text(self.step_s)}, {100.0 * self.bubble_share:.1f} % idle, "
+            f"{plural(len(self.ranks), 'rank')}, {self.ranks[self.busiest].name} busiest, "
+            f"peak memory {self._peak_text})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("step", time_text(self.step_s)),
+            ("time per microbatch", time_text(self.time_per_sample_s)),
+            *([] if self.promised_s is None else [("promised step", time_text(self.promised_s))]),
+            ("idle", f"{100.0 * self.bubble_share:.1f} %"),
+            ("ranks", f"{len(self.ranks):,}" + (f" of each of {self.pipelines:,} pipelines" * (self.pipelines > 1))),
+            ("busiest", self.ranks[self.busiest].name),
+            ("peak memory", self._peak_text),
+        ]
+        return html_table(f"Simulation: {self.schedule.text}", rows)
+
+    @property
+    def _peak_text(self) -> str:
+        peak_bytes = max(rank.peak_memory_bytes for rank in self.ranks)
+        over = ": too much" if self.memory_violations else ""
+        return f"{size_text(peak_bytes)} of {size_text(self.memory_limit_bytes)}{over}"

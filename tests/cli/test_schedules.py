@@ -90,3 +90,69 @@ def test_what_is_not_known_yet_is_refused_by_name(tmp_path: Path, arguments: tup
     result = run("solve", write_small(tmp_path), *arguments)
     assert result.returncode == 2
     assert words in " ".join(result.stderr.split())
+
+
+def test_terms_of_a_step_are_kept_with_the_plan(tmp_path: Path) -> None:
+    source, out = write_small(tmp_path), tmp_path / "plan.json"
+    terms = ("--all-reduce", "ring", "--all-reduce-overlap", "0.5", "--optimizer", "20ms")
+    found = solved(source, "--schedule", "1f1b", "--out", out, *terms)
+    assert found["step"] == {"all_reduce": "ring", "all_reduce_overlap": 0.5, "optimizer_s": 0.02}
+    for command in ("verify", "simulate"):
+        again = json.loads(run(command, source, out, "--json").stdout)
+        assert again["time_per_sample_s"] == pytest.approx(found["time_per_sample_s"], rel=1e-9)
+    other = json.loads(run("verify", source, out, "--json", "--optimizer", "30ms").stdout)
+    more_s = 0.01 / piper_ray.load(source).microbatches
+    assert other["time_per_sample_s"] == pytest.approx(found["time_per_sample_s"] + more_s, rel=1e-9)
+    assert piper_ray.load_solution(found, piper_ray.load(source)).step.optimizer_s == 0.02
+    refused = run("solve", source, "--schedule", "2bw", "--optimizer", "20ms")
+    assert refused.returncode == 2
+    assert "terms of a step are for 1f1b, gpipe so far" in refused.stderr
+
+
+def test_what_runtimes_can_be_told(tmp_path: Path) -> None:
+    """Each constraint, kept under both kinds of schedule, said in the plan and checked by verify."""
+    source, out = write_small(tmp_path), tmp_path / "plan.json"
+    instance = piper_ray.load(source)
+    for schedule in ("2bw", "1f1b"):
+        for rule in ("all-or-none", "first-k", "one-for-all"):
+            found = solved(source, "--schedule", schedule, "--per-stage-recompute", rule, "--keep-order", "--out", out)
+            plan = piper_ray.load_plan(out, instance)
+            assert plan.keeps_order
+            rules = piper_ray.Restrictions(recompute=rule, constraints=[piper_ray.KeepOrder()])
+            assert [*rules.violations(instance, plan)] == []
+            assert found["restrictions"]["recompute"] == rule
+            verified = json.loads(run("verify", source, out, "--json").stdout)
+            assert verified["time_per_sample_s"] == pytest.approx(found["time_per_sample_s"], rel=1e-9)
+    both = run("solve", source, "--recompute", "never", "--per-stage-recompute", "first-k")
+    assert both.returncode == 2
+    assert "contradict each other" in both.stderr
+
+
+def test_a_sustained_plan_is_said_so(tmp_path: Path) -> None:
+    source = write_small(tmp_path)
+    result = run("solve", source, "--schedule", "2bw", "--sustained")
+    assert result.returncode == 0, result.stderr
+    assert "sustained by replicas that take turns, with" in result.stdout
+    assert "step: " in result.stdout
+    refused = run("solve", source, "--schedule", "1f1b", "--sustained")
+    assert refused.returncode == 2
+    assert "only 2bw has a rate to sustain" in refused.stderr
+
+
+@pytest.mark.parametrize("planner", ["megatron", "pipedream-2bw", "gpipe", "pipedream", "piper-published", "piper"])
+def test_planners_are_valued_under_the_schedule(tmp_path: Path, planner: str) -> None:
+    """By simulation; a plan with uneven degrees is refused by name."""
+    source, out = write_small(tmp_path), tmp_path / "plan.json"
+    result = run("solve", source, "--schedule", "gpipe", "--planner", planner, "--json", "--out", out)
+    document = json.loads(result.stdout)
+    assert document["schedule"] == "gpipe"
+    if document["plan"] is None:
+        assert result.returncode == piper_ray.InfeasibleError.exit_code
+        assert "degrees" in document["note"] or "does not run under gpipe" in document["note"]
+        return
+    verified = json.loads(run("verify", source, out, "--json").stdout)
+    assert verified["schedule"] == "gpipe"
+    assert verified["time_per_sample_s"] == pytest.approx(document["time_per_sample_s"], rel=1e-9)
+    simulated = json.loads(run("simulate", source, out, "--json").stdout)
+    assert simulated["schedule"] == "gpipe"
+    assert simulated["time_per_sample_s"] == pytest.approx(document["time_per_sample_s"], rel=1e-9)

@@ -31,7 +31,11 @@ BY_BLOCKS = SolveOptions(threads=1, contract=Contract.OPERATORS)
 
 
 def some_restrictions(rng: Random) -> Restrictions:
-    return Restrictions(rng.random() < 0.8, rng.random() < 0.8, rng.choice(list(Recompute)))
+    return Restrictions(
+        rng.random() < 0.8,
+        rng.random() < 0.8,
+        rng.choice([Recompute.AUTO, Recompute.ALWAYS, Recompute.NEVER, Recompute.ALL_OR_NONE]),
+    )
 
 
 def usable_variants(instance: Instance, restrictions: Restrictions) -> list[Variant]:

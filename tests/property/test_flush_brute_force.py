@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+import piper_ray
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import RING_FACTOR, StepFactors
 from piper_ray.engine.flush.records import FlushConstraints
@@ -13,6 +14,7 @@ from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
+from piper_ray.model.step import AllReduce, StepTerms
 from tests.flush_brute_force import Role, brute_force, plan_batch_s
 from tests.flush_instances import uneven_layers
 from tests.instances import build, instances, named_instances, random_instance
@@ -53,6 +55,7 @@ def test_restricted_recomputation(schedule: FlushSchedule) -> None:
         Recompute.ALWAYS: (True,),
         Recompute.NEVER: (False,),
         Recompute.ALL_OR_NONE: (False, True),
+        Recompute.FIRST_K: ("first-k",),
     }
     for seed in range(60):
         instance = random_instance(seed, most_layers=4)
@@ -64,6 +67,28 @@ def test_restricted_recomputation(schedule: FlushSchedule) -> None:
 def test_another_all_reduce(schedule: FlushSchedule) -> None:
     for seed in range(60):
         assert_best(random_instance(seed, most_layers=4), schedule, factors=StepFactors(sync=RING_FACTOR))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_terms_of_a_step(schedule: FlushSchedule) -> None:
+    """A ring of which a quarter hides, and an optimizer: brute force, the search and the simulation agree."""
+    terms = StepTerms(AllReduce.RING, 0.25, 0.5)
+    feasible = 0
+    for seed in range(30):
+        instance = random_instance(seed, most_layers=4)
+        wanted = brute_force(instance, schedule.value, RING_FACTOR * 0.75)
+        solution = piper_ray.solve(instance, schedule=schedule.value, step=terms)
+        if wanted is None or solution.plan is None:
+            assert wanted is None
+            assert solution.plan is None
+            continue
+        feasible += 1
+        expected = pytest.approx((wanted.batch_s + 0.5) / instance.microbatches, rel=1e-9)
+        assert solution.time_per_sample_s == expected
+        assert solution.lower_bound_s == expected
+        found = piper_ray.evaluate(instance, solution.plan, schedule=schedule.value, step=terms)
+        assert found.time_per_sample_s == expected
+    assert feasible >= 15
 
 
 def test_a_layer_without_cost_is_worth_a_stage() -> None:

@@ -38,7 +38,11 @@ def test_random_instances(seed: int) -> None:
     rng = Random(seed)
     for number in range(15):
         instance = random_instance(100 * seed + number, most_layers=10, most_devices=24)
-        restrictions = Restrictions(rng.random() < 0.8, rng.random() < 0.8, rng.choice(list(Recompute)))
+        restrictions = Restrictions(
+            rng.random() < 0.8,
+            rng.random() < 0.8,
+            rng.choice([Recompute.AUTO, Recompute.ALWAYS, Recompute.NEVER, Recompute.ALL_OR_NONE]),
+        )
         batch = rng.choice([4, 6, 8, 12, 24, 36, 48])
         assert_solved_as_by_the_table(instance.replace(microbatches=batch), restrictions)
 

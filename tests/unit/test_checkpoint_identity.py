@@ -15,6 +15,7 @@ from piper_ray.model.errors import CheckpointRefused, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.step import StepTerms
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
 LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))
@@ -146,3 +147,15 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_facts_of_an_unknown_shape_are_refused() -> None:
     with pytest.raises(CheckpointRefused, match="format unknown there, 2 here"):
         identity().require({**identity().facts, "version": {}}, "DIR")
+
+
+def test_terms_of_a_step_are_told() -> None:
+    flushed = Schedule(ScheduleName.ONE_F_ONE_B)
+    usual = Identity.of(INSTANCE, Restrictions(), flushed)
+    others = [
+        Identity.of(INSTANCE, Restrictions(), flushed, step)
+        for step in (StepTerms("ring"), StepTerms(all_reduce_overlap=0.5), StepTerms(optimizer_s=1e-300))  # type: ignore[arg-type]
+    ]
+    assert len({repr(one.facts) for one in (usual, *others)}) == 4
+    with pytest.raises(CheckpointRefused, match="terms of a step as usual there, ring, overlap 0, optimizer 0 s here"):
+        others[0].require(usual.facts, "somewhere")

@@ -271,7 +271,7 @@ def test_arguments_and_paths(tmp_path: Path) -> None:
     found = piper_ray.simulate(path, small_plan(), schedule="2bw")
     assert isinstance(found, piper_ray.Simulation)
     assert found.step_s == piper_ray.simulate(small_instance(), small_plan()).step_s
-    assert repr(found).startswith("Simulation(2bw, step_s=")
+    assert repr(found).startswith("Simulation(2bw: step ")
     same = piper_ray.simulate(small_instance(), small_plan(), piper_ray.Schedule(ScheduleName.TWO_BW))
     assert same.step_s == found.step_s
 

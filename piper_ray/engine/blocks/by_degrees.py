@@ -91,7 +91,11 @@ class _Layers:
         """No plan of the layers takes less for a microbatch: the least bound of any d and t, which holds whatever the
         stages are."""
         batch_s = min((task.lower_s for task in self.tasks(self.chain(None))), default=float("inf"))
-        return batch_s / self.request.instance.microbatches
+        return self.per_microbatch_s(batch_s)
+
+    def per_microbatch_s(self, batch_s: float) -> float:
+        """With the optimizer's step, which every rank takes after the batch."""
+        return (batch_s + self.request.step.optimizer_s) / self.request.instance.microbatches
 
     def chain(self, plan: Plan | None) -> Workload:
         """In an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
@@ -108,7 +112,7 @@ class _Layers:
             workload,
             flush_schedule(self.schedule),
             constraints_of(restrictions),
-            StepFactors(),
+            StepFactors.of(self.request.step),
             restrictions.data_parallelism,
         )
 
@@ -139,7 +143,9 @@ class _Run:
         if search.best is None:
             return self.answer(of_blocks, stopped_by)
         found = build_flush_plan(request.instance, workload, search.best)
-        return self.answer(of_blocks, stopped_by, found.plan, found.batch_s / microbatches, search.seconds)
+        return self.answer(
+            of_blocks, stopped_by, found.plan, self.layers.per_microbatch_s(found.batch_s), search.seconds
+        )
 
     def answer(
         self,
@@ -166,7 +172,7 @@ class _Run:
             if lower_s == float("inf"):  # whatever the stages are
                 reason = of_blocks.infeasibility
                 unknown = replace(unknown, status=Status.INFEASIBLE, infeasibility=reason, stopped_by=None)
-            return replace(unknown, schedule=self.layers.schedule)
+            return replace(unknown, schedule=self.layers.schedule, step=self.layers.request.step)
         if plan is None or value_s <= time_per_sample_s:
             plan, time_per_sample_s = self.blocks.expand(of_blocks.plan, instance), value_s
         optimal = lower_s >= time_per_sample_s * (1.0 - PROOF)
@@ -180,4 +186,5 @@ class _Run:
             stopped_by=None if optimal else StoppedBy.GAP if within_gap else early,
             blocks=blocks,
             schedule=self.layers.schedule,
+            step=self.layers.request.step,
         )

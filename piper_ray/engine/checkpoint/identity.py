@@ -9,6 +9,7 @@ from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.step import StepTerms
 from piper_ray.version import __version__
 
 FORMAT = 2
@@ -16,7 +17,8 @@ FORMAT = 2
 
 _DIGEST = "digest"
 _SCHEDULE = "schedule"
-_UNSAID = {_SCHEDULE: PAPERS_SCHEDULE.name.value}
+_STEP = "terms of a step"
+_UNSAID = {_SCHEDULE: PAPERS_SCHEDULE.name.value, _STEP: "as usual"}
 """What it means that something is not among the facts."""
 
 Facts = Mapping[str, Mapping[str, str]]
@@ -29,7 +31,13 @@ class Identity:
     facts: Facts
 
     @classmethod
-    def of(cls, instance: Instance, restrictions: Restrictions, schedule: Schedule = PAPERS_SCHEDULE) -> Identity:
+    def of(
+        cls,
+        instance: Instance,
+        restrictions: Restrictions,
+        schedule: Schedule = PAPERS_SCHEDULE,
+        step: StepTerms = StepTerms(),
+    ) -> Identity:
         """Every figure of the instance counts, to the last bit; its name and its own schedule do not."""
         return cls(
             {
@@ -47,6 +55,7 @@ class Identity:
                     "data parallelism": _allowed(restrictions.data_parallelism),
                     "recompute": restrictions.recompute.value,
                     **({} if schedule == PAPERS_SCHEDULE else {_SCHEDULE: _schedule_text(schedule)}),
+                    **({} if step == StepTerms() else {_STEP: _step_text(step)}),
                     **{type(constraint).__name__: repr(constraint) for constraint in restrictions.others},
                 },
                 "version": {"piper_ray": __version__, "format": str(FORMAT)},
@@ -87,3 +96,8 @@ def _figure(value: float) -> str:
 
 def _schedule_text(schedule: Schedule) -> str:
     return schedule.name.value if schedule.v == 1 else f"{schedule.name.value} with {schedule.v} chunks"
+
+
+def _step_text(step: StepTerms) -> str:
+    overlap, optimizer_s = _figure(step.all_reduce_overlap), _figure(step.optimizer_s)
+    return f"{step.all_reduce.value}, overlap {overlap}, optimizer {optimizer_s} s"

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import StepFactors
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.flush.cluster_crew import ClusterBackend, ClusterCrew
@@ -22,8 +23,9 @@ from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
+from piper_ray.model.step import StepTerms
 
-_FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
+FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
 _KNOWN = (SameDegrees, StageCount, AllDevices)
 
 
@@ -33,13 +35,13 @@ def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
     Raises UsageError for a schedule that is not planned for yet, and for constraints that it cannot keep.
     """
     rules = restrictions.plan_wide
-    if schedule.name in _FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):
+    if schedule.name in FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):
         unknown = [rule for rule in rules if not isinstance(rule, _KNOWN)]
         if unknown:
             raise UsageError(f"plans {_how(schedule)} cannot keep {', '.join(map(repr, unknown))} yet")
         return True
     if schedule != PAPERS_SCHEDULE:
-        able = ", ".join(name.value for name in (ScheduleName.TWO_BW, *_FLUSHED))
+        able = ", ".join(name.value for name in (ScheduleName.TWO_BW, *FLUSHED))
         raise UsageError(f"plans for schedule {schedule.name.value} are not made yet; expected one of {able}")
     if any(isinstance(rule, (StageCount, AllDevices)) for rule in rules):
         listed = ", ".join(map(repr, rules))
@@ -61,7 +63,7 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
     def answered(found: FlushSolution | None) -> Solution | None:
         if found is None:
             return None
-        solution = as_solution(instance, schedule, found)
+        solution = as_solution(instance, schedule, request.step, found)
         return solution if cluster is None else replace(solution, stats=replace(solution.stats, cluster=cluster()))
 
     request.stop.offer(lambda: answered(part.answer()))
@@ -70,6 +72,7 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
             instance,
             flush_schedule(schedule),
             constraints=constraints_of(request.restrictions),
+            factors=StepFactors.of(request.step),
             restrictions=request.restrictions,
             options=request.options,
             stop=part,
@@ -126,13 +129,14 @@ def constraints_of(restrictions: Restrictions) -> FlushConstraints:
     )
 
 
-def as_solution(instance: Instance, schedule: Schedule, found: FlushSolution) -> Solution:
+def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: FlushSolution) -> Solution:
     """Of the kind that all solves have."""
-    stats, layers = found.stats, len(instance.layers)
+    stats, layers, value_s = found.stats, len(instance.layers), found.time_per_sample_s
+    optimizer_s = step.optimizer_s / instance.microbatches  # of every rank, whatever the plan
     return Solution(
         status=found.status,
-        time_per_sample_s=found.time_per_sample_s,
-        lower_bound_s=found.lower_bound_s,
+        time_per_sample_s=None if value_s is None else value_s + optimizer_s,
+        lower_bound_s=found.lower_bound_s + optimizer_s,
         plan=found.plan,
         stats=SolveStats(
             layers=layers,
@@ -150,6 +154,7 @@ def as_solution(instance: Instance, schedule: Schedule, found: FlushSolution) ->
         infeasibility=None if found.reason is None else Infeasibility(found.reason, None),
         stopped_by=found.stopped_by,
         schedule=schedule,
+        step=step,
     )
 
 

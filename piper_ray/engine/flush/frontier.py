@@ -27,6 +27,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 
 
@@ -54,7 +55,7 @@ def frontier_by_degrees(
         prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, tell)
         if not isinstance(prepared, FlushPreparation):
             nothing = without_plan(instance, flush_schedule(schedule), prepared.reason)
-            impossible = _Impossible(as_solution(instance, schedule, nothing), FrontierStats())
+            impossible = _Impossible(as_solution(instance, schedule, StepTerms(), nothing), FrontierStats())
             found = WalkedFrontier(instance, devices, restrictions, options, schedule, impossible)
             found.reason = prepared.reason
             return found
@@ -136,4 +137,4 @@ class _DegreesSolver:
         return min((x for k, x in self._found.items() if k <= devices), key=preference, default=None)
 
     def _solution(self, found: FlushSolution) -> Solution:
-        return as_solution(self.problem.prepared.instance, self.schedule, found)
+        return as_solution(self.problem.prepared.instance, self.schedule, StepTerms(), found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.kernels.flush_states import AheadArrays
+from piper_ray.engine.kernels.flush_ahead import AheadArrays
 from piper_ray.engine.kernels.flush_types import (
     COLUMNS,
     FAST_ACTIVATION,

@@ -11,8 +11,9 @@ import numpy as np
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.flush.plans import ChosenStages, choose
 from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.kernels.flush_ahead import AheadArrays
 from piper_ray.engine.kernels.flush_closing import best_stages, best_state, close_gap
-from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, AheadArrays, tails
+from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import ONE_F_ONE_B, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, frozen
 from piper_ray.model.stop import StoppedBy

@@ -10,8 +10,8 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
-from piper_ray.engine.kernels.flush_states import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
 from piper_ray.engine.kernels.types import frozen
 from piper_ray.model.instance import Instance, divisors

@@ -10,12 +10,14 @@ from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import percent_text, plural, time_text
 from piper_ray.model.instance import Instance
+from piper_ray.model.notebook import html_table
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.solution import Solution
+from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy
 
 Numbers = Iterable[int] | str
@@ -38,6 +40,42 @@ class Frontier(ABC):
         self.stats = FrontierStats()
         self.stopped_by: StoppedBy | None = None
         self.reason: str | None = None
+
+    def __repr__(self) -> str:
+        points = self.points()
+        first, last = points[0].devices, points[-1].devices
+        on = f"{first:,} devices" if first == last else f"{first:,} to {last:,} devices"
+        steps = [point for point in points if point.is_step]
+        text = f"Frontier({on}, {plural(len(points), 'point')}, {plural(len(steps), 'step')}: "
+        if not steps:
+            return f"{text}{self._without_plans})"
+        best = steps[-1]
+        assert best.time_per_sample_s is not None
+        proved = sum(point.status in (Status.OPTIMAL, Status.INFEASIBLE) for point in points)
+        return (
+            f"{text}{time_text(best.time_per_sample_s)}/microbatch from {plural(best.devices, 'device')} on; "
+            f"{proved:,} proved)"
+        )
+
+    def _repr_html_(self) -> str:
+        steps = [point for point in self.points() if point.is_step]
+        if not steps:
+            return html_table("Frontier", [("plan", self._without_plans)])
+        rows = [
+            (
+                f"{point.devices:,}",
+                time_text(point.time_per_sample_s),
+                "-" if point.gap is None else percent_text(point.gap),
+            )
+            for point in steps
+            if point.time_per_sample_s is not None
+        ]
+        caption = f"Frontier: {plural(len(steps), 'step')} over {plural(len(self.points()), 'number')} of devices"
+        return html_table(caption, rows, ("from devices", "time per microbatch", "gap"))
+
+    @property
+    def _without_plans(self) -> str:
+        return self.reason or ("none known" if self.stopped_by is not None else "none fits")
 
     @abstractmethod
     def points(self) -> tuple[FrontierPoint, ...]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from piper_ray.report.figures import given_size_text
+from piper_ray.model.figures import given_size_text
 from piper_ray.report.plots import style
 from piper_ray.sweep.findings import Method, Record, Scene, exact_times, method_order, slower
 

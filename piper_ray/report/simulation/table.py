@@ -7,8 +7,8 @@ from itertools import groupby
 
 from rich.console import Console
 
+from piper_ray.model.figures import size_scale, size_text, time_text
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.report.figures import size_scale, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.speed import rates_text
@@ -41,9 +41,8 @@ def print_simulation(console: Console, simulation: Simulation) -> None:
 
 def summary_lines(simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
-    name = simulation.schedule.name
-    chunks = f", {simulation.schedule.v} chunks a rank" if simulation.schedule.v > 1 else ""
-    lines = [f"{name.value}{chunks}: {_WHAT[name]}", f"step {time_text(simulation.step_s)}: {_rates(simulation)}"]
+    schedule = simulation.schedule
+    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {time_text(simulation.step_s)}: {_rates(simulation)}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
     lines += [f"  {text}" for text in findings(simulation)]

@@ -16,12 +16,14 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.workloads.formats.inflight import InFlight
 
 if TYPE_CHECKING:
+    from piper_ray.workloads.formats.claims import PlanClaims
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
 
@@ -161,30 +163,46 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     from piper_ray.workloads.formats.plans import read_plan
 
     instance = instance_of(instance)
-    if isinstance(source, Mapping):
-        path, document = "plan", as_document("plan", source)
-    else:
-        path = _path_text(source)
-        document = parse_json(path, read_text(path))
+    path, document = _plan_document(source)
     faults = Faults(repeated_keys(document))
     return _checked(path, read_plan(document, instance, faults), faults)
 
 
 def plan_schedule(source: Source) -> Schedule | None:
     """The schedule that a plan's document says it is for; None where it says nothing. Raises InputError."""
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.surroundings import read_schedule
+    return plan_claims(source).schedule
 
-    if isinstance(source, Mapping):
-        path, document = "plan", as_document("plan", source)
-    else:
-        path = _path_text(source)
-        document = parse_json(path, read_text(path))
+
+def plan_claims(source: Source) -> PlanClaims:
+    """What a plan's document says beside the plan. Raises InputError."""
+    from piper_ray.workloads.formats.claims import read_claims
+    from piper_ray.workloads.formats.faults import Faults
+
+    path, document = _plan_document(source)
     faults = Faults()
-    found = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
-    if faults:
+    return _checked(path, read_claims(document, faults), faults)
+
+
+def plan_step(source: Source) -> StepTerms | None:
+    """The terms of a step that a plan's document says it is for; None where it says nothing. Raises InputError."""
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.plan_schema import StepDocument
+
+    path, document = _plan_document(source)
+    if document.get("step") is None:
+        return None
+    faults = Faults()
+    read = faults.model(StepDocument, document["step"], "step")
+    if read is None:
         raise InputError(path, faults.found)
-    return found
+    return StepTerms(**read.model_dump())
+
+
+def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
+    if isinstance(source, Mapping):
+        return "plan", as_document("plan", source)
+    path = _path_text(source)
+    return path, parse_json(path, read_text(path))
 
 
 def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Source) -> None:

@@ -1,0 +1,62 @@
+"""A row for each model: seconds of a step, promised, bounded and simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import piper_ray
+from piper_ray.model.figures import percent_text
+from piper_ray.planners import PLANNERS
+
+MODELS = ("gpt3-175b", "llama3-70b", "llama3-405b", "mixtral-8x22b", "t5-11b")
+"""The large ones of inputs/."""
+
+HEAD = (
+    "| model, GPUs | 2bw promised | simulated | that plan under 1f1b | 1f1b bound | simulated | gap | best baseline |",
+    "|---|---:|---:|---:|---:|---:|---:|---|",
+)
+
+_INPUTS = Path(__file__).resolve().parents[2] / "inputs"
+
+
+def row(name: str) -> str:
+    """Of one model: 2bw's promise, and that plan run under 2bw and 1F1B; then the plan for 1F1B, and the fastest that
+    another planner finds for 1F1B.
+    """
+    instance = piper_ray.load(_INPUTS / f"{name}.toml")
+    paper = piper_ray.solve(instance, schedule="2bw")
+    ours = piper_ray.solve(instance, schedule="1f1b")
+    assert paper.plan is not None
+    assert ours.plan is not None
+    assert paper.time_per_sample_s is not None
+    simulated = piper_ray.simulate(instance, ours.plan, "1f1b")
+    bound_s = ours.lower_bound_s * instance.microbatches
+    cells = [
+        f"{name}, {instance.devices:,}",
+        _seconds(instance.batch.step_s(paper.time_per_sample_s)),
+        _seconds(piper_ray.simulate(instance, paper.plan, "2bw").step_s),
+        _seconds(piper_ray.simulate(instance, paper.plan, "1f1b").step_s),
+        _seconds(bound_s),
+        _seconds(simulated.step_s),
+        percent_text(max(0.0, 1.0 - bound_s / simulated.step_s)),
+        _best_baseline(instance),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _best_baseline(instance: piper_ray.Instance) -> str:
+    """Whose simulated step is shortest, of planners in their order; the paper's table may be too large for a model."""
+    found = {}
+    for name in PLANNERS:
+        try:
+            result = piper_ray.baselines.plan(instance, name, schedule="1f1b")
+        except piper_ray.LimitError:
+            continue
+        if result.plan is not None:
+            found[name] = piper_ray.simulate(instance, result.plan, "1f1b").step_s
+    name = min(found, key=lambda one: found[one])
+    return f"{_seconds(found[name])}, {name}"
+
+
+def _seconds(step_s: float) -> str:
+    return f"{step_s:.4g} s"
