@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.compiled.observers import observed
+from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
 from piper_ray.engine.blocks.solve import solve_by_blocks
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
@@ -65,10 +66,10 @@ def solve(
 
 
 def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:
-    if is_by_degrees(planned_for, request.restrictions):
-        return solve_under_flush(request, planned_for)
-    request.restrictions.require_stages_alone("solve")
     by_blocks = request.options.contract is Contract.OPERATORS
+    if is_by_degrees(planned_for, request.restrictions):
+        return (solve_blocks_by_degrees if by_blocks else solve_under_flush)(request, planned_for)
+    request.restrictions.require_stages_alone("solve")
     return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
 
 

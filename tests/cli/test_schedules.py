@@ -81,7 +81,6 @@ def test_constraints_on_the_whole_plan_are_kept(tmp_path: Path, schedule: str) -
     [
         (("--stages", 2), "add SameDegrees (--same-degrees)"),
         (("--schedule", "zb-v"), "are not made yet; expected one of 2bw, 1f1b, gpipe"),
-        (("--schedule", "1f1b", "--contract", "operators"), "operators cannot be merged"),
         (("--schedule", "1f1b", "--planner", "megatron", "--gap", "1%"), "--gap is for the exact planner"),
         (("--tensor-parallel", "two"), "'two' are not degrees"),
         (("--stages", 0), "stages must be"),
