@@ -12,8 +12,8 @@ from functools import cache
 from itertools import chain, combinations, product
 from math import prod
 
-from piper_ray.model import Instance, Tmpc, divisors
-from piper_ray.plan import Plan, Stage
+from piper_ray.model.instance import Instance, Tmpc, divisors
+from piper_ray.model.plan import Plan, Stage
 from piper_ray.simulate.pass_times import pass_times
 from piper_ray.simulate.run import simulate
 
@@ -79,8 +79,16 @@ def _loads(instance: Instance, choice: Choice) -> tuple[float, ...]:
     """Forward and backward work, weights, and bytes across the border: what a stage's time grows with."""
     inside = dict(choice)
     passes = [pass_times(tmpc) for tmpc in inside.values()]
-    extra = sum(inside[e.target].forward_sync_bytes.get(e.source, 0.0) for e in instance.edges if e.target in inside and e.source not in inside)
-    extra += sum(inside[e.source].backward_sync_bytes.get(e.target, 0.0) for e in instance.edges if e.source in inside and e.target not in inside)
+    extra = sum(
+        inside[e.target].forward_sync_bytes.get(e.source, 0.0)
+        for e in instance.edges
+        if e.target in inside and e.source not in inside
+    )
+    extra += sum(
+        inside[e.source].backward_sync_bytes.get(e.target, 0.0)
+        for e in instance.edges
+        if e.source in inside and e.target not in inside
+    )
     extra_s = extra / instance.bandwidth_bytes_per_s
     return (
         sum(x.forward_s for x in passes) + extra_s,

@@ -1,0 +1,116 @@
+"""From a kernel's stages to a plan, with the seconds of each stage as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.kernels.flush_choices import choice_front, least_time_choice, stage_items
+from piper_ray.engine.kernels.flush_closing import StageList
+from piper_ray.engine.kernels.flush_simulation import simulate_step
+from piper_ray.engine.kernels.flush_states import in_flight, least_figures
+from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, FlushTables, FlushTask
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
+
+
+@dataclass(frozen=True)
+class FlushPlan:
+    """batch_s: of the whole batch, simulated. seconds: float64[p, 3], each stage's forward and backward seconds for a
+    microbatch and its synchronisation, front to back. microbatches: of each replica.
+    """
+
+    plan: Plan
+    batch_s: float
+    seconds: FloatArray
+    microbatches: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.plan.stages)
+
+    @property
+    def devices(self) -> int:
+        return self.plan.devices
+
+
+@dataclass(frozen=True)
+class ChosenStages:
+    """Stages with all choices made. batch_s: simulated. seconds: as in ``FlushPlan``.
+
+    options: for each stage int64[k, 2], its vertices, ascending, and for each the number of its option.
+    """
+
+    task: FlushTask
+    variant: IndexArray
+    options: tuple[IndexArray, ...]
+    seconds: FloatArray
+    batch_s: float
+
+    @property
+    def stages(self) -> int:
+        return len(self.options)
+
+    @property
+    def devices(self) -> int:
+        return self.stages * self.task.data_parallel_degree * self.task.tensor_parallel_degree
+
+
+def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
+    """Makes the TMPC choices that the stages name, or where they name none quick ones that fit."""
+    p = stages.outer.size
+    seconds = np.zeros((p, 3))
+    options = []
+    for k in range(p):
+        outer, inner, r = int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k])
+        y = in_flight(task.schedule, task.microbatches, p - 1 - k)
+        vertices, start, items = stage_items(outer, inner, r, y, tables, task)
+        chosen = _chosen(int(stages.choice[k]), start, items, task.memory_bytes)
+        least = least_figures(outer, inner, r, tables, task)
+        totals = items[chosen].sum(axis=0)
+        seconds[k, 0] = totals[0] + least.tensor_forward_s
+        seconds[k, 1] = totals[1] + least.tensor_backward_s
+        seconds[k, 2] = totals[2] * task.sync_s_per_byte
+        options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
+    columns = [seconds[:, column].copy() for column in range(3)]
+    batch_s = float(simulate_step(task.schedule, task.microbatches, *columns))
+    return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
+
+
+def build_flush_plan(instance: Instance, workload: Workload, chosen: ChosenStages) -> FlushPlan:
+    """Layers in file order."""
+    position = {layer.id: index for index, layer in enumerate(instance.layers)}
+    graph = workload.lattice.graph
+    built = []
+    for r, options in zip(chosen.variant.tolist(), chosen.options, strict=True):
+        tmpc_ids = {graph.layer_ids[v]: workload.tmpcs[r][v][o].id for v, o in options.tolist()}
+        layers = tuple(sorted(tmpc_ids, key=position.__getitem__))
+        built.append(
+            Stage(
+                layers,
+                chosen.task.data_parallel_degree,
+                workload.variants[r].degree,
+                {layer: tmpc_ids[layer] for layer in layers},
+            )
+        )
+    return FlushPlan(Plan(tuple(built)), chosen.batch_s, chosen.seconds, chosen.task.microbatches)
+
+
+def _chosen(choice: int, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
+    """The option of each layer, as an index into ``items``."""
+    chosen = start[:-1].copy()
+    if choice == FASTEST:
+        return chosen
+    if choice == LEAST_TIME:
+        least_time_choice(start, items, memory_bytes, chosen)
+        return chosen
+    _, rows, ids, before, taken = choice_front(start, items, memory_bytes)
+    row = choice if choice >= 0 else int(np.argmin(rows[:, 0] + rows[:, 1]))
+    at = int(ids[row])
+    for k in range(chosen.size - 1, -1, -1):
+        chosen[k] = taken[at]
+        at = int(before[at])
+    return chosen

@@ -1,0 +1,90 @@
+"""What a solve under a flush is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.engine.flush.plans import FlushPlan
+from piper_ray.model.errors import UsageError
+from piper_ray.model.plan import Plan
+from piper_ray.model.solution import Status
+
+
+@dataclass(frozen=True)
+class FlushConstraints:
+    """Which plans may be chosen, beside the restrictions of TMPCs. Raises UsageError for figures that make no sense.
+
+    stages: p. all_devices: d t p = K. tensor_parallel_degrees, data_parallel_degrees: those that t and d may be. None: any.
+    """
+
+    stages: int | None = None
+    all_devices: bool = False
+    tensor_parallel_degrees: frozenset[int] | None = None
+    data_parallel_degrees: frozenset[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.stages is not None and self.stages < 1:
+            raise UsageError(f"a plan has one stage or more, not {self.stages}")
+
+    def allows(self, data_parallel_degree: int, tensor_parallel_degree: int) -> bool:
+        ds, ts = self.data_parallel_degrees, self.tensor_parallel_degrees
+        return (ds is None or data_parallel_degree in ds) and (ts is None or tensor_parallel_degree in ts)
+
+
+@dataclass(frozen=True)
+class FlushStats:
+    """What a solve took. tasks: pairs (d, t) that fit the cluster; searched: those whose bound did not rule them out.
+
+    states: pipeline tails kept, over all tasks. looked_through: those in which plans were looked at one by one.
+    """
+
+    downsets: int
+    threads: int
+    tasks: int
+    searched: int
+    looked_through: int
+    states: int
+    tables_s: float
+    search_s: float
+
+
+@dataclass(frozen=True)
+class FlushSolution:
+    """The best plan found, what its batch takes simulated, and what is proved of every plan's batch under the schedule.
+
+    lower_bound_batch_s: inf if there is no plan. stopped_by: what ended the search before a proof ("time limit", "gap",
+    "interrupt", "too many plans", "too many states", "TMPC choices merged"); None if it ended by itself.
+    reason: why there is no plan, where there is none.
+    """
+
+    status: Status
+    schedule: FlushSchedule
+    microbatches: int
+    best: FlushPlan | None
+    lower_bound_batch_s: float
+    stats: FlushStats
+    stopped_by: str | None = None
+    reason: str | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.best is None else self.best.plan
+
+    @property
+    def time_per_sample_s(self) -> float | None:
+        """Seconds of the simulated batch for each of its N microbatches."""
+        return None if self.best is None else self.best.batch_s / self.microbatches
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No plan takes less for a microbatch under this schedule."""
+        return self.lower_bound_batch_s / self.microbatches
+
+    @property
+    def gap(self) -> float | None:
+        if self.best is None:
+            return None
+        if self.best.batch_s <= 0.0:
+            return 0.0
+        return max(0.0, (self.best.batch_s - self.lower_bound_batch_s) / self.best.batch_s)

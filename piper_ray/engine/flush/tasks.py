@@ -1,0 +1,96 @@
+"""The pairs (d, t) that a plan may have, with a bound on what any plan of theirs takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import StepFactors
+from piper_ray.engine.flush.records import FlushConstraints
+from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
+from piper_ray.engine.kernels.flush_states import AheadArrays, look_ahead
+from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, FlushTask
+from piper_ray.model.instance import Instance, divisors
+
+MEMORY_TOLERANCE = 5e-10
+"""Relative. Sums of prefix differences round otherwise than sums over a stage; ``evaluate`` allows twice as much."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One (d, t). order: among all, by rising ``lower_s``: no batch of such a plan takes less."""
+
+    order: int
+    arrays: FlushTask
+    ahead: AheadArrays
+    lower_s: float
+
+
+def list_tasks(
+    instance: Instance,
+    workload: Workload,
+    schedule: FlushSchedule,
+    constraints: FlushConstraints,
+    factors: StepFactors,
+    data_parallelism: bool,
+) -> list[Task]:
+    """Those that fit the cluster and the constraints, by rising bound."""
+    found: list[Task] = []
+    code = GPIPE if schedule is FlushSchedule.GPIPE else ONE_F_ONE_B
+    ahead_of: dict[tuple[int, ...], AheadArrays] = {}
+    for d in divisors(instance.microbatches) if data_parallelism else [1]:
+        for t in sorted({variant.degree for variant in workload.variants}):
+            stages = _stages(instance, constraints, d, t)
+            if not constraints.allows(d, t) or stages is None:
+                continue
+            fixed, most = stages
+            variants = tuple(
+                r
+                for r, variant in enumerate(workload.variants)
+                if variant.degree == t and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
+            )
+            if not variants:
+                continue
+            arrays = FlushTask(
+                schedule=code,
+                data_parallel_degree=d,
+                tensor_parallel_degree=t,
+                microbatches=instance.microbatches // d,
+                most_stages=min(most, len(instance.layers)),
+                stages=fixed,
+                memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
+                sync_s_per_byte=factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s),
+                variants=np.array(variants, np.int64),
+            )
+            if variants not in ahead_of:
+                ahead_of[variants] = look_ahead(workload.arrays, arrays)
+            ahead = ahead_of[variants]
+            lower_s = least_batch_s(
+                code,
+                arrays.microbatches,
+                0,
+                arrays.most_stages,
+                float(ahead.ahead_s[0]),
+                float(ahead.ahead_forward_s[0]),
+                empty_tail(code),
+            )
+            if np.isfinite(lower_s):
+                found.append(Task(0, arrays, ahead, max(0.0, float(lower_s))))
+    found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))
+    return [replace(task, order=order) for order, task in enumerate(found)]
+
+
+def _stages(instance: Instance, constraints: FlushConstraints, d: int, t: int) -> tuple[int, int] | None:
+    """The number of stages asked for (0: any), and the most; None if there can be no plan."""
+    most = instance.devices // (d * t)
+    fixed = constraints.stages or 0
+    if constraints.all_devices:
+        if instance.devices % (d * t) or fixed not in (0, most):
+            return None
+        fixed = most
+    if most < max(1, fixed) or fixed > len(instance.layers):
+        return None
+    return fixed, fixed or most

@@ -1,0 +1,188 @@
+"""Kernels: what a stage may take: the undominated (forward, backward, synchronisation) seconds of its TMPC choices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.bounds import bit_position
+from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
+from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_MOST_PARTIAL = 192
+"""Partial choices that are kept; more are merged, two neighbours into one that is as good as either in every figure."""
+_MOST_CHOICES = 48
+
+EXACT = 0
+MERGED = 1
+NONE_FITS = 2
+
+Items = tuple[IndexArray, IndexArray, FloatArray]
+
+
+@kernel
+def stage_items(outer: int, inner: int, variant: int, in_flight: int, tables: FlushTables, task: FlushTask) -> Items:
+    """The layers of a stage, ascending, and their options in the stage.
+
+    Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds with
+    what crosses the border, weights and memory bytes on each device.
+    """
+    bits, r, d = tables.bits, variant, task.data_parallel_degree
+    layers, options = 0, 0
+    for word in range(bits.shape[1]):
+        rest = bits[outer, word] & ~bits[inner, word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            v = word * 64 + bit_position(low)
+            layers += 1
+            options += tables.option_start[r, v + 1] - tables.option_start[r, v]
+    vertices = np.empty(layers, np.int64)
+    start = np.zeros(layers + 1, np.int64)
+    figures = np.empty((options, 4))
+    at, k = 0, 0
+    for word in range(bits.shape[1]):
+        rest = bits[outer, word] & ~bits[inner, word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            v = word * 64 + bit_position(low)
+            vertices[k] = v
+            for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
+                charge = tables.charge_start[o]
+                crossing_s = 0.0
+                for e in range(tables.in_start[v], tables.in_start[v + 1]):
+                    u = tables.edge_tail[tables.in_edge[e]]
+                    if not (bits[outer, u >> 6] >> np.uint64(u & 63)) & np.uint64(1):
+                        crossing_s += tables.charge_s[charge]
+                    charge += 1
+                for e in range(tables.out_start[v], tables.out_start[v + 1]):
+                    w = tables.edge_head[tables.out_edge[e]]
+                    if (bits[inner, w >> 6] >> np.uint64(w & 63)) & np.uint64(1):
+                        crossing_s += tables.charge_s[charge]
+                    charge += 1
+                figures[at, 0] = tables.option_forward_s[o] + crossing_s
+                figures[at, 1] = tables.option_backward_s[o] + crossing_s
+                figures[at, 2] = tables.option_weights[o]
+                figures[at, 3] = tables.option_activation[o] * in_flight + tables.option_fixed[o]
+                figures[at, 3] += tables.option_shared[o] / d
+                at += 1
+            k += 1
+            start[k] = at
+    return vertices, start, figures
+
+
+@kernel
+def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: float, choice: IndexArray) -> float:
+    """Least forward and backward seconds together of a choice that fits, in ``choice``; inf if none fits, -1 if that is
+    too hard to tell.
+    """
+    time_s = figures[:, 0] + figures[:, 1]
+    memory = figures[:, 3].copy()
+    found = least_cost(start, time_s, memory, memory_bytes, np.inf, False, choice)
+    if found == TOO_HARD:
+        return -1.0
+    return found
+
+
+@kernel
+def choice_front(
+    start: IndexArray, figures: FloatArray, memory_bytes: float
+) -> tuple[int, FloatArray, IndexArray, IndexArray, IndexArray]:
+    """The undominated choices that fit, by ascending forward seconds.
+
+    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and backward
+    seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial choices
+    the one before and the option taken (-1 at the beginning).
+    """
+    layers = start.size - 1
+    least_rest = np.zeros(layers + 1)
+    for k in range(layers - 1, -1, -1):
+        least = np.inf
+        for o in range(start[k], start[k + 1]):
+            least = min(least, figures[o, 3])
+        least_rest[k] = least_rest[k + 1] + least
+    status = EXACT
+    before, taken = np.full(1024, -1, np.int64), np.full(1024, -1, np.int64)
+    used = 1
+    states = np.zeros((1, 4))
+    ids = np.zeros(1, np.int64)
+    for k in range(layers):
+        width = start[k + 1] - start[k]
+        grown = np.empty((states.shape[0] * width, 4))
+        source, option = np.empty(grown.shape[0], np.int64), np.empty(grown.shape[0], np.int64)
+        count = 0
+        last = k == layers - 1
+        for s in range(states.shape[0]):
+            for o in range(start[k], start[k + 1]):
+                if states[s, 3] + figures[o, 3] + least_rest[k + 1] > memory_bytes:
+                    continue
+                for column in range(4):
+                    grown[count, column] = states[s, column] + figures[o, column]
+                if last:
+                    grown[count, 3] = 0.0
+                source[count] = ids[s]
+                option[count] = o
+                count += 1
+        if count == 0:
+            return NONE_FITS, np.empty((0, 3)), np.empty(0, np.int64), before, taken
+        kept = _undominated(grown[:count])
+        most = _MOST_CHOICES if last else _MOST_PARTIAL
+        if kept.size > most:
+            status = MERGED
+        while kept.size > most:
+            kept = _merge_neighbours(grown, kept)
+        while used + kept.size > before.size:
+            before = np.concatenate((before, np.full(before.size, -1, np.int64)))
+            taken = np.concatenate((taken, np.full(taken.size, -1, np.int64)))
+        states = np.empty((kept.size, 4))
+        ids = np.empty(kept.size, np.int64)
+        for n in range(kept.size):
+            for column in range(4):
+                states[n, column] = grown[kept[n], column]
+            before[used] = source[kept[n]]
+            taken[used] = option[kept[n]]
+            ids[n] = used
+            used += 1
+    return status, states[:, :3].copy(), ids, before, taken
+
+
+@kernel
+def _undominated(rows: FloatArray) -> IndexArray:
+    """Indices of those that no other is as good as in all four, by the first figure. Of equal ones the first stays;
+    what is equal but for rounding counts as equal."""
+    order = np.argsort(rows[:, 0], kind="mergesort")
+    kept = np.empty(order.size, np.int64)
+    count = 0
+    for x in order:
+        beaten = False
+        for n in range(count):
+            y = kept[n]
+            if (
+                rows[y, 1] <= rows[x, 1] * (1.0 + 1e-14)
+                and rows[y, 2] <= rows[x, 2] * (1.0 + 1e-14)
+                and rows[y, 3] <= rows[x, 3] * (1.0 + 1e-14)
+            ):
+                beaten = True
+                break
+        if not beaten:
+            kept[count] = x
+            count += 1
+    return kept[:count].copy()
+
+
+@kernel
+def _merge_neighbours(rows: FloatArray, kept: IndexArray) -> IndexArray:
+    """Every two become one: the one of less memory, with the better of both figures written to its row."""
+    merged = np.empty((kept.size + 1) // 2, np.int64)
+    for n in range(merged.size):
+        one = kept[2 * n]
+        if 2 * n + 1 < kept.size:
+            other = kept[2 * n + 1]
+            if rows[other, 3] < rows[one, 3]:
+                one, other = other, one
+            for column in range(4):
+                rows[one, column] = min(rows[one, column], rows[other, column])
+        merged[n] = one
+    return merged

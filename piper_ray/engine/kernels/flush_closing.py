@@ -1,0 +1,287 @@
+"""Kernel: the plans of one (d, t) in the order of their bounds, until the best one's time is met by the bound.
+
+A tail's figures leave out what stages in front of it bring into its warm-up, so the best state's time may be too low. Here
+the stages are fixed from the front: of those all is known, and the tails bound the rest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.bounds import is_subset
+from piper_ray.engine.kernels.flush_choices import EXACT
+from piper_ray.engine.kernels.flush_paths import batch_s, step_s, with_stage
+from piper_ray.engine.kernels.flush_states import (
+    FINISHED,
+    STOPPED,
+    TOO_MANY,
+    front_rows,
+    in_flight,
+    least_figures,
+    least_memory_bytes,
+)
+from piper_ray.engine.kernels.flush_types import MISSING, NO_CHOICE, ONE_F_ONE_B, FlushTables, FlushTask, StateArrays
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_ENOUGH = 1e-10
+"""Relative: plans that are no more than this below the best one are not looked for."""
+
+
+class StageList(NamedTuple):
+    """The stages of one plan, front to back."""
+
+    outer: IndexArray  # int64[p]: stage k is downset outer[k] without inner[k]
+    inner: IndexArray
+    variant: IndexArray
+    choice: IndexArray
+    seconds: FloatArray  # float64[p, 3]: forward, backward, synchronisation
+
+
+@kernel
+def best_stages(states: StateArrays, state: int) -> StageList:
+    """The stages of the plan that a state of all layers stands for."""
+    p = states.stages[state]
+    stages = _empty_list(p)
+    for k in range(p):
+        below = states.below[state]
+        stages.outer[k], stages.inner[k] = states.downset[state], states.downset[below]
+        stages.variant[k], stages.choice[k] = states.variant[state], states.choice[state]
+        for column in range(3):
+            stages.seconds[k, column] = states.stage[state, column]
+        state = below
+    return stages
+
+
+@kernel
+def best_state(task: FlushTask, states: StateArrays) -> tuple[int, float]:
+    """The state of all layers whose figures promise the least, and what they promise; -1 and inf if there is none."""
+    top = states.start.size - 1
+    best, least_s = -1, np.inf
+    for s in range(states.start[top], states.start[top] + states.count[top]):
+        figures = states.figures[s]
+        found_s = batch_s(
+            task.schedule, task.microbatches, (figures[0], figures[1], figures[2], figures[3], figures[4])
+        )
+        if found_s < least_s:
+            best, least_s = s, found_s
+    return best, least_s
+
+
+@kernel
+def _empty_list(p: int) -> StageList:
+    return StageList(
+        np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros((p, 3))
+    )
+
+
+@kernel
+def close_gap(
+    tables: FlushTables, task: FlushTask, states: StateArrays, most_nodes: int, control: FloatArray
+) -> tuple[int, float, bool, StageList]:
+    """Whether a plan takes less than control[0], which it lowers where it finds one.
+
+    Returns FINISHED, STOPPED because control[1] is not zero, or TOO_MANY for ``most_nodes``; a bound on what any plan of
+    these degrees takes that takes less than control[0] (inf: there is none); whether a plan was found, and the best one.
+    """
+    m = tables.bits.shape[0]
+    schedule, microbatches = task.schedule, task.microbatches
+    room = 4096
+    # A node is a plan's first stages, of which the last one is the node's own.
+    bounds, seconds = np.empty(room), np.empty((room, 3))
+    before, downset, behind = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    variant, choice = np.empty(room, np.int64), np.empty(room, np.int64)
+    known = np.empty(room, np.bool_)  # all choices so far are real ones
+    heap = np.empty(room, np.int64)
+    nodes, open_nodes = 0, 0
+    unresolved = np.inf
+    found, best_node = False, -1
+    status = FINISHED
+    path = np.empty((task.most_stages + 1, 5))
+
+    top = m - 1
+    for s in range(states.start[top], states.start[top] + states.count[top]):
+        figures = states.figures[s]
+        bound = batch_s(schedule, microbatches, (figures[0], figures[1], figures[2], figures[3], figures[4]))
+        p = states.stages[s]
+        if nodes > 0 and behind[nodes - 1] == p:
+            bounds[nodes - 1] = min(bounds[nodes - 1], bound)
+            continue
+        bounds[nodes], before[nodes], downset[nodes], behind[nodes] = bound, -1, top, p
+        variant[nodes], choice[nodes], known[nodes] = -1, NO_CHOICE, True
+        nodes += 1
+        if nodes == room:
+            break  # as many stages as there is no room for: never
+    for node in range(nodes):
+        open_nodes = _push(heap, open_nodes, bounds, node)
+
+    while open_nodes > 0:
+        node = heap[0]
+        bound = bounds[node]
+        if bound >= control[0] * (1.0 - _ENOUGH):
+            open_nodes = 0
+            break
+        if control[1] != 0.0:
+            status = STOPPED
+            break
+        if nodes > most_nodes:
+            status = TOO_MANY
+            break
+        open_nodes = _pop(heap, open_nodes, bounds)
+        depth = _path_to(node, before, seconds, path)
+        if behind[node] == 0:
+            exact_s = step_s(schedule, microbatches, path[:depth, 0], path[:depth, 1], path[:depth, 2])
+            if not known[node]:
+                unresolved = min(unresolved, max(bound, exact_s))
+            elif exact_s < control[0] * (1.0 - _ENOUGH):
+                control[0] = exact_s
+                found, best_node = True, node
+            continue
+        i, q = downset[node], behind[node] - 1
+        y = in_flight(schedule, microbatches, q)
+        for j in range(i):
+            if states.count[j] == 0 or not is_subset(tables.bits[j], tables.bits[i]):
+                continue
+            first, end = states.start[j], states.start[j] + states.count[j]
+            while first < end and states.stages[first] < q:
+                first += 1
+            if first == end or states.stages[first] != q:
+                continue
+            for r in task.variants:
+                if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
+                    continue
+                if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
+                    continue
+                least = least_figures(i, j, r, tables, task)
+                if microbatches * least.time_s >= control[0]:
+                    continue
+                exact, rows = front_rows(i, j, r, y, least, tables, task)
+                for row in range(rows.shape[0]):
+                    _put(path, depth, rows[row])
+                    child = np.inf
+                    for s in range(first, end):
+                        if states.stages[s] != q:
+                            break
+                        child = min(child, _completed_s(task, path, depth + 1, states.figures[s], q))
+                    child = max(child, bound)
+                    if child >= control[0] * (1.0 - _ENOUGH):
+                        continue
+                    if nodes == room:
+                        bounds = np.concatenate((bounds, np.empty_like(bounds)))
+                        seconds = np.concatenate((seconds, np.empty_like(seconds)))
+                        before = np.concatenate((before, np.empty_like(before)))
+                        downset = np.concatenate((downset, np.empty_like(downset)))
+                        behind = np.concatenate((behind, np.empty_like(behind)))
+                        variant = np.concatenate((variant, np.empty_like(variant)))
+                        choice = np.concatenate((choice, np.empty_like(choice)))
+                        known = np.concatenate((known, np.empty_like(known)))
+                        heap = np.concatenate((heap, np.empty_like(heap)))
+                        room *= 2
+                    bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q
+                    variant[nodes], choice[nodes], known[nodes] = r, row, known[node] and exact == EXACT
+                    for column in range(3):
+                        seconds[nodes, column] = rows[row, column]
+                    open_nodes = _push(heap, open_nodes, bounds, nodes)
+                    nodes += 1
+    lower = unresolved
+    if open_nodes > 0:
+        lower = min(lower, bounds[heap[0]])
+    stages = _empty_list(0)
+    if found:
+        depth = _path_to(best_node, before, seconds, path)
+        stages = _empty_list(depth)
+        node = best_node
+        for k in range(depth - 1, -1, -1):
+            stages.inner[k], stages.outer[k] = downset[node], downset[before[node]]
+            stages.variant[k], stages.choice[k] = variant[node], choice[node]
+            for column in range(3):
+                stages.seconds[k, column] = seconds[node, column]
+            node = before[node]
+    return status, lower, found, stages
+
+
+@kernel
+def _completed_s(task: FlushTask, path: FloatArray, depth: int, figures: FloatArray, stages: int) -> float:
+    """A bound on the batch's time: stages 0 .. depth - 1 as in ``path``, behind them a tail of these figures.
+
+    Until the first stage's end further passes are those of any stage in front; until another one's end only those from that
+    one on, of which what a tail tells of itself is counted.
+    """
+    tail = (figures[0], figures[1], figures[2], figures[3], figures[4])
+    to_first, to_any = tail, tail
+    for k in range(depth - 1, -1, -1):
+        f, b, sync, slowest_f, slowest_b = path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4]
+        q = stages + depth - 1 - k
+        to_any = with_stage(task.schedule, task.microbatches, q, f + b, f, b, sync, slowest_f, b, to_any)
+        to_first = with_stage(task.schedule, task.microbatches, q, f + b, f, b, sync, slowest_f, slowest_b, to_first)
+    least = batch_s(task.schedule, task.microbatches, to_any)
+    if task.schedule == ONE_F_ONE_B:
+        least = max(least, to_first[2] + path[0, 2])
+    return least
+
+
+@kernel
+def _path_to(node: int, before: IndexArray, seconds: FloatArray, path: FloatArray) -> int:
+    """Writes the stages up to the node, front to back; returns how many."""
+    depth, at = 0, node
+    while before[at] >= 0:
+        depth += 1
+        at = before[at]
+    at = node
+    for k in range(depth - 1, -1, -1):
+        for column in range(3):
+            path[k, column] = seconds[at, column]
+        at = before[at]
+    for k in range(depth):
+        _put(path, k, path[k, :3])
+    return depth
+
+
+@kernel
+def _put(path: FloatArray, k: int, seconds: FloatArray) -> None:
+    """Makes it stage k, with the largest forward and backward seconds of stages 0 .. k."""
+    for column in range(3):
+        path[k, column] = seconds[column]
+    path[k, 3] = max(seconds[0], path[k - 1, 3]) if k > 0 else seconds[0]
+    path[k, 4] = max(seconds[1], path[k - 1, 4]) if k > 0 else seconds[1]
+
+
+@kernel
+def _push(heap: IndexArray, size: int, bounds: FloatArray, node: int) -> int:
+    """Adds a node to a heap of ``size``; of equal bounds the node made later comes first. Returns the new size."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if not _before(bounds, node, heap[above]):
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = node
+    return size + 1
+
+
+@kernel
+def _pop(heap: IndexArray, size: int, bounds: FloatArray) -> int:
+    """Takes the first node away. Returns the new size."""
+    size -= 1
+    node = heap[size]
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        if child + 1 < size and _before(bounds, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(bounds, heap[child], node):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = node
+    return size
+
+
+@kernel
+def _before(bounds: FloatArray, one: int, other: int) -> bool:
+    return bool(bounds[one] < bounds[other] or (bounds[one] == bounds[other] and one > other))

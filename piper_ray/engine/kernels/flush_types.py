@@ -1,0 +1,97 @@
+"""Arrays of the search under a flush, as the kernels see them.
+
+Sizes: m downsets, n vertices, e edges that cost something, h tensors, words = ceil(n / 64), r variants, o options.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
+
+GPIPE = 0
+ONE_F_ONE_B = 1
+
+# Columns of FlushTables.sums. "Fast": as each layer runs its option of least time.
+LEAST_S = 0  # forward and backward
+LEAST_FORWARD_S = 1
+LEAST_BACKWARD_S = 2
+LEAST_WEIGHTS = 3
+LEAST_ACTIVATION = 4
+LEAST_FIXED = 5
+LEAST_SHARED = 6
+FAST_FORWARD_S = 7
+FAST_ACTIVATION = 8
+FAST_FIXED = 9
+FAST_SHARED = 10
+MISSING = 11  # layers without an option in the variant
+MIXED = 12  # layers whose fastest option is not the one of least weights and charges too
+COLUMNS = 13
+
+# What is known of a stage's TMPC choice. From 0 on: the choice of that number on its front.
+FASTEST = -1
+LEAST_TIME = -2
+NO_CHOICE = -3  # a bound that no choice is known to reach
+
+
+class FlushTables(NamedTuple):
+    """A lattice and its options: what all tasks of a solve share."""
+
+    bits: BitArray  # uint64[m, words]
+    crossing_start: IndexArray  # int64[m + 1]
+    crossing: IndexArray  # int64[..], edges (u, v) with u outside and v inside, by downset
+    edge_tail: IndexArray  # int64[e]
+    edge_head: IndexArray  # int64[e]
+    tensor_bits: BitArray  # uint64[h, words]: the ends of each tensor
+    cut_start: IndexArray  # int64[m + 1], or int64[1] where there are no tensors
+    cut: IndexArray  # int64[..], tensors with ends inside and outside, by downset
+    tensor_forward_s: FloatArray  # float64[h]
+    tensor_backward_s: FloatArray  # float64[h]
+    sums: FloatArray  # float64[r, m, COLUMNS]
+    edge_in_s: FloatArray  # float64[r, e]: least charge of an edge in the stage of its head, in each direction
+    edge_out_s: FloatArray  # float64[r, e]: and of its tail
+    option_start: IndexArray  # int64[r, n + 1], into the option_* arrays; the fastest option comes first
+    option_forward_s: FloatArray  # float64[o]
+    option_backward_s: FloatArray
+    option_weights: FloatArray  # bytes
+    option_activation: FloatArray
+    option_fixed: FloatArray
+    option_shared: FloatArray
+    charge_start: IndexArray  # int64[o]: first of its charges: for each in-edge, then for each out-edge
+    charge_s: FloatArray  # (c + extra) / B
+    in_start: IndexArray  # int64[n + 1], into in_edge
+    in_edge: IndexArray
+    out_start: IndexArray  # int64[n + 1], into out_edge
+    out_edge: IndexArray
+
+
+class FlushTask(NamedTuple):
+    """One (d, t): all pipelines of stages with these degrees."""
+
+    schedule: int
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+    microbatches: int  # N / d
+    most_stages: int
+    stages: int  # the only number of stages asked for; 0: any
+    memory_bytes: float  # with the tolerance included
+    sync_s_per_byte: float
+    variants: IndexArray  # int64[..]: those of degree t that stages of degree d may have
+
+
+class StateArrays(NamedTuple):
+    """States of all downsets of a task, in the order in which they were made; 0 is that of the empty downset.
+
+    A state stands for a pipeline tail: ``stages`` of them, of which the first one is ``downset`` without the downset of
+    state ``below``. Its five figures are those of ``flush_paths``.
+    """
+
+    start: IndexArray  # int64[m]: first state of a downset; its states lie together, by ascending stages
+    count: IndexArray  # int64[m]
+    figures: FloatArray  # float64[states, 5]
+    stage: FloatArray  # float64[states, 3]: forward, backward and synchronisation seconds of the first stage
+    stages: IndexArray  # int64[states]
+    downset: IndexArray  # int64[states]
+    below: IndexArray  # int64[states]
+    variant: IndexArray  # int64[states]
+    choice: IndexArray  # int64[states]
