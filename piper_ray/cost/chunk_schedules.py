@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,12 +32,6 @@ class ChunkSchedule(str, Enum):
     def grouped(self) -> bool:
         """Whether groups of microbatches go through one chunk of a rank before the next."""
         return self in (ChunkSchedule.INTERLEAVED, ChunkSchedule.ZB_H1)
-
-    def chunk_counts(self, most: int) -> Iterable[int]:
-        """The numbers of chunks v that a rank can hold, up to ``most``; zero bubble's first form has one."""
-        if self.v_shaped:
-            return (2,) if most >= 2 else ()
-        return range(1, min(most, 1 if self is ChunkSchedule.ZB_H1 else most) + 1)
 
 
 @dataclass(frozen=True)

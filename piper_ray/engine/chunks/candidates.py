@@ -1,0 +1,107 @@
+"""Plans of one task: cut after fractional plans, with TMPCs that fit, then made better by moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.tables import DegreeTables
+from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
+from piper_ray.engine.kernels.chunk_moves import anneal, batch_seconds, fit_all
+from piper_ray.engine.kernels.chunk_stages import OrderedLayers
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_HEAT = 0.003
+"""Relative: by how much a move may make a plan worse at first."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan of a task that fits. cuts, choice: as in ``kernels.chunk_stages``. batch_s: simulated."""
+
+    task: Task
+    tables: DegreeTables
+    cuts: IndexArray
+    choice: IndexArray
+    batch_s: float
+
+
+class Candidates:
+    """Keeps the best plan of a task for each of its choices."""
+
+    def __init__(self, relaxation: Relaxation) -> None:
+        self._relaxation = relaxation
+        task = relaxation.task
+        self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
+        self._best: list[Candidate | None] = [None] * len(task.choices)
+        self._seed = 0
+
+    @property
+    def best(self) -> Candidate | None:
+        return min((x for x in self._best if x is not None), key=lambda x: x.batch_s, default=None)
+
+    def cut(self) -> None:
+        """Plans after the fractional plan, and after equal work."""
+        relaxation, task = self._relaxation, self._relaxation.task
+        s = task.shape.stages
+        for index, (tables, layers) in enumerate(zip(task.choices, self._layers, strict=True)):
+            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+            for cuts in (
+                _cuts(np.ones(task.tables.order.size), relaxation.layers_in, s),
+                _cuts(fastest_s, np.ones(s), s),
+                _cuts(np.ones(task.tables.order.size), np.ones(s), s),
+            ):
+                self._take(index, self._valued(tables, layers, cuts))
+
+    def move(self, moves: int, control: FloatArray) -> None:
+        """So many moves for the best plan of each choice that has one."""
+        relaxation = self._relaxation
+        for index, found in enumerate(self._best):
+            if found is None:
+                continue
+            cuts, choice = found.cuts.copy(), found.choice.copy()
+            self._seed += 1
+            batch_s = anneal(
+                self._layers[index],
+                relaxation.program,
+                relaxation.task.sync_s_per_byte,
+                relaxation.limits.held,
+                relaxation.task.memory_bytes,
+                cuts,
+                choice,
+                moves,
+                _HEAT,
+                self._seed,
+                control,
+            )
+            self._take(index, Candidate(found.task, found.tables, cuts, choice, float(batch_s)))
+
+    def _take(self, index: int, found: Candidate | None) -> None:
+        best = self._best[index]
+        if found is not None and (best is None or found.batch_s < best.batch_s):
+            self._best[index] = found
+
+    def _valued(self, tables: DegreeTables, layers: OrderedLayers, cuts: IndexArray) -> Candidate | None:
+        relaxation, task = self._relaxation, self._relaxation.task
+        choice = layers.option_start[:-1].copy()
+        if not fit_all(layers, relaxation.program, cuts, relaxation.limits.held, task.memory_bytes, choice):
+            return None
+        scratch = np.empty(choice.size, np.int64), np.empty(relaxation.program.kind.size + 1)
+        batch_s = batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch)
+        return Candidate(task, tables, cuts, choice, float(batch_s))
+
+
+def _cuts(size: FloatArray, wanted: FloatArray, chunks: int) -> IndexArray:
+    """int64[chunks + 1]: runs of layers of given sizes whose parts of the whole are about those wanted; none is empty."""
+    ends = np.cumsum(size)
+    middles = ends - size / 2.0
+    targets = np.cumsum(wanted)[:-1] / wanted.sum() * ends[-1]
+    cuts = np.concatenate([[0], np.searchsorted(middles, targets), [size.size]]).astype(np.int64)
+    for k in range(1, chunks):
+        cuts[k] = max(cuts[k], cuts[k - 1] + 1)
+    for k in range(chunks - 1, 0, -1):
+        cuts[k] = min(cuts[k], cuts[k + 1] - 1)
+    return cuts

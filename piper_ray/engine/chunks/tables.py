@@ -1,0 +1,273 @@
+"""The arrays of one tensor-parallel degree: layers in an order, what they may run, and what every border costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from piper_ray.cost.split_passes import SplitPasses, split_passes
+from piper_ray.cost.variants import Variant
+from piper_ray.engine.kernels.chunk_bound import ACTIVATION, COLUMNS, FIXED, WEIGHTS, LayerKinds
+from piper_ray.engine.kernels.chunk_stages import OrderedLayers
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.downsets import Lattice, build_lattice
+from piper_ray.engine.lattice.graph import LayerGraph, build_graph, descendants
+from piper_ray.model.instance import Edge, Instance, Tmpc
+
+_MOST_DOWNSETS = 100_000
+"""Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
+
+_WIDE = 4
+"""Windows of more chunks are rounded outwards, to an eighth of all chunks, so that many layers share one."""
+
+
+@dataclass(frozen=True)
+class ModelOrder:
+    """The layers front to back, in an order that edges run along.
+
+    layers: ids by position. before, behind: int64[n], how many layers must come before and behind each. crossing_edges:
+    for each number of layers behind a border the fewest that cross it: see ``_Borders``.
+    """
+
+    instance: Instance
+    graph: LayerGraph
+    layers: tuple[int, ...]
+    before: IndexArray
+    behind: IndexArray
+
+    @classmethod
+    def of(cls, instance: Instance) -> ModelOrder:
+        graph = build_graph(instance, without_contraction())
+        n = graph.size
+        reached = descendants(graph.successors)
+        behind = np.array([mask.bit_count() for mask in reached], np.int64)
+        before = np.zeros(n, np.int64)
+        for mask in reached:
+            for v in range(n):
+                before[v] += mask >> v & 1
+        return cls(instance, graph, tuple(reversed(graph.layer_ids)), before[::-1].copy(), behind[::-1].copy())
+
+    @property
+    def size(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        return {layer: index for index, layer in enumerate(self.layers)}
+
+    @cached_property
+    def lattice(self) -> Lattice | None:
+        """None if it is too large to be looked through."""
+        count = count_downsets(self.graph)
+        return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
+
+    @cached_property
+    def neighbouring(self) -> tuple[bool, ...]:
+        """For each edge of the graph whether no layer can be in a chunk between those of its ends.
+
+        So it is if all other layers come before its tail or behind its head, by the edges.
+        """
+        reached = descendants(self.graph.successors)
+        n = self.graph.size
+        before = [0] * n
+        for v, mask in enumerate(reached):
+            for u in range(n):
+                if mask >> u & 1:
+                    before[u] |= 1 << v
+        everything = (1 << n) - 1
+        return tuple(
+            before[tail] | reached[head] | 1 << tail | 1 << head == everything for tail, head, _ in self.graph.edges
+        )
+
+
+@dataclass(frozen=True)
+class DegreeTables:
+    """One t, and what layers may run at it. tmpcs: for each position, the fastest first."""
+
+    order: ModelOrder
+    degree: int
+    tmpcs: tuple[tuple[Tmpc, ...], ...]
+
+    @classmethod
+    def of(cls, order: ModelOrder, degree: int, variants: Iterable[Variant]) -> DegreeTables | None:
+        """What any of the variants allows. None if some layer may run nothing."""
+        listed = list(variants)
+        found = []
+        for layer in order.layers:
+            allowed = {tmpc.id: tmpc for variant in listed for tmpc in variant.tmpcs[layer]}
+            if not allowed:
+                return None
+            found.append(_undominated(list(allowed.values())))
+        return cls(order, degree, tuple(found))
+
+    @cached_property
+    def passes(self) -> tuple[tuple[SplitPasses, ...], ...]:
+        return tuple(tuple(split_passes(tmpc) for tmpc in row) for row in self.tmpcs)
+
+    @cached_property
+    def option_start(self) -> IndexArray:
+        return offsets(len(row) for row in self.tmpcs)
+
+    @cached_property
+    def least_s(self) -> float:
+        """Of all layers together, for one microbatch."""
+        return sum(sum(row[0]) for row in self.passes)
+
+    @cached_property
+    def least_weights_bytes(self) -> float:
+        return sum(min(tmpc.weights_bytes for tmpc in row) for row in self.tmpcs)
+
+    def figures(self, data_parallel_degree: int) -> FloatArray:
+        """float64[options, COLUMNS]"""
+        found = np.zeros((int(self.option_start[-1]), COLUMNS))
+        at = 0
+        for row, passes in zip(self.tmpcs, self.passes, strict=True):
+            for tmpc, seconds in zip(row, passes, strict=True):
+                found[at, :3] = seconds
+                found[at, WEIGHTS] = tmpc.weights_bytes
+                found[at, ACTIVATION] = tmpc.activation_bytes
+                found[at, FIXED] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
+                at += 1
+        return found
+
+    def layers(self, data_parallel_degree: int) -> OrderedLayers:
+        instance, position = self.order.instance, self.order.position
+        bandwidth = instance.bandwidth_bytes_per_s
+        edges = [edge for edge in instance.edges if self._costs(edge)]
+        charge_s: list[float] = []
+        tail_charge, head_charge = [], []
+        for edge in edges:
+            tail_charge.append(len(charge_s))
+            charge_s += [size / bandwidth for size in self._sent_bytes(edge)]
+            head_charge.append(len(charge_s))
+            charge_s += [size / bandwidth for size in self._received_bytes(edge)]
+        ends = [sorted(position[layer] for layer in tensor.layers) for tensor in instance.tensors]
+        return frozen(
+            OrderedLayers(
+                self.option_start,
+                self.figures(data_parallel_degree),
+                _integers(position[edge.source] for edge in edges),
+                _integers(position[edge.target] for edge in edges),
+                _integers(tail_charge),
+                _integers(head_charge),
+                np.array(charge_s, np.float64),
+                offsets(len(row) for row in ends),
+                _integers(x for row in ends for x in row),
+                np.array([tensor.forward_bytes / bandwidth for tensor in instance.tensors], np.float64),
+                np.array([tensor.backward_bytes / bandwidth for tensor in instance.tensors], np.float64),
+            )
+        )
+
+    def _costs(self, edge: Edge) -> bool:
+        return any((*self._sent_bytes(edge), *self._received_bytes(edge)))
+
+    def _sent_bytes(self, edge: Edge) -> list[float]:
+        """In the chunk of its tail, for each option of that layer, in either direction."""
+        row = self.tmpcs[self.order.position[edge.source]]
+        return [edge.communication_bytes + tmpc.backward_sync_bytes.get(edge.target, 0.0) for tmpc in row]
+
+    def _received_bytes(self, edge: Edge) -> list[float]:
+        row = self.tmpcs[self.order.position[edge.target]]
+        return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
+
+    @cached_property
+    def border_s(self) -> tuple[FloatArray, FloatArray]:
+        """float64[n + 1] each: the least that a border with so many layers behind it makes the chunk before it send, and
+        the one behind it receive, in either direction. Only what no chunk can lie between counts."""
+        n = self.order.size
+        sent, received = np.full(n + 1, np.inf), np.full(n + 1, np.inf)
+        lattice = self.order.lattice
+        if lattice is None:
+            return np.zeros(n + 1), np.zeros(n + 1)
+        bandwidth = self.order.instance.bandwidth_bytes_per_s
+        edges = [self.order.instance.edges[index] for _, _, index in self.order.graph.edges]
+        near = np.array(self.order.neighbouring, np.bool_)
+        out_s = np.array([min(self._sent_bytes(edge)) for edge in edges], np.float64) / bandwidth * near
+        in_s = np.array([min(self._received_bytes(edge)) for edge in edges], np.float64) / bandwidth * near
+        start = lattice.arrays.crossing_start
+        sizes = np.repeat(np.arange(lattice.levels), np.diff(lattice.arrays.level_start))
+        for least, charge in ((sent, out_s), (received, in_s)):
+            sums = np.concatenate([[0.0], np.cumsum(charge[lattice.arrays.crossing])])
+            np.minimum.at(least, sizes, np.maximum(0.0, sums[start[1:]] - sums[start[:-1]]))
+        return sent * (1.0 - 1e-12), received * (1.0 - 1e-12)
+
+    def crossing_s(self, rank_of: IndexArray) -> FloatArray:
+        """float64[s]: the least that each chunk sends and receives, in either direction."""
+        s, n = rank_of.size, self.order.size
+        sent, received = self.border_s
+        found = np.zeros(s)
+        for k in range(s - 1):  # the border between chunks k and k + 1
+            if rank_of[k] != rank_of[k + 1]:
+                sizes = slice(s - 1 - k, n - k)
+                found[k] += sent[sizes].min()
+                found[k + 1] += received[sizes].min()
+        return found
+
+    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
+        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else windows are as they are.
+
+        Chunks are not empty. So a layer is in chunk k only if enough layers are left that may be in those before, and
+        in those behind: all but it and those that must come on its other side.
+        """
+        n = self.order.size
+        figures = self.figures(data_parallel_degree)
+        grouped: dict[tuple[int, int, bytes], int] = {}
+        for x in range(n):
+            first = max(0, stages - 1 - (n - 1 - int(self.order.before[x])))
+            last = min(stages - 1, n - 1 - int(self.order.behind[x]))
+            if rounded and last - first >= _WIDE:
+                first, last = (0, stages - 1) if 2 * stages <= n else (first, last)
+            key = first, last, figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
+            grouped[key] = grouped.get(key, 0) + 1
+        rows = [np.frombuffer(options).reshape(-1, COLUMNS) for _, _, options in grouped]
+        return frozen(
+            LayerKinds(
+                _integers(grouped.values()),
+                _integers(first for first, _, _ in grouped),
+                _integers(last for _, last, _ in grouped),
+                offsets(len(row) for row in rows),
+                np.concatenate(rows),
+            )
+        )
+
+
+def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:
+    """Those that no other is as good as in every plan, the fastest first; of equal ones the first stays."""
+    kept: list[Tmpc] = []
+    for tmpc in sorted(tmpcs, key=_fastest_first):
+        if not any(_never_worse(other, tmpc) for other in kept):
+            kept.append(tmpc)
+    return tuple(kept)
+
+
+def _fastest_first(tmpc: Tmpc) -> tuple[float, ...]:
+    return (
+        sum(split_passes(tmpc)),
+        tmpc.weights_bytes,
+        tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes,
+        sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()),
+    )
+
+
+def _never_worse(one: Tmpc, other: Tmpc) -> bool:
+    """Memory is a y + b + shared / d. It is linear in 1 / d, and y is 0 or more: while its rank holds the most, a chunk may
+    have nothing in flight."""
+    return (
+        all(mine <= theirs for mine, theirs in zip(split_passes(one), split_passes(other), strict=True))
+        and one.weights_bytes <= other.weights_bytes
+        and one.activation_bytes <= other.activation_bytes
+        and one.fixed_bytes <= other.fixed_bytes
+        and one.fixed_bytes + one.shared_bytes <= other.fixed_bytes + other.shared_bytes
+        and all(size <= other.forward_sync_bytes.get(u, 0.0) for u, size in one.forward_sync_bytes.items())
+        and all(size <= other.backward_sync_bytes.get(w, 0.0) for w, size in one.backward_sync_bytes.items())
+    )
+
+
+def _integers(values: Iterable[int]) -> IndexArray:
+    return np.array(list(values), np.int64)
