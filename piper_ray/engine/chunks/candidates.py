@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ class Candidate:
 
 
 class Candidates:
-    """Keeps the best plan of a task for each of its choices."""
+    """Keeps the best plan of a task for each of its choices. lock: one at a time may look for plans."""
 
     def __init__(self, relaxation: Relaxation) -> None:
         self._relaxation = relaxation
@@ -38,19 +39,20 @@ class Candidates:
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
         self._best: list[Candidate | None] = [None] * len(task.choices)
         self._seed = 0
+        self.lock = threading.Lock()
 
     @property
     def best(self) -> Candidate | None:
         return min((x for x in self._best if x is not None), key=lambda x: x.batch_s, default=None)
 
-    def cut(self) -> None:
-        """Plans after the fractional plan, and after equal work."""
-        relaxation, task = self._relaxation, self._relaxation.task
+    def cut(self, layers_in: FloatArray) -> None:
+        """Plans after a fractional plan, float64[stages], and after equal work."""
+        task = self._relaxation.task
         s = task.shape.stages
         for index, (tables, layers) in enumerate(zip(task.choices, self._layers, strict=True)):
             fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
             for cuts in (
-                _cuts(np.ones(task.tables.order.size), relaxation.layers_in, s),
+                _cuts(np.ones(task.tables.order.size), layers_in, s),
                 _cuts(fastest_s, np.ones(s), s),
                 _cuts(np.ones(task.tables.order.size), np.ones(s), s),
             ):

@@ -1,14 +1,19 @@
-"""The bound of one task: prices of paths, improved against the fractional plans that they lead to."""
+"""The bound of a case of a task: prices of paths, improved against the fractional plans that they lead to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import (
     FORWARD_S,
+    HUB,
+    INPUT_S,
+    NO_LIMIT,
+    UNITS,
     WEIGHT_S,
     WEIGHTS,
     LayerKinds,
@@ -19,137 +24,287 @@ from piper_ray.engine.kernels.chunk_bound import (
     cells,
     least_priced_s,
     mean_held,
-    spread_s,
+    spread,
+    window,
 )
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, build_program, critical_path, simulate_chunks
-from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _MOST_PATHS = 160
 _SLOWER = 0.25
+_UNIT = 1.0 - 1e-9
+"""Of the time of the most frequent layer: a little less, so that rounding leaves it a whole unit."""
+_LEAST_S = 1e-30
 _ROUNDING = 1e-9
 """Relative: what sums of prices and seconds may be off."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """Which plans of a task are meant. hub: the chunk of the layer that many read; None: any.
+
+    least_units, most_units: float64[p], of each rank, in layers of the most frequent kind, others rounded down; None: any
+    number.
+    """
+
+    hub: int | None = None
+    least_units: FloatArray | None = None
+    most_units: FloatArray | None = None
+
+
+@dataclass
+class _Prices:
+    """Paths through the event graph so far, and what they and the ranks' limits are priced."""
+
+    counts: FloatArray
+    rank: IndexArray
+    paths: int
+    path: FloatArray
+    memory: FloatArray
+    units: FloatArray
+    share: FloatArray
+
+    def copy(self) -> _Prices:
+        return _Prices(
+            self.counts.copy(),
+            self.rank.copy(),
+            self.paths,
+            self.path.copy(),
+            self.memory.copy(),
+            self.units.copy(),
+            self.share.copy(),
+        )
+
+
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the task takes less; it rises. ``layers_in``: how many layers each chunk has in the best
-    fractional plan so far, which has to keep the memory limit only about."""
+    """``lower_s``: no batch of the case takes less; it rises. ``layers_in``: how many layers each chunk has in the last
+    fractional plan, which keeps the limits only about."""
 
     task: Task
+    case: Case
     program: ChunkProgram
     limits: ShapeLimits
     exact_kinds: LayerKinds
     kinds: LayerKinds
+    unit_s: float
     lower_s: float
+    prices: _Prices
     layers_in: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
-        p, s = self.task.shape.ranks, self.task.shape.stages
-        self._counts = np.zeros((_MOST_PATHS, s, PASSES))
-        self._rank = np.zeros(_MOST_PATHS, np.int64)
-        self._path = np.zeros(_MOST_PATHS)
-        self._memory = np.zeros(p)
         self._end_s = np.empty(self.program.kind.size + 1)
-        self._paths = 0
-        self._share = _even_shares(self.kinds)
-        self.layers_in = self._count_layers(self._share)
-        # The path of each rank that has more to do than others, where all else is even.
-        held = spread_s(self.kinds, self.limits, self._share, s)
-        even = np.broadcast_to(held.mean(axis=0), held.shape)
-        for rank in range(p):
-            slower = even.copy()
-            slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER
-            self._add_paths(slower)
-        self._path[: self._paths] = 1.0 / self._paths
+        self._target_s = np.inf
+        self._hub = -1
+        self._narrow()
+        self.layers_in = self._count_layers(self.prices.share)
 
     @classmethod
     def of(cls, task: Task) -> Relaxation | None:
-        """None if the schedule cannot run so: its ranks would wait for each other."""
-        shape = task.shape
-        runs, program = build_program(
-            shape.schedule.code, shape.ranks, shape.chunks, shape.microbatches, shape.group
-        )
+        """All plans of a task. None if none fits, or the schedule cannot run so as its ranks would wait for each other."""
+        shape, d = task.shape, task.data_parallel_degree
+        p = shape.ranks
+        runs, program = build_program(shape.schedule.code, p, shape.chunks, shape.microbatches, shape.group)
         if not runs:
             return None
-        d = task.data_parallel_degree
         limits = ShapeLimits(
-            task.tables.crossing_s(program.rank_of), mean_held(program), task.sync_s_per_byte, task.memory_bytes
+            task.tables.crossing_s(program.rank_of),
+            mean_held(program),
+            program.rank_of,
+            task.sync_s_per_byte,
+            task.memory_bytes,
+            np.zeros(p),
+            np.full(p, NO_LIMIT),
         )
         exact = task.tables.kinds(shape.stages, d, rounded=False)
-        return cls(task, program, limits, exact, task.tables.kinds(shape.stages, d, rounded=True), task.lower_s)
+        none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
+        byte_each = Prices(np.zeros(0), np.ones(p), np.zeros(p))
+        # Every rank's least bytes together: above nothing if they are more than there are.
+        if least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
+            return None
+        kinds = task.tables.kinds(shape.stages, d, rounded=True)
+        prices = _Prices(
+            np.zeros((_MOST_PATHS, shape.stages, PASSES)),
+            np.zeros(_MOST_PATHS, np.int64),
+            0,
+            np.zeros(_MOST_PATHS),
+            np.zeros(p),
+            np.zeros(p),
+            _even_shares(kinds),
+        )
+        found = cls(
+            task, Case(), program, limits, exact, kinds, _unit_seconds(exact, task), task.lower_s, prices
+        )
+        found._add_first_paths()
+        return found
 
-    def improve(self, looks: int, rounds: int) -> None:
-        """Looks for better prices ``looks`` times, and adds the longest paths of the fractional plans on the way."""
-        for _ in range(looks):
-            paths = Paths(self._counts[: self._paths], self._rank[: self._paths])
-            prices = Prices(self._path[: self._paths], self._memory)
-            average = better_prices(
-                self.kinds,
-                self.limits,
-                self.program.rank_of,
-                paths,
-                prices,
-                self._share,
-                self.task.lower_s,
-                rounds,
+    def with_case(self, case: Case) -> Relaxation:
+        """Fewer plans of the same task, beginning with the prices found so far."""
+        limits = self.limits._replace(
+            least_units=self.limits.least_units.copy(), most_units=self.limits.most_units.copy()
+        )
+        copied = [
+            kinds._replace(
+                first_chunk=kinds.first_chunk.copy(), last_chunk=kinds.last_chunk.copy(), figures=kinds.figures.copy()
             )
-            found_s = least_priced_s(self.exact_kinds, self.limits, self.program.rank_of, paths, prices)
-            self.lower_s = max(self.lower_s, found_s * (1.0 - _ROUNDING))
-            self.layers_in = self._count_layers(average)
-            self._make_room()
-            self._add_paths(spread_s(self.kinds, self.limits, average, self.program.rank_of.size))
+            for kinds in (self.exact_kinds, self.kinds)
+        ]
+        found = replace(
+            self, case=case, limits=limits, exact_kinds=copied[0], kinds=copied[1], prices=self.prices.copy()
+        )
+        found.aim(self._target_s)
+        return found
+
+    def aim(self, target_s: float) -> None:
+        """From now on only plans that take less than ``target_s`` matter: that limits what ranks hold."""
+        if not np.isfinite(target_s):
+            return
+        self._target_s = target_s
+        for kinds in (self.exact_kinds, self.kinds):
+            kinds.figures[:, UNITS] = np.floor(_rank_seconds(kinds, self.task) / self.unit_s)
+        self.limits.most_units[:] = self.units_before(target_s)
+        if self.case.most_units is not None:
+            np.minimum(self.limits.most_units, self.case.most_units, out=self.limits.most_units)
+        if self.case.least_units is not None:
+            self.limits.least_units[:] = self.case.least_units
+
+    def units_before(self, target_s: float) -> FloatArray:
+        """float64[p]: the most units that a rank can have in plans that take less."""
+        crossing_s = np.bincount(self.program.rank_of, 2.0 * self.limits.crossing_s, self.task.shape.ranks)
+        found: FloatArray = np.floor((target_s / self.task.shape.microbatches - crossing_s) / self.unit_s)
+        return found
+
+    def hub_chunks(self) -> range:
+        """Those that the hub may be in; none without a hub."""
+        for kind in np.flatnonzero(self.exact_kinds.side == HUB).tolist():
+            return range(int(self.exact_kinds.first_chunk[kind]), int(self.exact_kinds.last_chunk[kind]) + 1)
+        return range(0)
+
+    def cases(self) -> Iterator[Case]:
+        """Cases that hold all plans of this one together; none if there are none worth telling apart.
+
+        First the hub's chunk. Then: no rank has as many units as the best known plan would let it, or rank r has.
+        """
+        if self.case.hub is None and len(self.hub_chunks()) > 1:
+            for chunk in self.hub_chunks():
+                yield replace(self.case, hub=chunk)
+        elif self.case.most_units is None and np.isfinite(self._target_s):
+            most = self.units_before(self._target_s).max()
+            p = self.task.shape.ranks
+            yield replace(self.case, most_units=np.full(p, most - 1.0), least_units=np.zeros(p))
+            for rank in range(p):
+                if self.limits.most_units[rank] >= most:
+                    least = np.zeros(p)
+                    least[rank] = most
+                    yield replace(self.case, most_units=np.full(p, most), least_units=least)
+
+    def improve(self, rounds: int) -> None:
+        """Looks for better prices, and adds the longest paths of the fractional plan on the way."""
+        if self.task.lower_s <= 0.0:
+            return  # nothing takes any time
+        prices = self.prices
+        paths = Paths(prices.counts[: prices.paths], prices.rank[: prices.paths])
+        priced = Prices(prices.path[: prices.paths], prices.memory, prices.units)
+        average = better_prices(
+            self.kinds, self.limits, self._hub, paths, priced, prices.share, self.task.lower_s, rounds
+        )
+        found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, paths, priced)
+        self.lower_s = max(self.lower_s, min(found_s * (1.0 - _ROUNDING), self._target_s))
+        self.layers_in = self._count_layers(average)
+        held = spread(self.kinds, self.limits, average, self._hub)
+        held[:, FORWARD_S] += self.limits.crossing_s
+        held[:, INPUT_S] += self.limits.crossing_s
+        self._make_room()
+        self._add_paths(held)
+
+    def _narrow(self) -> None:
+        """Windows beside a hub whose chunk is given."""
+        hub = self.case.hub
+        if hub is None:
+            return
+        self._hub = hub
+        for kinds in (self.exact_kinds, self.kinds):
+            for kind in range(kinds.count.size):
+                kinds.first_chunk[kind], kinds.last_chunk[kind] = window(kinds, kind, hub)
+        self.prices.share = _even_shares(self.kinds)
+
+    def _add_first_paths(self) -> None:
+        """The path of each rank that has more to do than others, where all else is even."""
+        held = spread(self.kinds, self.limits, self.prices.share, -1)
+        even = np.broadcast_to(held.mean(axis=0), held.shape)
+        for rank in range(min(self.task.shape.ranks, _MOST_PATHS // 2 - 1)):
+            slower = even.copy()
+            slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER
+            self._add_paths(slower)
+        self.prices.path[: self.prices.paths] = 1.0 / self.prices.paths
 
     def _add_paths(self, held: FloatArray) -> None:
         """The longest of what the chunks hold: two where there are several."""
-        weights = np.bincount(self.program.rank_of, held[:, WEIGHTS], self._memory.size)
+        prices = self.prices
+        weights = np.bincount(self.program.rank_of, held[:, WEIGHTS], prices.memory.size)
         sync_s = weights * self.limits.sync_s_per_byte
         simulate_chunks(self.program, held[:, FORWARD_S : WEIGHT_S + 1], sync_s, self._end_s)
         for along_rank in (True, False):
-            at = self._paths
+            at = prices.paths
             if at == _MOST_PATHS:
                 return
-            self._rank[at] = critical_path(self.program, sync_s, self._end_s, along_rank, self._counts[at])
-            if any(np.array_equal(self._counts[at], self._counts[other]) for other in range(max(0, at - 8), at)):
-                continue
-            self._path[at] = 0.0
-            self._paths += 1
+            prices.rank[at] = critical_path(self.program, sync_s, self._end_s, along_rank, prices.counts[at])
+            if not any(np.array_equal(prices.counts[at], prices.counts[other]) for other in range(max(0, at - 8), at)):
+                prices.path[at] = 0.0
+                prices.paths += 1
 
     def _make_room(self) -> None:
         """Drops the paths of the least price, so that two more find room."""
-        if self._paths + 2 <= _MOST_PATHS:
+        prices = self.prices
+        if prices.paths + 2 <= _MOST_PATHS:
             return
-        kept = np.sort(np.argsort(-self._path[: self._paths], kind="stable")[: _MOST_PATHS * 3 // 4])
-        count = kept.size
-        self._counts[:count] = self._counts[kept]
-        self._rank[:count] = self._rank[kept]
-        self._path[:count] = self._path[kept]
-        self._paths = count
+        kept = np.sort(np.argsort(-prices.path[: prices.paths], kind="stable")[: _MOST_PATHS * 3 // 4])
+        prices.paths = kept.size
+        for values in (prices.counts, prices.rank, prices.path):
+            values[: kept.size] = values[kept]
 
     def _count_layers(self, share: FloatArray) -> FloatArray:
         """float64[s]"""
         found = np.zeros(self.task.shape.stages)
         at = 0
-        for count, first, last, options in zip(
-            self.kinds.count.tolist(),
-            self.kinds.first_chunk.tolist(),
-            self.kinds.last_chunk.tolist(),
-            np.diff(self.kinds.option_start).tolist(),
-            strict=True,
-        ):
-            width = last - first + 1
-            found[first : last + 1] += count * share[at : at + width * options].reshape(width, options).sum(axis=1)
+        for count, first, width, options in _windows(self.kinds):
+            of_kind = share[at : at + width * options].reshape(width, options)
+            found[first : first + width] += count * of_kind.sum(axis=1)
             at += width * options
         return found
+
+
+def _windows(kinds: LayerKinds) -> Iterator[tuple[int, int, int, int]]:
+    """For each kind how many layers, their first chunk, how many chunks they may be in, and their options."""
+    options = np.diff(kinds.option_start)
+    width = np.maximum(0, kinds.last_chunk - kinds.first_chunk + 1)
+    return zip(kinds.count.tolist(), kinds.first_chunk.tolist(), width.tolist(), options.tolist(), strict=True)
 
 
 def _even_shares(kinds: LayerKinds) -> FloatArray:
     """Each layer evenly over the chunks that it may be in, with its fastest option."""
     share = np.zeros(cells(kinds))
     at = 0
-    for first, last, options in zip(
-        kinds.first_chunk.tolist(), kinds.last_chunk.tolist(), np.diff(kinds.option_start).tolist(), strict=True
-    ):
-        width = last - first + 1
-        share[at : at + width * options : options] = 1.0 / width
+    for _, _, width, options in _windows(kinds):
+        share[at : at + width * options : options] = 1.0 / max(1, width)
         at += width * options
     return share
+
+
+def _rank_seconds(kinds: LayerKinds, task: Task) -> FloatArray:
+    """float64[options]: seconds of the rank for a microbatch, with its part of the synchronisation."""
+    sync_s = kinds.figures[:, WEIGHTS] * task.sync_s_per_byte
+    found: FloatArray = kinds.figures[:, FORWARD_S : WEIGHT_S + 1].sum(axis=1) + sync_s / task.shape.microbatches
+    return found
+
+
+def _unit_seconds(kinds: LayerKinds, task: Task) -> float:
+    """What a microbatch takes on a layer of those that are alike and take the most together, or hardly less."""
+    seconds = _rank_seconds(kinds, task)
+    together: dict[float, float] = {}
+    for count, first, end in zip(
+        kinds.count.tolist(), kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True
+    ):
+        least_s = float(seconds[first:end].min())
+        together[least_s] = together.get(least_s, 0.0) + count * least_s
+    return max(_LEAST_S, max(together, key=lambda least_s: (together[least_s], least_s)) * _UNIT)

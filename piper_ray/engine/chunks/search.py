@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from piper_ray.engine.chunks.candidates import Candidate, Candidates
-from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.stop import INTERRUPT, Stop
@@ -29,51 +29,77 @@ _LOOK_S = 0.05
 
 
 class Effort(NamedTuple):
-    """looks, rounds: as in ``Relaxation.improve``. moves: of its best plans."""
+    """looks, rounds: for better prices, see ``Relaxation.improve``. moves: of the task's best plans."""
 
     looks: int
     rounds: int
     moves: int
 
 
-EFFORTS = (Effort(2, 100, 400), Effort(8, 150, 4_000), Effort(25, 250, 20_000), Effort(40, 400, 40_000))
-"""What is done for a task, the first time it is the one of the least bound, the second time, and so on."""
+EFFORTS = (Effort(1, 60, 0), Effort(6, 100, 1_000), Effort(15, 150, 8_000))
+"""What is done for a case, the first time it is the one of the least bound, the second time, and so on; then it is split."""
+
+LAST_EFFORTS = (Effort(10, 200, 10_000), Effort(20, 400, 20_000))
+"""What follows for a case that cannot be split."""
 
 
 @dataclass
-class _Work:
-    """A task under way. done: efforts made."""
+class Node:
+    """A case of a task. done: efforts made; relaxation, candidates: None before the first."""
 
     task: Task
     lower_s: float
     done: int = 0
     relaxation: Relaxation | None = None
     candidates: Candidates | None = None
+    whole: bool = True  # all plans of the task
 
-    def run(self, control: FloatArray) -> Candidate | None:
-        """The next effort. control[0] is the best time known, control[1] the wish to stop."""
-        effort = EFFORTS[self.done]
-        if self.done == 0:
+    def run(self, control: FloatArray) -> Outcome:
+        """The next effort, or the cases to go on with. control[0] is the best time known, control[1] the wish to stop."""
+        if self.done == 0 and self.relaxation is None:
             self.relaxation = Relaxation.of(self.task)
-            if self.relaxation is not None:
-                self.candidates = Candidates(self.relaxation)
+            if self.relaxation is None:
+                self.lower_s = np.inf
+                return Outcome(None, [])
+            self.candidates = Candidates(self.relaxation)
+        assert self.relaxation is not None and self.candidates is not None
+        if self.done == len(EFFORTS):
+            children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
+            if children:
+                return Outcome(None, children)
+        effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
         self.done += 1
-        if self.relaxation is None or self.candidates is None:
-            self.lower_s = np.inf
-            return None
         for _ in range(effort.looks):
-            self.relaxation.improve(1, effort.rounds)
+            self.relaxation.aim(control[0])
+            self.relaxation.improve(effort.rounds)
             self.lower_s = max(self.lower_s, self.relaxation.lower_s)
             if self.lower_s >= control[0] * (1.0 - PROOF):
-                return None
+                return Outcome(None, [])
             if control[1] != 0.0:
                 break
-        self.candidates.cut()
-        self.candidates.move(effort.moves, control)
-        best = self.candidates.best
+        with self.candidates.lock:
+            self.candidates.cut(self.relaxation.layers_in)
+            if self.whole:
+                self.candidates.move(effort.moves, control)
+            best = self.candidates.best
         if best is not None:
             control[0] = min(control[0], best.batch_s)
-        return best
+        return Outcome(best, [])
+
+    def _child(self, case: Case, candidates: Candidates) -> Node:
+        assert self.relaxation is not None
+        return Node(self.task, self.lower_s, 1, self.relaxation.with_case(case), candidates, whole=False)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.done == len(EFFORTS) + len(LAST_EFFORTS)
+
+
+class Outcome(NamedTuple):
+    """best: the task's best plan so far. children: cases that take the node's place; none: it stays."""
+
+    best: Candidate | None
+    children: list[Node]
 
 
 @dataclass
@@ -88,10 +114,11 @@ class ChunkSearch:
     best: Candidate | None = None
     stopped_by: str | None = None
     bounded: int = 0
+    cases: int = 0
 
     def __post_init__(self) -> None:
         self._control = np.array([np.inf, 0.0])
-        self._work = [_Work(task, task.lower_s) for task in self.tasks]
+        self._nodes = {index: Node(task, task.lower_s) for index, task in enumerate(self.tasks)}
 
     @property
     def upper_s(self) -> float:
@@ -100,7 +127,7 @@ class ChunkSearch:
     @property
     def lower_s(self) -> float:
         """No plan's batch takes less. inf: there is no plan."""
-        return min([self.upper_s, *(work.lower_s for work in self._work)])
+        return min([self.upper_s, *(node.lower_s for node in list(self._nodes.values()))])
 
     @property
     def proved(self) -> bool:
@@ -108,32 +135,29 @@ class ChunkSearch:
 
     def run(self) -> None:
         """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first."""
-        waiting = [(work.lower_s, index) for index, work in enumerate(self._work)]
+        waiting = [(node.lower_s, index) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
-        running: dict[Future[Candidate | None], int] = {}
+        running: dict[Future[Outcome], int] = {}
         with ThreadPoolExecutor(self.threads) as pool:
             try:
                 while (waiting or running) and not self._ends():
                     while waiting and len(running) < self.threads:
                         _, index = heapq.heappop(waiting)
-                        work = self._work[index]
-                        if work.lower_s >= self.upper_s * (1.0 - PROOF):
-                            waiting.clear()
-                        elif work.done == len(EFFORTS):
-                            # No other effort raises the least bound.
-                            waiting.clear()
-                        else:
-                            self.bounded += work.done == 0
-                            running[pool.submit(work.run, self._control)] = index
+                        node = self._nodes[index]
+                        if node.exhausted or node.lower_s >= self.upper_s * (1.0 - PROOF):
+                            waiting.clear()  # no other effort raises the least bound
+                            break
+                        self.bounded += node.whole and node.done == 0
+                        running[pool.submit(node.run, self._control)] = index
                     done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
                     for future in done:
                         index = running.pop(future)
-                        self._take(future.result())
-                        heapq.heappush(waiting, (self._work[index].lower_s, index))
+                        for entry in self._take(index, future.result()):
+                            heapq.heappush(waiting, (self._nodes[entry].lower_s, entry))
             finally:
                 self._control[1] = 1.0  # for those that still run, if it ends early
-            for future in running:
-                self._take(future.result())
+            for future, index in running.items():
+                self._take(index, future.result())
         if self.stopped_by is None and not self.proved:
             self.stopped_by = BOUND
 
@@ -146,9 +170,20 @@ class ChunkSearch:
             self.stopped_by = GAP
         return self.stopped_by is not None
 
-    def _take(self, found: Candidate | None) -> None:
+    def _take(self, index: int, outcome: Outcome) -> list[int]:
+        """The nodes to go on with."""
+        found = outcome.best
         if found is not None and (self.best is None or _rank(found) < _rank(self.best)):
             self.best = found
+        if not outcome.children:
+            return [index]
+        self.cases += len(outcome.children)
+        first = max(self._nodes) + 1
+        added = dict(enumerate(outcome.children, first))
+        nodes = {**self._nodes, **added}
+        del nodes[index]
+        self._nodes = nodes
+        return list(added)
 
 
 def _rank(found: Candidate) -> tuple[float, int, int]:

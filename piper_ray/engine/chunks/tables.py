@@ -10,7 +10,20 @@ import numpy as np
 
 from piper_ray.cost.split_passes import SplitPasses, split_passes
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.kernels.chunk_bound import ACTIVATION, COLUMNS, FIXED, WEIGHTS, LayerKinds
+from piper_ray.engine.kernels.chunk_bound import (
+    ACTIVATION,
+    APART,
+    BEFORE_HUB,
+    BEHIND_HUB,
+    COLUMNS,
+    FIXED,
+    FROM_HUB_S,
+    HUB,
+    KIND_COLUMNS,
+    TO_HUB_S,
+    WEIGHTS,
+    LayerKinds,
+)
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import offsets
@@ -24,15 +37,18 @@ _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
 
 _WIDE = 4
-"""Windows of more chunks are rounded outwards, to an eighth of all chunks, so that many layers share one."""
+"""Where chunks are few, windows of more than these are taken for all chunks when prices are looked for, so that most layers
+are of few kinds."""
+
+_HUB_READERS = 3
+"""A layer that fewer others read is no hub."""
 
 
 @dataclass(frozen=True)
 class ModelOrder:
     """The layers front to back, in an order that edges run along.
 
-    layers: ids by position. before, behind: int64[n], how many layers must come before and behind each. crossing_edges:
-    for each number of layers behind a border the fewest that cross it: see ``_Borders``.
+    layers: ids by position. before, behind: int64[n], how many layers must come before and behind each.
     """
 
     instance: Instance
@@ -62,6 +78,30 @@ class ModelOrder:
         return {layer: index for index, layer in enumerate(self.layers)}
 
     @cached_property
+    def hub(self) -> int | None:
+        """The layer that the most bytes are read of by several others; None if none is read by many."""
+        readers: dict[int, list[float]] = {}
+        for edge in self.instance.edges:
+            if edge.communication_bytes > 0.0:
+                readers.setdefault(edge.source, []).append(edge.communication_bytes)
+        sizes = {layer: sum(sizes) for layer, sizes in readers.items() if len(sizes) >= _HUB_READERS}
+        return max(sizes, key=lambda layer: (sizes[layer], -self.position[layer]), default=None)
+
+    @cached_property
+    def sides(self) -> tuple[int, ...]:
+        """For each position how the layer lies to the hub."""
+        if self.hub is None:
+            return (APART,) * self.size
+        reached = descendants(self.graph.successors)
+        vertex = self.size - 1 - self.position[self.hub]
+        found = []
+        for x in range(self.size):
+            v = self.size - 1 - x
+            behind, before = reached[vertex] >> v & 1, reached[v] >> vertex & 1
+            found.append(HUB if v == vertex else BEHIND_HUB if behind else BEFORE_HUB if before else APART)
+        return tuple(found)
+
+    @cached_property
     def lattice(self) -> Lattice | None:
         """None if it is too large to be looked through."""
         count = count_downsets(self.graph)
@@ -69,7 +109,7 @@ class ModelOrder:
 
     @cached_property
     def neighbouring(self) -> tuple[bool, ...]:
-        """For each edge of the graph whether no layer can be in a chunk between those of its ends.
+        """For each edge of the graph whether no layer can be in a chunk between those of its ends, and it is not the hub's.
 
         So it is if all other layers come before its tail or behind its head, by the edges.
         """
@@ -82,7 +122,9 @@ class ModelOrder:
                     before[u] |= 1 << v
         everything = (1 << n) - 1
         return tuple(
-            before[tail] | reached[head] | 1 << tail | 1 << head == everything for tail, head, _ in self.graph.edges
+            before[tail] | reached[head] | 1 << tail | 1 << head == everything
+            and self.graph.layer_ids[tail] != self.hub
+            for tail, head, _ in self.graph.edges
         )
 
 
@@ -216,25 +258,37 @@ class DegreeTables:
         in those behind: all but it and those that must come on its other side.
         """
         n = self.order.size
-        figures = self.figures(data_parallel_degree)
-        grouped: dict[tuple[int, int, bytes], int] = {}
+        figures = np.zeros((int(self.option_start[-1]), KIND_COLUMNS))
+        figures[:, :COLUMNS] = self.figures(data_parallel_degree)
+        self._charge_hub(figures)
+        grouped: dict[tuple[int, int, int, bytes], int] = {}
         for x in range(n):
             first = max(0, stages - 1 - (n - 1 - int(self.order.before[x])))
             last = min(stages - 1, n - 1 - int(self.order.behind[x]))
-            if rounded and last - first >= _WIDE:
-                first, last = (0, stages - 1) if 2 * stages <= n else (first, last)
-            key = first, last, figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
+            if rounded and last - first >= _WIDE and 2 * stages <= n:
+                first, last = 0, stages - 1
+            options = figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
+            key = first, last, self.order.sides[x], options
             grouped[key] = grouped.get(key, 0) + 1
-        rows = [np.frombuffer(options).reshape(-1, COLUMNS) for _, _, options in grouped]
-        return frozen(
-            LayerKinds(
-                _integers(grouped.values()),
-                _integers(first for first, _, _ in grouped),
-                _integers(last for _, last, _ in grouped),
-                offsets(len(row) for row in rows),
-                np.concatenate(rows),
-            )
+        rows = [np.frombuffer(options).reshape(-1, KIND_COLUMNS) for _, _, _, options in grouped]
+        return LayerKinds(
+            _integers(grouped.values()),
+            _integers(first for first, _, _, _ in grouped),
+            _integers(last for _, last, _, _ in grouped),
+            _integers(side for _, _, side, _ in grouped),
+            offsets(len(row) for row in rows),
+            np.concatenate(rows),
         )
+
+    def _charge_hub(self, figures: FloatArray) -> None:
+        """Writes what each option pays for the hub's edge to its layer."""
+        bandwidth = self.order.instance.bandwidth_bytes_per_s
+        for edge in self.order.instance.edges:
+            if edge.source == self.order.hub:
+                x = self.order.position[edge.target]
+                options = slice(int(self.option_start[x]), int(self.option_start[x + 1]))
+                figures[options, FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
+                figures[options, TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
 
 
 def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:

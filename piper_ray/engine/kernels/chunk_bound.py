@@ -2,10 +2,18 @@
 
 Whatever its chunks are, a batch takes at least as long as each path through the event graph of its schedule, and so at
 least as long as any average of paths, which prices each chunk's forward seconds, gradients of inputs and of weights, and
-the synchronisation of its rank. Memory limits are priced besides: mu (bytes held - limit) <= 0 for plans that fit, with
-mu >= 0 and bytes held at any average of the moments of a rank. The least priced sum, in which each layer chooses the
-chunk and the TMPC that are cheapest for it, then is a bound for any prices. ``least_priced_s`` computes it;
-``better_prices`` looks for good ones, and need not be exact.
+the synchronisation of its rank. What a rank can hold is priced besides: mu (held - limit) <= 0 for all plans that matter,
+with mu >= 0. There are two such limits. Memory: the bytes held at any average of the moments of a rank. Units: a rank
+works m W + R seconds, in which no plan better than the best one known exceeds that one's time; so for any unit of time the
+layers of the rank, each in whole units rounded down, are no more than that time in whole units rounded down (Gomory, 1958).
+Where plans are told apart by the units of a rank, they may have to be some number at least, too. The least priced sum, in
+which each layer chooses the chunk and the TMPC that are cheapest for it, then is a bound for any prices:
+``least_priced_s`` computes it. ``better_prices`` looks for good ones, and need not be exact.
+
+Transfers: each border between chunks costs a least amount. One layer, the hub, may be told apart that many others read
+(an encoder's output, a mask): all layers that are on other ranks than the hub pay for its edge, and the bound is the least
+over the chunks that the hub may be in. Where the hub's chunk is given, what comes before it by the edges is in no later
+chunk, and what comes behind it in no earlier one.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -26,6 +34,22 @@ WEIGHTS = 3  # bytes
 ACTIVATION = 4  # bytes for each microbatch in flight
 FIXED = 5  # bytes, with the rank's part of what replicas share out
 COLUMNS = 6
+# Further columns of kinds.
+UNITS = 6  # whole units of time in a microbatch's passes and its part of the synchronisation
+FROM_HUB_S = 7  # in either direction, if it is on another rank than the hub
+TO_HUB_S = 8  # the same, in the hub's chunk
+KIND_COLUMNS = 9
+
+# How a kind lies to the hub.
+APART = 0
+BEFORE_HUB = 1
+BEHIND_HUB = 2
+HUB = 3
+
+NO_LIMIT = 1e18
+"""Units that stand for no limit."""
+
+_NEVER = -1e9
 
 
 class LayerKinds(NamedTuple):
@@ -34,21 +58,25 @@ class LayerKinds(NamedTuple):
     count: IndexArray  # int64[kinds]
     first_chunk: IndexArray  # int64[kinds]: stages first_chunk .. last_chunk
     last_chunk: IndexArray
+    side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
     option_start: IndexArray  # int64[kinds + 1]
-    figures: FloatArray  # float64[options, COLUMNS]
+    figures: FloatArray  # float64[options, KIND_COLUMNS]
 
 
 class ShapeLimits(NamedTuple):
     """What all plans of a shape share.
 
     crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[s], microbatches of each
-    chunk in flight, averaged over the moments at which its rank holds the most.
+    chunk in flight, averaged over the moments at which its rank holds the most. least_units, most_units: float64[p], of a rank.
     """
 
     crossing_s: FloatArray
     held: FloatArray
+    rank_of: IndexArray  # int64[s]
     sync_s_per_byte: float
     memory_bytes: float
+    least_units: FloatArray
+    most_units: FloatArray
 
 
 class Paths(NamedTuple):
@@ -59,10 +87,19 @@ class Paths(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """path: float64[paths], parts of 1. memory: float64[p], seconds for each byte, 0 or more."""
+    """path: float64[paths], parts of 1. memory: float64[p], seconds for each byte, 0 or more. units: float64[p],
+    seconds for each unit: above 0 where they are too many, below 0 where they are too few."""
 
     path: FloatArray
     memory: FloatArray
+    units: FloatArray
+
+
+class _Costs(NamedTuple):
+    """Prices by chunk and rank: of passes float64[s, PASSES], of synchronisation float64[p]."""
+
+    passes: FloatArray
+    sync: FloatArray
 
 
 @kernel
@@ -77,48 +114,78 @@ def mean_held(program: ChunkProgram) -> FloatArray:
 
 
 @kernel
-def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, rank_of: IndexArray, paths: Paths, prices: Prices) -> float:
-    """No plan of the shape takes less. inf if some kind has no place or no option."""
-    s = rank_of.size
-    passes, sync = _passes_priced(paths, prices.path, prices.memory.size)
-    total_s = -limits.memory_bytes * prices.memory.sum()
+def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices: Prices) -> tuple[float, int]:
+    """No plan of the shape takes less, and the hub's chunk that this comes from (-1: no hub). inf if some kind has no
+    place or no option."""
+    s = limits.rank_of.size
+    costs = _costs(limits, paths, prices.path)
+    fixed_s = -limits.memory_bytes * prices.memory.sum()
+    for r in range(prices.units.size):
+        if prices.units[r] != 0.0:
+            fixed_s -= prices.units[r] * (limits.most_units[r] if prices.units[r] > 0.0 else limits.least_units[r])
     for k in range(s):
-        total_s += (passes[k, 0] + passes[k, 1]) * limits.crossing_s[k]
+        fixed_s += (costs.passes[k, 0] + costs.passes[k, 1]) * limits.crossing_s[k]
+    first_hub, last_hub = -1, -1
     for c in range(kinds.count.size):
-        least_s = np.inf
-        for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
-            r = rank_of[k]
-            for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                least_s = min(least_s, _priced(kinds, o, passes[k], sync[r], prices.memory[r], limits, k))
-        total_s += kinds.count[c] * least_s
-    return float(total_s)
+        if kinds.side[c] == HUB:
+            first_hub, last_hub = kinds.first_chunk[c], kinds.last_chunk[c]
+    best_s, best_hub = np.inf, first_hub
+    for hub in range(first_hub, last_hub + 1):
+        total_s = fixed_s
+        for c in range(kinds.count.size):
+            first, last = window(kinds, c, hub)
+            least_s = np.inf
+            for k in range(first, last + 1):
+                for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
+                    least_s = min(least_s, _priced(kinds, o, k, hub, costs, prices, limits))
+            total_s += kinds.count[c] * least_s
+        if total_s < best_s:
+            best_s, best_hub = total_s, hub
+    return float(best_s), int(best_hub)
 
 
-@kernel
+@leaf_kernel
+def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
+    """The chunks that a kind may be in while the hub is in chunk ``hub``."""
+    first, last = kinds.first_chunk[c], kinds.last_chunk[c]
+    side = kinds.side[c]
+    if side == HUB or side == BEHIND_HUB:
+        first = max(first, hub)
+    if side == HUB or side == BEFORE_HUB:
+        last = min(last, hub)
+    return first, last
+
+
+@leaf_kernel
 def _priced(
-    kinds: LayerKinds, o: int, passes: FloatArray, sync: float, memory: float, limits: ShapeLimits, k: int
+    kinds: LayerKinds, o: int, k: int, hub: int, costs: _Costs, prices: Prices, limits: ShapeLimits
 ) -> float:
     """Of one layer with option o in chunk k."""
-    figures = kinds.figures
-    return (
-        passes[0] * figures[o, FORWARD_S]
-        + passes[1] * figures[o, INPUT_S]
-        + passes[2] * figures[o, WEIGHT_S]
-        + sync * limits.sync_s_per_byte * figures[o, WEIGHTS]
-        + memory * (limits.held[k] * figures[o, ACTIVATION] + figures[o, FIXED])
+    figures, r = kinds.figures, limits.rank_of[k]
+    cost = (
+        costs.passes[k, 0] * figures[o, FORWARD_S]
+        + costs.passes[k, 1] * figures[o, INPUT_S]
+        + costs.passes[k, 2] * figures[o, WEIGHT_S]
+        + costs.sync[r] * limits.sync_s_per_byte * figures[o, WEIGHTS]
+        + prices.memory[r] * (limits.held[k] * figures[o, ACTIVATION] + figures[o, FIXED])
+        + prices.units[r] * figures[o, UNITS]
     )
+    if hub >= 0 and limits.rank_of[hub] != r:
+        cost += (costs.passes[k, 0] + costs.passes[k, 1]) * figures[o, FROM_HUB_S]
+        cost += (costs.passes[hub, 0] + costs.passes[hub, 1]) * figures[o, TO_HUB_S]
+    return float(cost)
 
 
 @kernel
-def _passes_priced(paths: Paths, path: FloatArray, p: int) -> tuple[FloatArray, FloatArray]:
-    """float64[s, PASSES], float64[p]: how often each chunk's passes, and each rank's synchronisation, count on average."""
+def _costs(limits: ShapeLimits, paths: Paths, path: FloatArray) -> _Costs:
+    """How often each chunk's passes, and each rank's synchronisation, count, weighted by ``path``."""
     passes = np.zeros(paths.counts.shape[1:])
-    sync = np.zeros(p)
+    sync = np.zeros(limits.most_units.size)
     for i in range(path.size):
-        if path[i] > 0.0:
+        if path[i] != 0.0:
             passes += path[i] * paths.counts[i]
             sync[paths.rank[i]] += path[i]
-    return passes, sync
+    return _Costs(passes, sync)
 
 
 @kernel
@@ -133,35 +200,36 @@ def _on_simplex(values: FloatArray) -> None:
                 total += x
                 kept += 1
         if kept == 0:
+            break  # not a number
+        shift = (total - 1.0) / kept
+        if kept >= count:  # rounding may let one in again
             break
-        found = (total - 1.0) / kept
-        if kept == count:
-            shift = found
-            break
-        count, shift = kept, found
+        count = kept
     for n in range(values.size):
         values[n] = max(0.0, values[n] - shift)
 
 
 @kernel
-def spread_s(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, s: int) -> FloatArray:
-    """float64[s, COLUMNS]: what each chunk holds when layers are spread over chunks and options by shares.
+def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) -> FloatArray:
+    """float64[s, KIND_COLUMNS]: what each chunk holds when layers are spread over chunks and options by shares.
 
-    share: float64[..], for each kind its chunks' options: of kind c, s * (option - its first) + chunk apart.
+    share: float64[cells], for each kind, chunk of its window and option the part of its layers. The seconds hold what
+    the hub makes layers pay, and no other transfers.
     """
-    held = np.zeros((s, COLUMNS))
+    held = np.zeros((limits.rank_of.size, KIND_COLUMNS))
     at = 0
     for c in range(kinds.count.size):
         for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
             for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                if share[at] > 0.0:
+                if share[at] != 0.0:
                     layers = share[at] * kinds.count[c]
-                    for column in range(COLUMNS):
+                    for column in range(UNITS + 1):
                         held[k, column] += layers * kinds.figures[o, column]
+                    if hub >= 0 and limits.rank_of[hub] != limits.rank_of[k]:
+                        for column in (FORWARD_S, INPUT_S):
+                            held[k, column] += layers * kinds.figures[o, FROM_HUB_S]
+                            held[hub, column] += layers * kinds.figures[o, TO_HUB_S]
                 at += 1
-    for k in range(s):
-        held[k, FORWARD_S] += limits.crossing_s[k]
-        held[k, INPUT_S] += limits.crossing_s[k]
     return held
 
 
@@ -170,7 +238,7 @@ def cells(kinds: LayerKinds) -> int:
     """How many shares there are."""
     total = 0
     for c in range(kinds.count.size):
-        width = kinds.last_chunk[c] - kinds.first_chunk[c] + 1
+        width = max(0, kinds.last_chunk[c] - kinds.first_chunk[c] + 1)
         total += width * (kinds.option_start[c + 1] - kinds.option_start[c])
     return total
 
@@ -179,7 +247,7 @@ def cells(kinds: LayerKinds) -> int:
 def better_prices(
     kinds: LayerKinds,
     limits: ShapeLimits,
-    rank_of: IndexArray,
+    hub: int,
     paths: Paths,
     prices: Prices,
     share: FloatArray,
@@ -188,112 +256,102 @@ def better_prices(
 ) -> FloatArray:
     """Moves prices and shares, in place, towards those of the best fractional plan under these paths alone.
 
-    A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. scale_s: about what a
-    batch takes. Returns the average of the shares over the rounds.
+    A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. hub: the chunk that the
+    hub is in, -1 for none. scale_s: about what a batch takes. Returns the average of the shares over the rounds.
     """
-    p, s = prices.memory.size, rank_of.size
-    norm = _norm(kinds, limits, rank_of, paths, share.size, p, scale_s)
-    step = 0.9 / norm
+    p, s = limits.most_units.size, limits.rank_of.size
+    step = 0.9 / _norm(kinds, limits, hub, paths, share.size, scale_s)
     average = np.zeros(share.size)
-    average_path, average_memory = np.zeros(prices.path.size), np.zeros(p)
+    average_path, average_memory, average_units = np.zeros(prices.path.size), np.zeros(p), np.zeros(p)
     moved = share.copy()
-    memory_unit = scale_s / limits.memory_bytes
+    memory_unit_s = scale_s / limits.memory_bytes
     for _ in range(rounds):
-        passes, sync = _passes_priced(paths, prices.path, p)
+        costs = _costs(limits, paths, prices.path)
         at = 0
         for c in range(kinds.count.size):
             first = at
+            first_chunk, last_chunk = window(kinds, c, hub)
             for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
-                r = rank_of[k]
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                    cost = kinds.count[c] * _priced(kinds, o, passes[k], sync[r], prices.memory[r], limits, k)
-                    moved[at] = share[at] - step * cost / scale_s
+                    cost = kinds.count[c] * _priced(kinds, o, k, hub, costs, prices, limits) / scale_s
+                    inside = first_chunk <= k <= last_chunk
+                    moved[at] = share[at] - step * cost if inside else _NEVER
                     at += 1
             _on_simplex(moved[first:at])
         for n in range(share.size):
             average[n] += moved[n]
             share[n], moved[n] = moved[n], 2.0 * moved[n] - share[n]
-        held = spread_s(kinds, limits, moved, s)
-        lengths, bytes_held = _lengths(limits, rank_of, paths, held, p)
+        held = spread(kinds, limits, moved, hub)
+        for k in range(s):
+            held[k, FORWARD_S] += limits.crossing_s[k]
+            held[k, INPUT_S] += limits.crossing_s[k]
+        lengths, bytes_held, units_held = _lengths(limits, paths, held)
         for i in range(prices.path.size):
             prices.path[i] += step * lengths[i] / scale_s
         _on_simplex(prices.path)
         for r in range(p):
             excess = bytes_held[r] / limits.memory_bytes - 1.0
-            prices.memory[r] = max(0.0, prices.memory[r] / memory_unit + step * excess) * memory_unit
+            prices.memory[r] = max(0.0, prices.memory[r] / memory_unit_s + step * excess) * memory_unit_s
+            if limits.most_units[r] < NO_LIMIT:
+                of_all = max(1.0, limits.most_units[r])
+                unit_s = scale_s / of_all
+                price = prices.units[r] / unit_s + step * units_held[r] / of_all
+                too_many = price - step * limits.most_units[r] / of_all
+                too_few = price - step * limits.least_units[r] / of_all
+                prices.units[r] = (max(0.0, too_many) + min(0.0, too_few)) * unit_s
         average_path += prices.path
         average_memory += prices.memory
+        average_units += prices.units
     prices.path[:] = average_path / average_path.sum()
     prices.memory[:] = average_memory / rounds
+    prices.units[:] = average_units / rounds
     return average / rounds
 
 
 @kernel
 def _lengths(
-    limits: ShapeLimits, rank_of: IndexArray, paths: Paths, held: FloatArray, p: int
-) -> tuple[FloatArray, FloatArray]:
-    """Seconds along each path, and the bytes of each rank."""
-    weights, bytes_held = np.zeros(p), np.zeros(p)
-    for k in range(rank_of.size):
-        weights[rank_of[k]] += held[k, WEIGHTS]
-        bytes_held[rank_of[k]] += limits.held[k] * held[k, ACTIVATION] + held[k, FIXED]
+    limits: ShapeLimits, paths: Paths, held: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds along each path; the bytes and the units of each rank."""
+    p = limits.most_units.size
+    weights, bytes_held, units_held = np.zeros(p), np.zeros(p), np.zeros(p)
+    for k in range(limits.rank_of.size):
+        r = limits.rank_of[k]
+        weights[r] += held[k, WEIGHTS]
+        bytes_held[r] += limits.held[k] * held[k, ACTIVATION] + held[k, FIXED]
+        units_held[r] += held[k, UNITS]
     lengths = np.empty(paths.rank.size)
     for i in range(paths.rank.size):
         total = weights[paths.rank[i]] * limits.sync_s_per_byte
-        for k in range(rank_of.size):
+        for k in range(limits.rank_of.size):
             for column in range(3):
                 total += paths.counts[i, k, column] * held[k, column]
         lengths[i] = total
-    return lengths, bytes_held
+    return lengths, bytes_held, units_held
 
 
 @kernel
-def _norm(
-    kinds: LayerKinds, limits: ShapeLimits, rank_of: IndexArray, paths: Paths, size: int, p: int, scale_s: float
-) -> float:
-    """About the largest singular value of the map from shares to path lengths and bytes, by the power method."""
-    s = rank_of.size
-    no_crossing = ShapeLimits(np.zeros(s), limits.held, limits.sync_s_per_byte, limits.memory_bytes)
+def _norm(kinds: LayerKinds, limits: ShapeLimits, hub: int, paths: Paths, size: int, scale_s: float) -> float:
+    """About the largest singular value of the map from shares to lengths, bytes and units, by the power method."""
+    p = limits.most_units.size
     x = np.full(size, 1.0 / np.sqrt(size))
     norm = 1.0
     for _ in range(10):
-        held = spread_s_any(kinds, x, s)
-        lengths, bytes_held = _lengths(no_crossing, rank_of, paths, held, p)
-        passes, sync = _passes_priced_any(paths, lengths / scale_s, p)
+        lengths, bytes_held, units_held = _lengths(limits, paths, spread(kinds, limits, x, hub))
+        costs = _costs(limits, paths, lengths / scale_s)
+        prices = Prices(np.zeros(0), np.zeros(p), np.zeros(p))
+        for r in range(p):
+            prices.memory[r] = bytes_held[r] * scale_s / limits.memory_bytes**2
+            if limits.most_units[r] < NO_LIMIT:
+                prices.units[r] = units_held[r] * scale_s / max(1.0, limits.most_units[r]) ** 2
         at = 0
         for c in range(kinds.count.size):
             for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
-                r = rank_of[k]
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                    memory = bytes_held[r] / limits.memory_bytes * scale_s / limits.memory_bytes
-                    x[at] = kinds.count[c] * _priced(kinds, o, passes[k], sync[r], memory, limits, k) / scale_s
+                    x[at] = kinds.count[c] * _priced(kinds, o, k, hub, costs, prices, limits) / scale_s
                     at += 1
         norm = np.sqrt((x * x).sum())
         if norm <= 0.0:
             return 1.0
         x /= norm
     return float(np.sqrt(norm)) * 1.05
-
-
-@kernel
-def spread_s_any(kinds: LayerKinds, share: FloatArray, s: int) -> FloatArray:
-    held = np.zeros((s, COLUMNS))
-    at = 0
-    for c in range(kinds.count.size):
-        for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
-            for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                layers = share[at] * kinds.count[c]
-                for column in range(COLUMNS):
-                    held[k, column] += layers * kinds.figures[o, column]
-                at += 1
-    return held
-
-
-@kernel
-def _passes_priced_any(paths: Paths, path: FloatArray, p: int) -> tuple[FloatArray, FloatArray]:
-    passes = np.zeros(paths.counts.shape[1:])
-    sync = np.zeros(p)
-    for i in range(path.size):
-        passes += path[i] * paths.counts[i]
-        sync[paths.rank[i]] += path[i]
-    return passes, sync
