@@ -38,6 +38,7 @@ class Candidates:
         task = relaxation.task
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
         self._best: list[Candidate | None] = [None] * len(task.choices)
+        self._held = relaxation.mean_held
         self._seed = 0
         self.lock = threading.Lock()
 
@@ -70,7 +71,7 @@ class Candidates:
                 self._layers[index],
                 relaxation.program,
                 relaxation.task.sync_s_per_byte,
-                relaxation.limits.held,
+                self._held,
                 relaxation.task.memory_bytes,
                 cuts,
                 choice,
@@ -89,7 +90,7 @@ class Candidates:
     def _valued(self, tables: DegreeTables, layers: OrderedLayers, cuts: IndexArray) -> Candidate | None:
         relaxation, task = self._relaxation, self._relaxation.task
         choice = layers.option_start[:-1].copy()
-        if not fit_all(layers, relaxation.program, cuts, relaxation.limits.held, task.memory_bytes, choice):
+        if not fit_all(layers, relaxation.program, cuts, self._held, task.memory_bytes, choice):
             return None
         scratch = np.empty(choice.size, np.int64), np.empty(relaxation.program.kind.size + 1)
         batch_s = batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.chunks.units import TIME, Units, no_units
 from piper_ray.engine.kernels.chunk_bound import (
     FORWARD_S,
     HUB,
     INPUT_S,
-    NO_LIMIT,
-    UNITS,
     WEIGHT_S,
     WEIGHTS,
     LayerKinds,
@@ -23,7 +22,7 @@ from piper_ray.engine.kernels.chunk_bound import (
     better_prices,
     cells,
     least_priced_s,
-    mean_held,
+    moments,
     spread,
     window,
 )
@@ -32,9 +31,8 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _MOST_PATHS = 160
 _SLOWER = 0.25
-_UNIT = 1.0 - 1e-9
-"""Of the time of the most frequent layer: a little less, so that rounding leaves it a whole unit."""
-_LEAST_S = 1e-30
+_MOST_MOMENTS = 24
+"""Of a rank, that its memory is looked at."""
 _ROUNDING = 1e-9
 """Relative: what sums of prices and seconds may be off."""
 
@@ -43,8 +41,7 @@ _ROUNDING = 1e-9
 class Case:
     """Which plans of a task are meant. hub: the chunk of the layer that many read; None: any.
 
-    least_units, most_units: float64[p], of each rank, in layers of the most frequent kind, others rounded down; None: any
-    number.
+    least_units, most_units: float64[p], of each rank, in units of time; None: any number.
     """
 
     hub: int | None = None
@@ -87,7 +84,7 @@ class Relaxation:
     limits: ShapeLimits
     exact_kinds: LayerKinds
     kinds: LayerKinds
-    unit_s: float
+    units: Units
     lower_s: float
     prices: _Prices
     layers_in: FloatArray = field(init=False)
@@ -107,34 +104,39 @@ class Relaxation:
         runs, program = build_program(shape.schedule.code, p, shape.chunks, shape.microbatches, shape.group)
         if not runs:
             return None
+        held, moment_rank = moments(program, _MOST_MOMENTS)
+        nothing = np.zeros((p, 0))
         limits = ShapeLimits(
             task.tables.crossing_s(program.rank_of),
-            mean_held(program),
+            held,
+            moment_rank,
             program.rank_of,
             task.sync_s_per_byte,
             task.memory_bytes,
-            np.zeros(p),
-            np.full(p, NO_LIMIT),
+            nothing,
+            nothing,
         )
         exact = task.tables.kinds(shape.stages, d, rounded=False)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
-        byte_each = Prices(np.zeros(0), np.ones(p), np.zeros(p))
+        byte_each = Prices(np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], nothing)
         # Every rank's least bytes together: above nothing if they are more than there are.
         if least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
             return None
-        kinds = task.tables.kinds(shape.stages, d, rounded=True)
+        units = Units.of(exact, task, held, moment_rank, program.rank_of)
+        exact = units.told(exact, task)
+        kinds = units.told(task.tables.kinds(shape.stages, d, rounded=True), task)
+        limits = no_units(limits, units.sorts)
         prices = _Prices(
             np.zeros((_MOST_PATHS, shape.stages, PASSES)),
             np.zeros(_MOST_PATHS, np.int64),
             0,
             np.zeros(_MOST_PATHS),
-            np.zeros(p),
-            np.zeros(p),
+            np.zeros(moment_rank.size),
+            np.zeros((p, units.sorts)),
             _even_shares(kinds),
         )
-        found = cls(
-            task, Case(), program, limits, exact, kinds, _unit_seconds(exact, task), task.lower_s, prices
-        )
+        found = cls(task, Case(), program, limits, exact, kinds, units, task.lower_s, prices)
+        found.aim(np.inf)
         found._add_first_paths()
         return found
 
@@ -145,7 +147,7 @@ class Relaxation:
         )
         copied = [
             kinds._replace(
-                first_chunk=kinds.first_chunk.copy(), last_chunk=kinds.last_chunk.copy(), figures=kinds.figures.copy()
+                first_chunk=kinds.first_chunk.copy(), last_chunk=kinds.last_chunk.copy()
             )
             for kinds in (self.exact_kinds, self.kinds)
         ]
@@ -157,21 +159,18 @@ class Relaxation:
 
     def aim(self, target_s: float) -> None:
         """From now on only plans that take less than ``target_s`` matter: that limits what ranks hold."""
-        if not np.isfinite(target_s):
-            return
         self._target_s = target_s
-        for kinds in (self.exact_kinds, self.kinds):
-            kinds.figures[:, UNITS] = np.floor(_rank_seconds(kinds, self.task) / self.unit_s)
-        self.limits.most_units[:] = self.units_before(target_s)
+        self.limits.most_units[:] = self.units.most(self.task, self.limits.crossing_s, target_s)
         if self.case.most_units is not None:
-            np.minimum(self.limits.most_units, self.case.most_units, out=self.limits.most_units)
+            np.minimum(self.limits.most_units[:, TIME], self.case.most_units, out=self.limits.most_units[:, TIME])
         if self.case.least_units is not None:
-            self.limits.least_units[:] = self.case.least_units
+            self.limits.least_units[:, TIME] = self.case.least_units
 
-    def units_before(self, target_s: float) -> FloatArray:
-        """float64[p]: the most units that a rank can have in plans that take less."""
-        crossing_s = np.bincount(self.program.rank_of, 2.0 * self.limits.crossing_s, self.task.shape.ranks)
-        found: FloatArray = np.floor((target_s / self.task.shape.microbatches - crossing_s) / self.unit_s)
+    @property
+    def mean_held(self) -> FloatArray:
+        """float64[s]: microbatches of each chunk in flight, averaged over the moments of its rank."""
+        moments_of = np.bincount(self.limits.moment_rank)
+        found: FloatArray = self.limits.held.sum(axis=0) / moments_of[self.program.rank_of]
         return found
 
     def hub_chunks(self) -> range:
@@ -189,11 +188,11 @@ class Relaxation:
             for chunk in self.hub_chunks():
                 yield replace(self.case, hub=chunk)
         elif self.case.most_units is None and np.isfinite(self._target_s):
-            most = self.units_before(self._target_s).max()
+            most = self.limits.most_units[:, TIME].max()
             p = self.task.shape.ranks
             yield replace(self.case, most_units=np.full(p, most - 1.0), least_units=np.zeros(p))
             for rank in range(p):
-                if self.limits.most_units[rank] >= most:
+                if self.limits.most_units[rank, TIME] >= most:
                     least = np.zeros(p)
                     least[rank] = most
                     yield replace(self.case, most_units=np.full(p, most), least_units=least)
@@ -211,7 +210,7 @@ class Relaxation:
         found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, paths, priced)
         self.lower_s = max(self.lower_s, min(found_s * (1.0 - _ROUNDING), self._target_s))
         self.layers_in = self._count_layers(average)
-        held = spread(self.kinds, self.limits, average, self._hub)
+        held, _ = spread(self.kinds, self.limits, average, self._hub)
         held[:, FORWARD_S] += self.limits.crossing_s
         held[:, INPUT_S] += self.limits.crossing_s
         self._make_room()
@@ -230,7 +229,7 @@ class Relaxation:
 
     def _add_first_paths(self) -> None:
         """The path of each rank that has more to do than others, where all else is even."""
-        held = spread(self.kinds, self.limits, self.prices.share, -1)
+        held, _ = spread(self.kinds, self.limits, self.prices.share, -1)
         even = np.broadcast_to(held.mean(axis=0), held.shape)
         for rank in range(min(self.task.shape.ranks, _MOST_PATHS // 2 - 1)):
             slower = even.copy()
@@ -241,7 +240,7 @@ class Relaxation:
     def _add_paths(self, held: FloatArray) -> None:
         """The longest of what the chunks hold: two where there are several."""
         prices = self.prices
-        weights = np.bincount(self.program.rank_of, held[:, WEIGHTS], prices.memory.size)
+        weights = np.bincount(self.program.rank_of, held[:, WEIGHTS], self.task.shape.ranks)
         sync_s = weights * self.limits.sync_s_per_byte
         simulate_chunks(self.program, held[:, FORWARD_S : WEIGHT_S + 1], sync_s, self._end_s)
         for along_rank in (True, False):
@@ -289,22 +288,3 @@ def _even_shares(kinds: LayerKinds) -> FloatArray:
         share[at : at + width * options : options] = 1.0 / max(1, width)
         at += width * options
     return share
-
-
-def _rank_seconds(kinds: LayerKinds, task: Task) -> FloatArray:
-    """float64[options]: seconds of the rank for a microbatch, with its part of the synchronisation."""
-    sync_s = kinds.figures[:, WEIGHTS] * task.sync_s_per_byte
-    found: FloatArray = kinds.figures[:, FORWARD_S : WEIGHT_S + 1].sum(axis=1) + sync_s / task.shape.microbatches
-    return found
-
-
-def _unit_seconds(kinds: LayerKinds, task: Task) -> float:
-    """What a microbatch takes on a layer of those that are alike and take the most together, or hardly less."""
-    seconds = _rank_seconds(kinds, task)
-    together: dict[float, float] = {}
-    for count, first, end in zip(
-        kinds.count.tolist(), kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True
-    ):
-        least_s = float(seconds[first:end].min())
-        together[least_s] = together.get(least_s, 0.0) + count * least_s
-    return max(_LEAST_S, max(together, key=lambda least_s: (together[least_s], least_s)) * _UNIT)

@@ -37,8 +37,8 @@ _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
 
 _WIDE = 4
-"""Where chunks are few, windows of more than these are taken for all chunks when prices are looked for, so that most layers
-are of few kinds."""
+"""Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to eighths
+of all chunks, or to all of them where these are few."""
 
 _HUB_READERS = 3
 """A layer that fewer others read is no hub."""
@@ -265,8 +265,9 @@ class DegreeTables:
         for x in range(n):
             first = max(0, stages - 1 - (n - 1 - int(self.order.before[x])))
             last = min(stages - 1, n - 1 - int(self.order.behind[x]))
-            if rounded and last - first >= _WIDE and 2 * stages <= n:
-                first, last = 0, stages - 1
+            if rounded and last - first >= _WIDE:
+                step = stages if 2 * stages <= n else max(1, stages // 8)
+                first, last = first // step * step, min(stages - 1, -(-(last + 1) // step) * step - 1)
             options = figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
             key = first, last, self.order.sides[x], options
             grouped[key] = grouped.get(key, 0) + 1
@@ -278,6 +279,7 @@ class DegreeTables:
             _integers(side for _, _, side, _ in grouped),
             offsets(len(row) for row in rows),
             np.concatenate(rows),
+            np.zeros((sum(len(row) for row in rows), stages, 0)),
         )
 
     def _charge_hub(self, figures: FloatArray) -> None:

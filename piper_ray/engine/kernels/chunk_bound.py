@@ -3,9 +3,9 @@
 Whatever its chunks are, a batch takes at least as long as each path through the event graph of its schedule, and so at
 least as long as any average of paths, which prices each chunk's forward seconds, gradients of inputs and of weights, and
 the synchronisation of its rank. What a rank can hold is priced besides: mu (held - limit) <= 0 for all plans that matter,
-with mu >= 0. There are two such limits. Memory: the bytes held at any average of the moments of a rank. Units: a rank
-works m W + R seconds, in which no plan better than the best one known exceeds that one's time; so for any unit of time the
-layers of the rank, each in whole units rounded down, are no more than that time in whole units rounded down (Gomory, 1958).
+with mu >= 0. Such limits are the bytes held at each moment of a rank, and, as layers are whole, the same in whole units:
+for any unit of bytes the layers of a rank, each rounded down, are no more than the limit rounded down (Gomory, 1958).
+So it is with time: a rank works m W + R seconds, in which no plan better than the best one known exceeds that one's time.
 Where plans are told apart by the units of a rank, they may have to be some number at least, too. The least priced sum, in
 which each layer chooses the chunk and the TMPC that are cheapest for it, then is a bound for any prices:
 ``least_priced_s`` computes it. ``better_prices`` looks for good ones, and need not be exact.
@@ -35,10 +35,9 @@ ACTIVATION = 4  # bytes for each microbatch in flight
 FIXED = 5  # bytes, with the rank's part of what replicas share out
 COLUMNS = 6
 # Further columns of kinds.
-UNITS = 6  # whole units of time in a microbatch's passes and its part of the synchronisation
-FROM_HUB_S = 7  # in either direction, if it is on another rank than the hub
-TO_HUB_S = 8  # the same, in the hub's chunk
-KIND_COLUMNS = 9
+FROM_HUB_S = 6  # in either direction, if it is on another rank than the hub
+TO_HUB_S = 7  # the same, in the hub's chunk
+KIND_COLUMNS = 8
 
 # How a kind lies to the hub.
 APART = 0
@@ -61,21 +60,23 @@ class LayerKinds(NamedTuple):
     side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
     option_start: IndexArray  # int64[kinds + 1]
     figures: FloatArray  # float64[options, KIND_COLUMNS]
+    units: FloatArray  # float64[options, s, units]: whole units of each sort that a layer is in each chunk
 
 
 class ShapeLimits(NamedTuple):
     """What all plans of a shape share.
 
-    crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[s], microbatches of each
-    chunk in flight, averaged over the moments at which its rank holds the most. least_units, most_units: float64[p], of a rank.
+    crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[moments, s], microbatches
+    of each chunk in flight at a moment of its rank; 0 in chunks of others.
     """
 
     crossing_s: FloatArray
     held: FloatArray
+    moment_rank: IndexArray  # int64[moments]
     rank_of: IndexArray  # int64[s]
     sync_s_per_byte: float
     memory_bytes: float
-    least_units: FloatArray
+    least_units: FloatArray  # float64[p, units]
     most_units: FloatArray
 
 
@@ -87,8 +88,8 @@ class Paths(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """path: float64[paths], parts of 1. memory: float64[p], seconds for each byte, 0 or more. units: float64[p],
-    seconds for each unit: above 0 where they are too many, below 0 where they are too few."""
+    """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more. units: float64[p,
+    units], seconds for each unit: above 0 where they are too many, below 0 where they are too few."""
 
     path: FloatArray
     memory: FloatArray
@@ -96,21 +97,31 @@ class Prices(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """Prices by chunk and rank: of passes float64[s, PASSES], of synchronisation float64[p]."""
+    """Prices by chunk: of passes float64[s, PASSES], of synchronisation, activations in flight and fixed bytes float64[s]."""
 
     passes: FloatArray
     sync: FloatArray
+    activation: FloatArray
+    fixed: FloatArray
 
 
 @kernel
-def mean_held(program: ChunkProgram) -> FloatArray:
-    """``ShapeLimits.held``"""
-    held = np.zeros(program.rank_of.size)
-    for r in range(program.last.size):
-        first, end = program.held_start[r], program.held_start[r + 1]
-        for chunk in range(program.stage_of.shape[1]):
-            held[program.stage_of[r, chunk]] = program.held[first:end, chunk].mean()
-    return held
+def moments(program: ChunkProgram, most: int) -> tuple[FloatArray, IndexArray]:
+    """``ShapeLimits.held`` and ``moment_rank``: of each rank at most so many moments, evenly chosen."""
+    p, v = program.stage_of.shape
+    held = np.zeros((p * most, program.rank_of.size))
+    rank = np.empty(p * most, np.int64)
+    count = 0
+    for r in range(p):
+        first, listed = program.held_start[r], program.held_start[r + 1] - program.held_start[r]
+        chosen = min(listed, most)
+        for n in range(chosen):
+            moment = first + n * listed // chosen
+            for chunk in range(v):
+                held[count, program.stage_of[r, chunk]] = program.held[moment, chunk]
+            rank[count] = r
+            count += 1
+    return held[:count].copy(), rank[:count].copy()
 
 
 @kernel
@@ -118,11 +129,13 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     """No plan of the shape takes less, and the hub's chunk that this comes from (-1: no hub). inf if some kind has no
     place or no option."""
     s = limits.rank_of.size
-    costs = _costs(limits, paths, prices.path)
+    costs = _costs(limits, paths, prices.path, prices.memory)
     fixed_s = -limits.memory_bytes * prices.memory.sum()
-    for r in range(prices.units.size):
-        if prices.units[r] != 0.0:
-            fixed_s -= prices.units[r] * (limits.most_units[r] if prices.units[r] > 0.0 else limits.least_units[r])
+    for r in range(prices.units.shape[0]):
+        for u in range(prices.units.shape[1]):
+            price = prices.units[r, u]
+            if price != 0.0:
+                fixed_s -= price * (limits.most_units[r, u] if price > 0.0 else limits.least_units[r, u])
     for k in range(s):
         fixed_s += (costs.passes[k, 0] + costs.passes[k, 1]) * limits.crossing_s[k]
     first_hub, last_hub = -1, -1
@@ -166,10 +179,12 @@ def _priced(
         costs.passes[k, 0] * figures[o, FORWARD_S]
         + costs.passes[k, 1] * figures[o, INPUT_S]
         + costs.passes[k, 2] * figures[o, WEIGHT_S]
-        + costs.sync[r] * limits.sync_s_per_byte * figures[o, WEIGHTS]
-        + prices.memory[r] * (limits.held[k] * figures[o, ACTIVATION] + figures[o, FIXED])
-        + prices.units[r] * figures[o, UNITS]
+        + costs.sync[k] * figures[o, WEIGHTS]
+        + costs.activation[k] * figures[o, ACTIVATION]
+        + costs.fixed[k] * figures[o, FIXED]
     )
+    for u in range(prices.units.shape[1]):
+        cost += prices.units[r, u] * kinds.units[o, k, u]
     if hub >= 0 and limits.rank_of[hub] != r:
         cost += (costs.passes[k, 0] + costs.passes[k, 1]) * figures[o, FROM_HUB_S]
         cost += (costs.passes[hub, 0] + costs.passes[hub, 1]) * figures[o, TO_HUB_S]
@@ -177,15 +192,21 @@ def _priced(
 
 
 @kernel
-def _costs(limits: ShapeLimits, paths: Paths, path: FloatArray) -> _Costs:
-    """How often each chunk's passes, and each rank's synchronisation, count, weighted by ``path``."""
-    passes = np.zeros(paths.counts.shape[1:])
-    sync = np.zeros(limits.most_units.size)
+def _costs(limits: ShapeLimits, paths: Paths, path: FloatArray, memory: FloatArray) -> _Costs:
+    """Paths weighted by ``path``, moments by ``memory``."""
+    s, p = limits.rank_of.size, limits.most_units.shape[0]
+    passes = np.zeros((s, 3))
+    sync_of_rank, fixed_of_rank = np.zeros(p), np.zeros(p)
+    activation = np.zeros(s)
     for i in range(path.size):
         if path[i] != 0.0:
             passes += path[i] * paths.counts[i]
-            sync[paths.rank[i]] += path[i]
-    return _Costs(passes, sync)
+            sync_of_rank[paths.rank[i]] += path[i] * limits.sync_s_per_byte
+    for n in range(memory.size):
+        if memory[n] != 0.0:
+            activation += memory[n] * limits.held[n]
+            fixed_of_rank[limits.moment_rank[n]] += memory[n]
+    return _Costs(passes, sync_of_rank[limits.rank_of], activation, fixed_of_rank[limits.rank_of])
 
 
 @kernel
@@ -210,27 +231,31 @@ def _on_simplex(values: FloatArray) -> None:
 
 
 @kernel
-def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) -> FloatArray:
-    """float64[s, KIND_COLUMNS]: what each chunk holds when layers are spread over chunks and options by shares.
+def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) -> tuple[FloatArray, FloatArray]:
+    """float64[s, COLUMNS] and float64[p, units]: what chunks hold when layers are spread over chunks and options by shares.
 
     share: float64[cells], for each kind, chunk of its window and option the part of its layers. The seconds hold what
     the hub makes layers pay, and no other transfers.
     """
-    held = np.zeros((limits.rank_of.size, KIND_COLUMNS))
+    held = np.zeros((limits.rank_of.size, COLUMNS))
+    units = np.zeros(limits.most_units.shape)
     at = 0
     for c in range(kinds.count.size):
         for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
+            r = limits.rank_of[k]
             for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                 if share[at] != 0.0:
                     layers = share[at] * kinds.count[c]
-                    for column in range(UNITS + 1):
+                    for column in range(COLUMNS):
                         held[k, column] += layers * kinds.figures[o, column]
-                    if hub >= 0 and limits.rank_of[hub] != limits.rank_of[k]:
+                    for u in range(units.shape[1]):
+                        units[r, u] += layers * kinds.units[o, k, u]
+                    if hub >= 0 and limits.rank_of[hub] != r:
                         for column in (FORWARD_S, INPUT_S):
                             held[k, column] += layers * kinds.figures[o, FROM_HUB_S]
                             held[hub, column] += layers * kinds.figures[o, TO_HUB_S]
                 at += 1
-    return held
+    return held, units
 
 
 @kernel
@@ -259,14 +284,15 @@ def better_prices(
     A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. hub: the chunk that the
     hub is in, -1 for none. scale_s: about what a batch takes. Returns the average of the shares over the rounds.
     """
-    p, s = limits.most_units.size, limits.rank_of.size
+    s, p, sorts = limits.rank_of.size, limits.most_units.shape[0], limits.most_units.shape[1]
     step = 0.9 / _norm(kinds, limits, hub, paths, share.size, scale_s)
     average = np.zeros(share.size)
-    average_path, average_memory, average_units = np.zeros(prices.path.size), np.zeros(p), np.zeros(p)
+    average_path, average_memory = np.zeros(prices.path.size), np.zeros(prices.memory.size)
+    average_units = np.zeros((p, sorts))
     moved = share.copy()
-    memory_unit_s = scale_s / limits.memory_bytes
+    byte_s = scale_s / limits.memory_bytes
     for _ in range(rounds):
-        costs = _costs(limits, paths, prices.path)
+        costs = _costs(limits, paths, prices.path, prices.memory)
         at = 0
         for c in range(kinds.count.size):
             first = at
@@ -281,24 +307,26 @@ def better_prices(
         for n in range(share.size):
             average[n] += moved[n]
             share[n], moved[n] = moved[n], 2.0 * moved[n] - share[n]
-        held = spread(kinds, limits, moved, hub)
+        held, units = spread(kinds, limits, moved, hub)
         for k in range(s):
             held[k, FORWARD_S] += limits.crossing_s[k]
             held[k, INPUT_S] += limits.crossing_s[k]
-        lengths, bytes_held, units_held = _lengths(limits, paths, held)
+        lengths, bytes_held = _lengths(limits, paths, held)
         for i in range(prices.path.size):
             prices.path[i] += step * lengths[i] / scale_s
         _on_simplex(prices.path)
+        for n in range(prices.memory.size):
+            excess = bytes_held[n] / limits.memory_bytes - 1.0
+            prices.memory[n] = max(0.0, prices.memory[n] / byte_s + step * excess) * byte_s
         for r in range(p):
-            excess = bytes_held[r] / limits.memory_bytes - 1.0
-            prices.memory[r] = max(0.0, prices.memory[r] / memory_unit_s + step * excess) * memory_unit_s
-            if limits.most_units[r] < NO_LIMIT:
-                of_all = max(1.0, limits.most_units[r])
-                unit_s = scale_s / of_all
-                price = prices.units[r] / unit_s + step * units_held[r] / of_all
-                too_many = price - step * limits.most_units[r] / of_all
-                too_few = price - step * limits.least_units[r] / of_all
-                prices.units[r] = (max(0.0, too_many) + min(0.0, too_few)) * unit_s
+            for u in range(sorts):
+                most = limits.most_units[r, u]
+                if most < NO_LIMIT:
+                    of_all = max(1.0, most)
+                    price = prices.units[r, u] * of_all / scale_s + step * units[r, u] / of_all
+                    too_many = price - step * most / of_all
+                    too_few = price - step * limits.least_units[r, u] / of_all
+                    prices.units[r, u] = (max(0.0, too_many) + min(0.0, too_few)) * scale_s / of_all
         average_path += prices.path
         average_memory += prices.memory
         average_units += prices.units
@@ -309,41 +337,44 @@ def better_prices(
 
 
 @kernel
-def _lengths(
-    limits: ShapeLimits, paths: Paths, held: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds along each path; the bytes and the units of each rank."""
-    p = limits.most_units.size
-    weights, bytes_held, units_held = np.zeros(p), np.zeros(p), np.zeros(p)
-    for k in range(limits.rank_of.size):
-        r = limits.rank_of[k]
-        weights[r] += held[k, WEIGHTS]
-        bytes_held[r] += limits.held[k] * held[k, ACTIVATION] + held[k, FIXED]
-        units_held[r] += held[k, UNITS]
+def _lengths(limits: ShapeLimits, paths: Paths, held: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Seconds along each path, and the bytes of each moment."""
+    s, p = limits.rank_of.size, limits.most_units.shape[0]
+    weights, fixed = np.zeros(p), np.zeros(p)
+    for k in range(s):
+        weights[limits.rank_of[k]] += held[k, WEIGHTS]
+        fixed[limits.rank_of[k]] += held[k, FIXED]
     lengths = np.empty(paths.rank.size)
     for i in range(paths.rank.size):
         total = weights[paths.rank[i]] * limits.sync_s_per_byte
-        for k in range(limits.rank_of.size):
+        for k in range(s):
             for column in range(3):
                 total += paths.counts[i, k, column] * held[k, column]
         lengths[i] = total
-    return lengths, bytes_held, units_held
+    bytes_held = np.empty(limits.moment_rank.size)
+    for n in range(limits.moment_rank.size):
+        total = fixed[limits.moment_rank[n]]
+        for k in range(s):
+            total += limits.held[n, k] * held[k, ACTIVATION]
+        bytes_held[n] = total
+    return lengths, bytes_held
 
 
 @kernel
 def _norm(kinds: LayerKinds, limits: ShapeLimits, hub: int, paths: Paths, size: int, scale_s: float) -> float:
     """About the largest singular value of the map from shares to lengths, bytes and units, by the power method."""
-    p = limits.most_units.size
+    p, sorts = limits.most_units.shape
     x = np.full(size, 1.0 / np.sqrt(size))
     norm = 1.0
     for _ in range(10):
-        lengths, bytes_held, units_held = _lengths(limits, paths, spread(kinds, limits, x, hub))
-        costs = _costs(limits, paths, lengths / scale_s)
-        prices = Prices(np.zeros(0), np.zeros(p), np.zeros(p))
+        held, units = spread(kinds, limits, x, hub)
+        lengths, bytes_held = _lengths(limits, paths, held)
+        prices = Prices(lengths / scale_s, bytes_held * (scale_s / limits.memory_bytes**2), np.zeros((p, sorts)))
         for r in range(p):
-            prices.memory[r] = bytes_held[r] * scale_s / limits.memory_bytes**2
-            if limits.most_units[r] < NO_LIMIT:
-                prices.units[r] = units_held[r] * scale_s / max(1.0, limits.most_units[r]) ** 2
+            for u in range(sorts):
+                if limits.most_units[r, u] < NO_LIMIT:
+                    prices.units[r, u] = units[r, u] * scale_s / max(1.0, limits.most_units[r, u]) ** 2
+        costs = _costs(limits, paths, prices.path, prices.memory)
         at = 0
         for c in range(kinds.count.size):
             for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):

@@ -115,7 +115,7 @@ def fit_rank(
     """Writes quick TMPCs that fit, one for each layer of a rank, to ``choice``; False if none fit.
 
     All layers take their fastest option, then step by step those that save the most bytes for a second; what is not
-    needed is taken back. held: as in ``ShapeLimits``; it only weighs the steps.
+    needed is taken back. held: float64[s], microbatches of each chunk in flight, about; it only weighs the steps.
     """
     v = program.stage_of.shape[1]
     activation = np.zeros(v)
