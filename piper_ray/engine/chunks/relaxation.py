@@ -51,7 +51,8 @@ class Case:
 
 @dataclass
 class _Prices:
-    """Paths through the event graph so far, and what they and the ranks' limits are priced."""
+    """Paths through the event graph so far, what they and the ranks' limits are priced, and the shares beside. weight: see
+    ``better_prices``."""
 
     counts: FloatArray
     rank: IndexArray
@@ -60,6 +61,7 @@ class _Prices:
     memory: FloatArray
     units: FloatArray
     share: FloatArray
+    weight: float = 1.0
 
     def copy(self) -> _Prices:
         return _Prices(
@@ -70,6 +72,7 @@ class _Prices:
             self.memory.copy(),
             self.units.copy(),
             self.share.copy(),
+            self.weight,
         )
 
 
@@ -204,13 +207,13 @@ class Relaxation:
         prices = self.prices
         paths = Paths(prices.counts[: prices.paths], prices.rank[: prices.paths])
         priced = Prices(prices.path[: prices.paths], prices.memory, prices.units)
-        average = better_prices(
-            self.kinds, self.limits, self._hub, paths, priced, prices.share, self.task.lower_s, rounds
+        prices.weight = better_prices(
+            self.kinds, self.limits, self._hub, paths, priced, prices.share, self.task.lower_s, rounds, prices.weight
         )
         found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, paths, priced)
         self.lower_s = max(self.lower_s, min(found_s * (1.0 - _ROUNDING), self._target_s))
-        self.layers_in = self._count_layers(average)
-        held, _ = spread(self.kinds, self.limits, average, self._hub)
+        self.layers_in = self._count_layers(prices.share)
+        held, _ = spread(self.kinds, self.limits, prices.share, self._hub)
         held[:, FORWARD_S] += self.limits.crossing_s
         held[:, INPUT_S] += self.limits.crossing_s
         self._make_room()

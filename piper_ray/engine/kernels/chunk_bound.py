@@ -49,6 +49,7 @@ NO_LIMIT = 1e18
 """Units that stand for no limit."""
 
 _NEVER = -1e9
+_MOST_WEIGHT = 1e3
 
 
 class LayerKinds(NamedTuple):
@@ -278,14 +279,19 @@ def better_prices(
     share: FloatArray,
     scale_s: float,
     rounds: int,
-) -> FloatArray:
+    weight: float,
+) -> float:
     """Moves prices and shares, in place, towards those of the best fractional plan under these paths alone.
 
     A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. hub: the chunk that the
-    hub is in, -1 for none. scale_s: about what a batch takes. Returns the average of the shares over the rounds.
+    hub is in, -1 for none. scale_s: about what a batch takes. weight: how much longer the steps of prices are than those of
+    shares, as it was returned before. Both become their averages over the rounds (Applegate and others, 2021).
     """
     s, p, sorts = limits.rank_of.size, limits.most_units.shape[0], limits.most_units.shape[1]
     step = 0.9 / _norm(kinds, limits, hub, paths, share.size, scale_s)
+    share_step, step = step / weight, step * weight
+    began = share.copy()
+    began_path, began_memory, began_units = prices.path.copy(), prices.memory.copy(), prices.units.copy()
     average = np.zeros(share.size)
     average_path, average_memory = np.zeros(prices.path.size), np.zeros(prices.memory.size)
     average_units = np.zeros((p, sorts))
@@ -301,7 +307,7 @@ def better_prices(
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                     cost = kinds.count[c] * _priced(kinds, o, k, hub, costs, prices, limits) / scale_s
                     inside = first_chunk <= k <= last_chunk
-                    moved[at] = share[at] - step * cost if inside else _NEVER
+                    moved[at] = share[at] - share_step * cost if inside else _NEVER
                     at += 1
             _on_simplex(moved[first:at])
         for n in range(share.size):
@@ -333,7 +339,17 @@ def better_prices(
     prices.path[:] = average_path / average_path.sum()
     prices.memory[:] = average_memory / rounds
     prices.units[:] = average_units / rounds
-    return average / rounds
+    share[:] = average / rounds
+    moved_prices = ((prices.path - began_path) ** 2).sum() + ((prices.memory - began_memory) ** 2).sum() / byte_s**2
+    for r in range(p):
+        for u in range(sorts):
+            if limits.most_units[r, u] < NO_LIMIT:
+                unit_s = scale_s / max(1.0, limits.most_units[r, u])
+                moved_prices += ((prices.units[r, u] - began_units[r, u]) / unit_s) ** 2
+    moved_shares = ((share - began) ** 2).sum()
+    if moved_prices <= 0.0 or moved_shares <= 0.0:
+        return weight
+    return min(_MOST_WEIGHT, max(1.0 / _MOST_WEIGHT, np.sqrt(weight * np.sqrt(moved_prices / moved_shares))))
 
 
 @kernel
