@@ -31,6 +31,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _MOST_PATHS = 160
 _SLOWER = 0.25
+_FIRST_NEARBY = 12
+_NEARBY = 6
+_NEARBY_CHANGE = 0.03
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
 _ROUNDING = 1e-9
@@ -96,6 +99,7 @@ class Relaxation:
         self._end_s = np.empty(self.program.kind.size + 1)
         self._target_s = np.inf
         self._hub = -1
+        self._random = np.random.default_rng(0)
         self._narrow()
         self.layers_in = self._count_layers(self.prices.share)
 
@@ -218,6 +222,9 @@ class Relaxation:
         held[:, INPUT_S] += self.limits.crossing_s
         self._make_room()
         self._add_paths(held)
+        # Plans nearby have other longest paths, that the next ones will run into.
+        for _ in range(_NEARBY):
+            self._add_nearby_paths(held)
 
     def _narrow(self) -> None:
         """Windows beside a hub whose chunk is given."""
@@ -238,7 +245,13 @@ class Relaxation:
             slower = even.copy()
             slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER
             self._add_paths(slower)
+        for _ in range(_FIRST_NEARBY):
+            self._add_nearby_paths(even)
         self.prices.path[: self.prices.paths] = 1.0 / self.prices.paths
+
+    def _add_nearby_paths(self, held: FloatArray) -> None:
+        factors = 1.0 + _NEARBY_CHANGE * self._random.standard_normal(held.shape[0])
+        self._add_paths(held * np.maximum(0.0, factors)[:, None])
 
     def _add_paths(self, held: FloatArray) -> None:
         """The longest of what the chunks hold: two where there are several."""
@@ -251,14 +264,14 @@ class Relaxation:
             if at == _MOST_PATHS:
                 return
             prices.rank[at] = critical_path(self.program, sync_s, self._end_s, along_rank, prices.counts[at])
-            if not any(np.array_equal(prices.counts[at], prices.counts[other]) for other in range(max(0, at - 8), at)):
+            if not any(np.array_equal(prices.counts[at], prices.counts[other]) for other in range(max(0, at - 16), at)):
                 prices.path[at] = 0.0
                 prices.paths += 1
 
     def _make_room(self) -> None:
-        """Drops the paths of the least price, so that two more find room."""
+        """Drops the paths of the least price, so that those of a look find room."""
         prices = self.prices
-        if prices.paths + 2 <= _MOST_PATHS:
+        if prices.paths + 2 * (1 + _NEARBY) <= _MOST_PATHS:
             return
         kept = np.sort(np.argsort(-prices.path[: prices.paths], kind="stable")[: _MOST_PATHS * 3 // 4])
         prices.paths = kept.size

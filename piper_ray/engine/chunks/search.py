@@ -36,10 +36,10 @@ class Effort(NamedTuple):
     moves: int
 
 
-EFFORTS = (Effort(1, 60, 0), Effort(6, 100, 1_000), Effort(15, 150, 8_000))
+EFFORTS = (Effort(1, 60, 0), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
 """What is done for a case, the first time it is the one of the least bound, the second time, and so on; then it is split."""
 
-LAST_EFFORTS = (Effort(10, 200, 10_000), Effort(20, 400, 20_000))
+LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000))
 """What follows for a case that cannot be split."""
 
 
