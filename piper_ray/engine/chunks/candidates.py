@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations, islice
 
 import numpy as np
 
+from piper_ray.cost.chunk_schedules import PipelineShape
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
@@ -15,6 +18,7 @@ from piper_ray.engine.kernels.chunk_moves import anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
+_MOST_TURNS = 70
 _HEAT = 0.003
 """Relative: by how much a move may make a plan worse at first."""
 
@@ -39,6 +43,7 @@ class Candidates:
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
         self._best: list[Candidate | None] = [None] * len(task.choices)
         self._held = relaxation.mean_held
+        self._tried_even = False
         self._seed = 0
         self.lock = threading.Lock()
 
@@ -50,14 +55,15 @@ class Candidates:
         """Plans after a fractional plan, float64[stages], and after equal work."""
         task = self._relaxation.task
         s = task.shape.stages
+        even = np.ones(task.tables.order.size)
         for index, (tables, layers) in enumerate(zip(task.choices, self._layers, strict=True)):
-            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
-            for cuts in (
-                _cuts(np.ones(task.tables.order.size), layers_in, s),
-                _cuts(fastest_s, np.ones(s), s),
-                _cuts(np.ones(task.tables.order.size), np.ones(s), s),
-            ):
-                self._take(index, self._valued(tables, layers, cuts))
+            self._take(index, self._valued(tables, layers, _cuts(even, layers_in, s)))
+            if not self._tried_even:
+                fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+                wanted = [(size, x) for size in (fastest_s, even) for x in _even_sizes(task.shape, even.size)]
+                for size, x in wanted:
+                    self._take(index, self._valued(tables, layers, _cuts(size, x, s)))
+        self._tried_even = True
 
     def move(self, moves: int, control: FloatArray) -> None:
         """So many moves for the best plan of each choice that has one."""
@@ -95,6 +101,20 @@ class Candidates:
         scratch = np.empty(choice.size, np.int64), np.empty(relaxation.program.kind.size + 1)
         batch_s = batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch)
         return Candidate(task, tables, cuts, choice, float(batch_s))
+
+
+def _even_sizes(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
+    """What chunks may want of the layers, float64[stages]: all the same; and where ranks take turns, all of a turn the same,
+    some turns a layer more than others, as a turn goes at the pace of its largest chunk."""
+    yield np.ones(shape.stages)
+    if shape.schedule.v_shaped or shape.chunks == 1:
+        return
+    least, more = divmod(layers // shape.ranks, shape.chunks)
+    for turns in islice(combinations(range(shape.chunks), more), _MOST_TURNS):
+        if more:
+            sizes = np.full(shape.chunks, float(least))
+            sizes[list(turns)] += 1.0
+            yield np.repeat(sizes, shape.ranks)
 
 
 def _cuts(size: FloatArray, wanted: FloatArray, chunks: int) -> IndexArray:

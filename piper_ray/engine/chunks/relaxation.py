@@ -63,6 +63,7 @@ class _Prices:
     path: FloatArray
     memory: FloatArray
     units: FloatArray
+    filled: FloatArray
     share: FloatArray
     weight: float = 1.0
 
@@ -74,6 +75,7 @@ class _Prices:
             self.path.copy(),
             self.memory.copy(),
             self.units.copy(),
+            self.filled.copy(),
             self.share.copy(),
             self.weight,
         )
@@ -125,7 +127,7 @@ class Relaxation:
         )
         exact = task.tables.kinds(shape.stages, d, rounded=False)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
-        byte_each = Prices(np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], nothing)
+        byte_each = Prices(np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], nothing, np.zeros(shape.stages))
         # Every rank's least bytes together: above nothing if they are more than there are.
         if least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
             return None
@@ -140,6 +142,7 @@ class Relaxation:
             np.zeros(_MOST_PATHS),
             np.zeros(moment_rank.size),
             np.zeros((p, units.sorts)),
+            np.zeros(shape.stages),
             _even_shares(kinds),
         )
         found = cls(task, Case(), program, limits, exact, kinds, units, task.lower_s, prices)
@@ -210,14 +213,14 @@ class Relaxation:
             return  # nothing takes any time
         prices = self.prices
         paths = Paths(prices.counts[: prices.paths], prices.rank[: prices.paths])
-        priced = Prices(prices.path[: prices.paths], prices.memory, prices.units)
+        priced = Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
         prices.weight = better_prices(
             self.kinds, self.limits, self._hub, paths, priced, prices.share, self.task.lower_s, rounds, prices.weight
         )
         found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, paths, priced)
         self.lower_s = max(self.lower_s, min(found_s * (1.0 - _ROUNDING), self._target_s))
         self.layers_in = self._count_layers(prices.share)
-        held, _ = spread(self.kinds, self.limits, prices.share, self._hub)
+        held, _, _ = spread(self.kinds, self.limits, prices.share, self._hub)
         held[:, FORWARD_S] += self.limits.crossing_s
         held[:, INPUT_S] += self.limits.crossing_s
         self._make_room()
@@ -239,7 +242,7 @@ class Relaxation:
 
     def _add_first_paths(self) -> None:
         """The path of each rank that has more to do than others, where all else is even."""
-        held, _ = spread(self.kinds, self.limits, self.prices.share, -1)
+        held, _, _ = spread(self.kinds, self.limits, self.prices.share, -1)
         even = np.broadcast_to(held.mean(axis=0), held.shape)
         for rank in range(min(self.task.shape.ranks, _MOST_PATHS // 2 - 1)):
             slower = even.copy()

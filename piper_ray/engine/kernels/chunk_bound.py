@@ -6,7 +6,8 @@ the synchronisation of its rank. What a rank can hold is priced besides: mu (hel
 with mu >= 0. Such limits are the bytes held at each moment of a rank, and, as layers are whole, the same in whole units:
 for any unit of bytes the layers of a rank, each rounded down, are no more than the limit rounded down (Gomory, 1958).
 So it is with time: a rank works m W + R seconds, in which no plan better than the best one known exceeds that one's time.
-Where plans are told apart by the units of a rank, they may have to be some number at least, too. The least priced sum, in
+Where plans are told apart by the units of a rank, they may have to be some number at least, too. And no chunk is empty:
+nu (1 - layers) <= 0 with nu >= 0. The least priced sum, in
 which each layer chooses the chunk and the TMPC that are cheapest for it, then is a bound for any prices:
 ``least_priced_s`` computes it. ``better_prices`` looks for good ones, and need not be exact.
 
@@ -90,11 +91,13 @@ class Paths(NamedTuple):
 
 class Prices(NamedTuple):
     """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more. units: float64[p,
-    units], seconds for each unit: above 0 where they are too many, below 0 where they are too few."""
+    units], seconds for each unit: above 0 where they are too many, below 0 where they are too few. filled: float64[s], seconds for each layer that a
+    chunk has, 0 or more."""
 
     path: FloatArray
     memory: FloatArray
     units: FloatArray
+    filled: FloatArray
 
 
 class _Costs(NamedTuple):
@@ -131,7 +134,7 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     place or no option."""
     s = limits.rank_of.size
     costs = _costs(limits, paths, prices.path, prices.memory)
-    fixed_s = -limits.memory_bytes * prices.memory.sum()
+    fixed_s = prices.filled.sum() - limits.memory_bytes * prices.memory.sum()
     for r in range(prices.units.shape[0]):
         for u in range(prices.units.shape[1]):
             price = prices.units[r, u]
@@ -183,6 +186,7 @@ def _priced(
         + costs.sync[k] * figures[o, WEIGHTS]
         + costs.activation[k] * figures[o, ACTIVATION]
         + costs.fixed[k] * figures[o, FIXED]
+        - prices.filled[k]
     )
     for u in range(prices.units.shape[1]):
         cost += prices.units[r, u] * kinds.units[o, k, u]
@@ -232,14 +236,15 @@ def _on_simplex(values: FloatArray) -> None:
 
 
 @kernel
-def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) -> tuple[FloatArray, FloatArray]:
-    """float64[s, COLUMNS] and float64[p, units]: what chunks hold when layers are spread over chunks and options by shares.
+def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """float64[s, COLUMNS], units float64[p, units] and layers float64[s]: what chunks hold when layers are spread over chunks and options by shares.
 
     share: float64[cells], for each kind, chunk of its window and option the part of its layers. The seconds hold what
     the hub makes layers pay, and no other transfers.
     """
     held = np.zeros((limits.rank_of.size, COLUMNS))
     units = np.zeros(limits.most_units.shape)
+    layers_in = np.zeros(limits.rank_of.size)
     at = 0
     for c in range(kinds.count.size):
         for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
@@ -247,6 +252,7 @@ def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) 
             for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                 if share[at] != 0.0:
                     layers = share[at] * kinds.count[c]
+                    layers_in[k] += layers
                     for column in range(COLUMNS):
                         held[k, column] += layers * kinds.figures[o, column]
                     for u in range(units.shape[1]):
@@ -256,7 +262,7 @@ def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) 
                             held[k, column] += layers * kinds.figures[o, FROM_HUB_S]
                             held[hub, column] += layers * kinds.figures[o, TO_HUB_S]
                 at += 1
-    return held, units
+    return held, units, layers_in
 
 
 @kernel
@@ -292,9 +298,10 @@ def better_prices(
     share_step, step = step / weight, step * weight
     began = share.copy()
     began_path, began_memory, began_units = prices.path.copy(), prices.memory.copy(), prices.units.copy()
+    began_filled = prices.filled.copy()
     average = np.zeros(share.size)
     average_path, average_memory = np.zeros(prices.path.size), np.zeros(prices.memory.size)
-    average_units = np.zeros((p, sorts))
+    average_units, average_filled = np.zeros((p, sorts)), np.zeros(s)
     moved = share.copy()
     byte_s = scale_s / limits.memory_bytes
     for _ in range(rounds):
@@ -313,7 +320,7 @@ def better_prices(
         for n in range(share.size):
             average[n] += moved[n]
             share[n], moved[n] = moved[n], 2.0 * moved[n] - share[n]
-        held, units = spread(kinds, limits, moved, hub)
+        held, units, layers_in = spread(kinds, limits, moved, hub)
         for k in range(s):
             held[k, FORWARD_S] += limits.crossing_s[k]
             held[k, INPUT_S] += limits.crossing_s[k]
@@ -333,14 +340,19 @@ def better_prices(
                     too_many = price - step * most / of_all
                     too_few = price - step * limits.least_units[r, u] / of_all
                     prices.units[r, u] = (max(0.0, too_many) + min(0.0, too_few)) * scale_s / of_all
+        for k in range(s):
+            prices.filled[k] = max(0.0, prices.filled[k] / scale_s + step * (1.0 - layers_in[k])) * scale_s
         average_path += prices.path
         average_memory += prices.memory
         average_units += prices.units
+        average_filled += prices.filled
     prices.path[:] = average_path / average_path.sum()
     prices.memory[:] = average_memory / rounds
     prices.units[:] = average_units / rounds
+    prices.filled[:] = average_filled / rounds
     share[:] = average / rounds
     moved_prices = ((prices.path - began_path) ** 2).sum() + ((prices.memory - began_memory) ** 2).sum() / byte_s**2
+    moved_prices += ((prices.filled - began_filled) ** 2).sum() / scale_s**2
     for r in range(p):
         for u in range(sorts):
             if limits.most_units[r, u] < NO_LIMIT:
@@ -383,9 +395,14 @@ def _norm(kinds: LayerKinds, limits: ShapeLimits, hub: int, paths: Paths, size: 
     x = np.full(size, 1.0 / np.sqrt(size))
     norm = 1.0
     for _ in range(10):
-        held, units = spread(kinds, limits, x, hub)
+        held, units, layers_in = spread(kinds, limits, x, hub)
         lengths, bytes_held = _lengths(limits, paths, held)
-        prices = Prices(lengths / scale_s, bytes_held * (scale_s / limits.memory_bytes**2), np.zeros((p, sorts)))
+        prices = Prices(
+            lengths / scale_s,
+            bytes_held * (scale_s / limits.memory_bytes**2),
+            np.zeros((p, sorts)),
+            -layers_in * scale_s,
+        )
         for r in range(p):
             for u in range(sorts):
                 if limits.most_units[r, u] < NO_LIMIT:
