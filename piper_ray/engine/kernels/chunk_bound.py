@@ -294,7 +294,8 @@ def better_prices(
     shares, as it was returned before. Both become their averages over the rounds (Applegate and others, 2021).
     """
     s, p, sorts = limits.rank_of.size, limits.most_units.shape[0], limits.most_units.shape[1]
-    step = 0.9 / _norm(kinds, limits, hub, paths, share.size, scale_s)
+    by_pass = np.ascontiguousarray(paths.counts.transpose(1, 2, 0))
+    step = 0.9 / _norm(kinds, limits, hub, paths, by_pass, share.size, scale_s)
     share_step, step = step / weight, step * weight
     began = share.copy()
     began_path, began_memory, began_units = prices.path.copy(), prices.memory.copy(), prices.units.copy()
@@ -324,7 +325,7 @@ def better_prices(
         for k in range(s):
             held[k, FORWARD_S] += limits.crossing_s[k]
             held[k, INPUT_S] += limits.crossing_s[k]
-        lengths, bytes_held = _lengths(limits, paths, held)
+        lengths, bytes_held = _lengths(limits, paths, by_pass, held)
         for i in range(prices.path.size):
             prices.path[i] += step * lengths[i] / scale_s
         _on_simplex(prices.path)
@@ -365,8 +366,10 @@ def better_prices(
 
 
 @kernel
-def _lengths(limits: ShapeLimits, paths: Paths, held: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Seconds along each path, and the bytes of each moment."""
+def _lengths(
+    limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds along each path, and the bytes of each moment. by_pass: float64[s, PASSES, paths], the paths' counts."""
     s, p = limits.rank_of.size, limits.most_units.shape[0]
     weights, fixed = np.zeros(p), np.zeros(p)
     for k in range(s):
@@ -374,11 +377,12 @@ def _lengths(limits: ShapeLimits, paths: Paths, held: FloatArray) -> tuple[Float
         fixed[limits.rank_of[k]] += held[k, FIXED]
     lengths = np.empty(paths.rank.size)
     for i in range(paths.rank.size):
-        total = weights[paths.rank[i]] * limits.sync_s_per_byte
-        for k in range(s):
-            for column in range(3):
-                total += paths.counts[i, k, column] * held[k, column]
-        lengths[i] = total
+        lengths[i] = weights[paths.rank[i]] * limits.sync_s_per_byte
+    for k in range(s):
+        for column in range(3):
+            seconds = held[k, column]
+            for i in range(paths.rank.size):  # the innermost, as this one is run on several at once
+                lengths[i] += by_pass[k, column, i] * seconds
     bytes_held = np.empty(limits.moment_rank.size)
     for n in range(limits.moment_rank.size):
         total = fixed[limits.moment_rank[n]]
@@ -389,14 +393,16 @@ def _lengths(limits: ShapeLimits, paths: Paths, held: FloatArray) -> tuple[Float
 
 
 @kernel
-def _norm(kinds: LayerKinds, limits: ShapeLimits, hub: int, paths: Paths, size: int, scale_s: float) -> float:
+def _norm(
+    kinds: LayerKinds, limits: ShapeLimits, hub: int, paths: Paths, by_pass: FloatArray, size: int, scale_s: float
+) -> float:
     """About the largest singular value of the map from shares to lengths, bytes and units, by the power method."""
     p, sorts = limits.most_units.shape
     x = np.full(size, 1.0 / np.sqrt(size))
     norm = 1.0
     for _ in range(10):
         held, units, layers_in = spread(kinds, limits, x, hub)
-        lengths, bytes_held = _lengths(limits, paths, held)
+        lengths, bytes_held = _lengths(limits, paths, by_pass, held)
         prices = Prices(
             lengths / scale_s,
             bytes_held * (scale_s / limits.memory_bytes**2),
