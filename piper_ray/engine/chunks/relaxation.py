@@ -23,6 +23,7 @@ from piper_ray.engine.kernels.chunk_bound import (
     cells,
     least_priced_s,
     moments,
+    price_full_ranks,
     spread,
     window,
 )
@@ -207,18 +208,45 @@ class Relaxation:
                     least[rank] = most
                     yield replace(self.case, most_units=np.full(p, most), least_units=least)
 
+    def try_single_paths(self) -> None:
+        """Takes the path of one rank alone for all, where that gives a better bound: so it is where one rank has more to do
+        than any other and those are full."""
+        if self.task.lower_s <= 0.0:
+            return
+        prices = self.prices
+        found_s, best = self._evaluate(self._priced()), self._priced()
+        for path in range(min(prices.paths, 2 * self.task.shape.ranks)):
+            alone = Prices(np.zeros(prices.paths), prices.memory * 0.0, prices.units * 0.0, prices.filled * 0.0)
+            alone.path[path] = 1.0
+            self._price_full_ranks(alone)
+            alone_s = self._evaluate(alone)
+            if alone_s > found_s:
+                found_s, best = alone_s, alone
+        prices.path[: prices.paths] = best.path
+        prices.memory, prices.units, prices.filled = best.memory, best.units, best.filled
+
     def improve(self, rounds: int) -> None:
         """Looks for better prices, and adds the longest paths of the fractional plan on the way."""
         if self.task.lower_s <= 0.0:
             return  # nothing takes any time
         prices = self.prices
-        paths = Paths(prices.counts[: prices.paths], prices.rank[: prices.paths])
-        priced = Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
+        priced = self._priced()
         prices.weight = better_prices(
-            self.kinds, self.limits, self._hub, paths, priced, prices.share, self.task.lower_s, rounds, prices.weight
+            self.kinds,
+            self.limits,
+            self._hub,
+            self._paths(),
+            priced,
+            prices.share,
+            self.task.lower_s,
+            rounds,
+            prices.weight,
         )
-        found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, paths, priced)
-        self.lower_s = max(self.lower_s, min(found_s * (1.0 - _ROUNDING), self._target_s))
+        found_s = self._evaluate(priced)
+        full = priced._replace(units=priced.units.copy())
+        self._price_full_ranks(full)
+        if self._evaluate(full) > found_s:
+            prices.units = full.units
         self.layers_in = self._count_layers(prices.share)
         held, _, _ = spread(self.kinds, self.limits, prices.share, self._hub)
         held[:, FORWARD_S] += self.limits.crossing_s
@@ -228,6 +256,32 @@ class Relaxation:
         # Plans nearby have other longest paths, that the next ones will run into.
         for _ in range(_NEARBY):
             self._add_nearby_paths(held)
+
+    def _paths(self) -> Paths:
+        return Paths(self.prices.counts[: self.prices.paths], self.prices.rank[: self.prices.paths])
+
+    def _priced(self) -> Prices:
+        prices = self.prices
+        return Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
+
+    def _evaluate(self, prices: Prices) -> float:
+        """The bound of these prices, which may raise ``lower_s``."""
+        found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, self._paths(), prices)
+        found_s = found_s * (1.0 - _ROUNDING)
+        self.lower_s = max(self.lower_s, min(found_s, self._target_s))
+        return found_s
+
+    def _price_full_ranks(self, prices: Prices) -> None:
+        if np.isfinite(self._target_s):
+            price_full_ranks(
+                self.exact_kinds,
+                self.limits,
+                self._hub,
+                self._paths(),
+                prices,
+                *self.units.frequent,
+                self.task.lower_s,
+            )
 
     def _narrow(self) -> None:
         """Windows beside a hub whose chunk is given."""

@@ -69,6 +69,8 @@ class Node:
                 return Outcome(None, children)
         effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
         self.done += 1
+        self.relaxation.aim(control[0])
+        self.relaxation.try_single_paths()
         for _ in range(effort.looks):
             self.relaxation.aim(control[0])
             self.relaxation.improve(effort.rounds)

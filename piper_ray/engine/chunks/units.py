@@ -39,6 +39,7 @@ class Units:
     bytes_each: FloatArray
     moment: FloatArray
     rank_of: IndexArray
+    frequent: tuple[int, int, int]
 
     @property
     def sorts(self) -> int:
@@ -68,7 +69,7 @@ class Units:
             for n in range(bytes_each.shape[1]):
                 option = kinds.figures[first + n]
                 bytes_each[rank, n] = np.median(fullest[chunks]) * option[ACTIVATION] + option[FIXED]
-        return cls(float(seconds[first:end].min()) * _A_LITTLE_LESS, bytes_each * _A_LITTLE_LESS, moment, rank_of)
+        return cls(float(seconds[first:end].min()) * _A_LITTLE_LESS, bytes_each * _A_LITTLE_LESS, moment, rank_of, (first, end, alike[frequent]))
 
     def told(self, kinds: LayerKinds, task: Task) -> LayerKinds:
         """The kinds with what they come to in units."""

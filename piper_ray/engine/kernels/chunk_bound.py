@@ -161,6 +161,47 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     return float(best_s), int(best_hub)
 
 
+@kernel
+def price_full_ranks(
+    kinds: LayerKinds,
+    limits: ShapeLimits,
+    hub: int,
+    paths: Paths,
+    prices: Prices,
+    first_option: int,
+    end_option: int,
+    layers: int,
+    scale_s: float,
+) -> None:
+    """Sets the prices of units of time, in place, to the best if all layers were of the frequent kind.
+
+    Its ``layers`` layers have the options first_option .. end_option - 1, of a unit each. They fill the ranks on which they
+    are cheapest; what a rank is cheaper than the last one of these is the price of its units. Where there is no room for
+    all, units cost more the more is missing, by ``scale_s`` for all.
+    """
+    p, s = limits.most_units.shape[0], limits.rank_of.size
+    costs = _costs(limits, paths, prices.path, prices.memory)
+    prices.units[:, 0] = 0.0
+    cost = np.full(p, np.inf)
+    for k in range(s):
+        r = limits.rank_of[k]
+        for o in range(first_option, end_option):
+            cost[r] = min(cost[r], _priced(kinds, o, k, hub, costs, prices, limits))
+    left = layers - limits.least_units[:, 0].sum()
+    last_s, room = 0.0, False
+    for r in np.argsort(cost):
+        left -= limits.most_units[r, 0] - limits.least_units[r, 0]
+        last_s = cost[r]
+        if left <= 0.0:
+            room = True
+            break
+    if not room:
+        last_s += scale_s
+    for r in range(p):
+        if cost[r] < last_s or limits.least_units[r, 0] > 0.0:
+            prices.units[r, 0] = last_s - cost[r]
+
+
 @leaf_kernel
 def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
     """The chunks that a kind may be in while the hub is in chunk ``hub``."""
