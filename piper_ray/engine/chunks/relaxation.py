@@ -190,12 +190,16 @@ class Relaxation:
             return range(int(self.exact_kinds.first_chunk[kind]), int(self.exact_kinds.last_chunk[kind]) + 1)
         return range(0)
 
+    @property
+    def hub_is_open(self) -> bool:
+        return self.case.hub is None and len(self.hub_chunks()) > 1
+
     def cases(self) -> Iterator[Case]:
         """Cases that hold all plans of this one together; none if there are none worth telling apart.
 
         First the hub's chunk. Then: no rank has as many units as the best known plan would let it, or rank r has.
         """
-        if self.case.hub is None and len(self.hub_chunks()) > 1:
+        if self.hub_is_open:
             for chunk in self.hub_chunks():
                 yield replace(self.case, hub=chunk)
         elif self.case.most_units is None and np.isfinite(self._target_s):

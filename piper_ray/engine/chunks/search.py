@@ -24,6 +24,9 @@ TIME_LIMIT = "time limit"
 GAP = "gap"
 BOUND = "bound"
 
+_SURVEYED = 64
+"""Tasks that are looked at once before all else."""
+
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
 
@@ -36,7 +39,7 @@ class Effort(NamedTuple):
     moves: int
 
 
-EFFORTS = (Effort(1, 60, 0), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
+EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
 """What is done for a case, the first time it is the one of the least bound, the second time, and so on; then it is split."""
 
 LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000))
@@ -63,7 +66,7 @@ class Node:
                 return Outcome(None, [])
             self.candidates = Candidates(self.relaxation)
         assert self.relaxation is not None and self.candidates is not None
-        if self.done == len(EFFORTS):
+        if self.splits:
             children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
             if children:
                 return Outcome(None, children)
@@ -88,9 +91,17 @@ class Node:
             control[0] = min(control[0], best.batch_s)
         return Outcome(best, [])
 
+    @property
+    def splits(self) -> bool:
+        """Where many layers read one, little is proved as long as that may be anywhere."""
+        if self.relaxation is None:
+            return False
+        return self.done == len(EFFORTS) or (self.done == 1 and self.relaxation.hub_is_open)
+
     def _child(self, case: Case, candidates: Candidates) -> Node:
         assert self.relaxation is not None
-        return Node(self.task, self.lower_s, 1, self.relaxation.with_case(case), candidates, whole=False)
+        done = 0 if self.relaxation.hub_is_open else 1
+        return Node(self.task, self.lower_s, done, self.relaxation.with_case(case), candidates, whole=False)
 
     @property
     def exhausted(self) -> bool:
@@ -137,25 +148,29 @@ class ChunkSearch:
 
     def run(self) -> None:
         """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first."""
-        waiting = [(node.lower_s, index) for index, node in self._nodes.items()]
+        # A first look at many tasks finds a good plan early; then it is always the least bound's turn.
+        waiting = [(index >= _SURVEYED, node.lower_s, index) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
         running: dict[Future[Outcome], int] = {}
         with ThreadPoolExecutor(self.threads) as pool:
             try:
                 while (waiting or running) and not self._ends():
                     while waiting and len(running) < self.threads:
-                        _, index = heapq.heappop(waiting)
+                        in_turn, _, index = heapq.heappop(waiting)
                         node = self._nodes[index]
                         if node.exhausted or node.lower_s >= self.upper_s * (1.0 - PROOF):
-                            waiting.clear()  # no other effort raises the least bound
-                            break
+                            if in_turn:
+                                waiting.clear()  # no other effort raises the least bound
+                            else:
+                                heapq.heappush(waiting, (True, node.lower_s, index))
+                            continue
                         self.bounded += node.whole and node.done == 0
                         running[pool.submit(node.run, self._control)] = index
                     done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
                     for future in done:
                         index = running.pop(future)
                         for entry in self._take(index, future.result()):
-                            heapq.heappush(waiting, (self._nodes[entry].lower_s, entry))
+                            heapq.heappush(waiting, (True, self._nodes[entry].lower_s, entry))
             finally:
                 self._control[1] = 1.0  # for those that still run, if it ends early
             for future, index in running.items():
