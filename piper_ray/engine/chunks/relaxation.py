@@ -170,6 +170,12 @@ class Relaxation:
 
     def aim(self, target_s: float) -> None:
         """From now on only plans that take less than ``target_s`` matter: that limits what ranks hold."""
+        if np.isfinite(target_s) and target_s != self._target_s:
+            self.units, full = self.units.finer(self.exact_kinds, self.task, self.limits.crossing_s, target_s)
+            if full:
+                self.lower_s = max(self.lower_s, target_s)
+            self.exact_kinds = self.units.told(self.exact_kinds, self.task)
+            self.kinds = self.units.told(self.kinds, self.task)
         self._target_s = target_s
         self.limits.most_units[:] = self.units.most(self.task, self.limits.crossing_s, target_s)
         if self.case.most_units is not None:

@@ -42,7 +42,7 @@ class Effort(NamedTuple):
 EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
 """What is done for a case, the first time it is the one of the least bound, the second time, and so on; then it is split."""
 
-LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000))
+LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
 """What follows for a case that cannot be split."""
 
 
@@ -75,13 +75,14 @@ class Node:
         self.relaxation.aim(control[0])
         self.relaxation.try_single_paths()
         for _ in range(effort.looks):
-            self.relaxation.aim(control[0])
-            self.relaxation.improve(effort.rounds)
             self.lower_s = max(self.lower_s, self.relaxation.lower_s)
             if self.lower_s >= control[0] * (1.0 - PROOF):
                 return Outcome(None, [])
             if control[1] != 0.0:
                 break
+            self.relaxation.improve(effort.rounds)
+            self.relaxation.aim(control[0])
+        self.lower_s = max(self.lower_s, self.relaxation.lower_s)
         with self.candidates.lock:
             self.candidates.cut(self.relaxation.layers_in)
             if self.whole:
