@@ -14,10 +14,25 @@ from typing import TYPE_CHECKING
 
 # Imported at once, not lazily: `piper_ray.evaluate` and `piper_ray.simulate` are also modules, whose import would hide
 # the functions.
-from piper_ray.evaluate import Evaluation, StageEvaluation, evaluate
+from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.constraints import (
+    AllDevices,
+    Constraint,
+    NoDataParallelism,
+    NoTensorParallelism,
+    Recompute,
+    RecomputeRule,
+    SameDegrees,
+    Scope,
+    StageCount,
+    TensorParallelDegrees,
+)
 from piper_ray.model.errors import (
     CheckpointLost,
     CheckpointRefused,
+    ChoiceTooHard,
     ClusterError,
     DatasetDamaged,
     Fault,
@@ -28,66 +43,169 @@ from piper_ray.model.errors import (
     PiperRayError,
     UsageError,
 )
+from piper_ray.model.events import (
+    Bounds,
+    Compiling,
+    EvaluationAdvanced,
+    EvaluationFinished,
+    Event,
+    IncumbentFound,
+    Listener,
+    Note,
+    StepFinished,
+)
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.model.options import SolveOptions
+from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.passes import Passes, passes_of, with_passes
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Recompute, Restrictions
-from piper_ray.model.solution import Infeasibility, Solution, Status
-from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import (
+    BlockStats,
+    ClusterStats,
+    DegreeStats,
+    EvaluationStats,
+    Forecast,
+    Infeasibility,
+    NodeStats,
+    Solution,
+    SolveStats,
+    Status,
+)
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
     from piper_ray.engine.backends.ray import RayBackend
-    from piper_ray.engine.frontier.frontier import Frontier, frontier
-    from piper_ray.engine.frontier.points import FrontierPoint
+    from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
+    from piper_ray.engine.evaluation.backend import Backend
+    from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
+    from piper_ray.engine.frontier.frontier import Frontier, Numbers, frontier
+    from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
+    from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
-    from piper_ray.simulate.result import Simulation
+    from piper_ray.report.graph.drawing import draw
+    from piper_ray.report.info import info
+    from piper_ray.simulate.memory import MemorySteps, Versions
+    from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
+    from piper_ray.simulate.stages import StageFigures
+    from piper_ray.simulate.timeline import Timeline
     from piper_ray.sweep.dataset import read_dataset
+    from piper_ray.sweep.point import Point
+    from piper_ray.sweep.progress import Best, Progress, SweepListener
     from piper_ray.sweep.run import run_sweep
-    from piper_ray.workloads.formats import dump, load, load_plan
+    from piper_ray.workloads.estimate.workload import estimate
+    from piper_ray.workloads.formats import Form, InFlight, dump, dump_plan, load, load_plan, load_solution
+    from piper_ray.workloads.formats.load import Source
+    from piper_ray.workloads.measure.workload import profile
 
 __all__ = [
     # functions
     "load",
     "dump",
     "load_plan",
+    "dump_plan",
+    "load_solution",
+    "estimate",
+    "profile",
+    "info",
+    "draw",
     "solve",
     "frontier",
     "evaluate",
     "simulate",
     "run_sweep",
     "read_dataset",
+    "baselines",
     # the problem
     "Instance",
     "Layer",
     "Edge",
     "Tmpc",
     "Tensor",
+    "Cluster",
+    "Link",
+    "Batch",
+    "Passes",
+    "passes_of",
+    "with_passes",
+    "Source",
+    "Numbers",
+    "Form",
+    "InFlight",
+    # what plans must keep
     "Restrictions",
+    "Constraint",
+    "Scope",
+    "NoTensorParallelism",
+    "NoDataParallelism",
+    "RecomputeRule",
+    "TensorParallelDegrees",
+    "SameDegrees",
+    "StageCount",
+    "AllDevices",
     "Recompute",
+    # how it is solved
     "SolveOptions",
+    "Contract",
+    "Preparation",
     "Schedule",
     "ScheduleName",
     "SimulationOptions",
     "AllReduce",
     "InFlightRule",
     "Stop",
+    "Backend",
     "RayBackend",
-    "baselines",
+    "WithoutWorkers",
+    # what is told meanwhile
+    "Listener",
+    "FrontierListener",
+    "CurveAdvanced",
+    "PointClosed",
+    "Progress",
+    "SweepListener",
+    "Point",
+    "Best",
+    "Event",
+    "Note",
+    "Compiling",
+    "StepFinished",
+    "EvaluationAdvanced",
+    "EvaluationFinished",
+    "IncumbentFound",
+    "Bounds",
     # the answer
     "Solution",
     "Status",
+    "StoppedBy",
     "Infeasibility",
+    "SolveStats",
+    "EvaluationStats",
+    "DegreeStats",
+    "ClusterStats",
+    "NodeStats",
+    "BlockStats",
+    "Forecast",
     "Frontier",
     "FrontierPoint",
+    "FrontierStats",
     "Plan",
     "Stage",
     "Evaluation",
     "StageEvaluation",
+    "Binding",
     "Simulation",
+    "RankSimulation",
+    "StageFigures",
+    "PathPart",
+    "Interval",
+    "Timeline",
+    "MemorySteps",
+    "Versions",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -96,6 +214,7 @@ __all__ = [
     "Fault",
     "InfeasibleError",
     "LimitError",
+    "ChoiceTooHard",
     "InvalidPlan",
     "ClusterError",
     "CheckpointRefused",
@@ -104,19 +223,47 @@ __all__ = [
     "__version__",
 ]
 
-# Where the functions live that bring numba, numpy or pydantic with them (PEP 562).
+# Where the names live that bring numba, numpy or pydantic with them (PEP 562).
 _LAZY = {
     "load": "piper_ray.workloads.formats",
     "dump": "piper_ray.workloads.formats",
     "load_plan": "piper_ray.workloads.formats",
+    "dump_plan": "piper_ray.workloads.formats",
+    "load_solution": "piper_ray.workloads.formats",
+    "Form": "piper_ray.workloads.formats",
+    "InFlight": "piper_ray.workloads.formats",
+    "Source": "piper_ray.workloads.formats.load",
+    "estimate": "piper_ray.workloads.estimate.workload",
+    "profile": "piper_ray.workloads.measure.workload",
+    "info": "piper_ray.report.info",
+    "draw": "piper_ray.report.graph.drawing",
     "solve": "piper_ray.engine.solve",
+    "Preparation": "piper_ray.engine.preparation",
     "run_sweep": "piper_ray.sweep.run",
     "read_dataset": "piper_ray.sweep.dataset",
     "frontier": "piper_ray.engine.frontier.frontier",
     "Frontier": "piper_ray.engine.frontier.frontier",
     "FrontierPoint": "piper_ray.engine.frontier.points",
+    "FrontierStats": "piper_ray.engine.frontier.points",
+    "FrontierListener": "piper_ray.engine.frontier.curve_events",
+    "CurveAdvanced": "piper_ray.engine.frontier.curve_events",
+    "PointClosed": "piper_ray.engine.frontier.curve_events",
+    "Numbers": "piper_ray.engine.frontier.frontier",
+    "Progress": "piper_ray.sweep.progress",
+    "SweepListener": "piper_ray.sweep.progress",
+    "Point": "piper_ray.sweep.point",
+    "Best": "piper_ray.sweep.progress",
+    "Backend": "piper_ray.engine.evaluation.backend",
     "Simulation": "piper_ray.simulate.result",
+    "RankSimulation": "piper_ray.simulate.result",
+    "PathPart": "piper_ray.simulate.result",
+    "Interval": "piper_ray.simulate.result",
+    "StageFigures": "piper_ray.simulate.stages",
+    "Timeline": "piper_ray.simulate.timeline",
+    "MemorySteps": "piper_ray.simulate.memory",
+    "Versions": "piper_ray.simulate.memory",
     "RayBackend": "piper_ray.engine.backends.ray",
+    "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }
 
 

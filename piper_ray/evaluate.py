@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.load import Source
@@ -27,6 +28,12 @@ A stage that fits exactly may come out a few ulps over when its bytes are added 
 
 Binding = Literal["time", "memory"]
 
+TIME_BINDS = 1e-3
+"""Relative. A stage limits the speed when it is slower than all but this share of the slowest one's time."""
+
+MEMORY_BINDS = 0.95
+"""A stage is short of memory from this share of the limit on."""
+
 
 @dataclass(frozen=True)
 class StageEvaluation:
@@ -34,8 +41,8 @@ class StageEvaluation:
 
     in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
     memory_bytes: on each device of the stage.
-    binding: "time" when no stage is slower, "memory" when one microbatch more in flight would not fit; either, both
-    or neither.
+    binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
+    takes MEMORY_BINDS of what there is, or more; either, both or neither.
     """
 
     time_s: float
@@ -74,13 +81,13 @@ def objective_s(stage_times_s: Iterable[float]) -> float:
     return max(stage_times_s)
 
 
-def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
+def evaluate(instance: Instance | Source, plan: Plan, *, restrictions: Restrictions = Restrictions()) -> Evaluation:
     """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
 
-    instance: may be what ``load`` takes, such as a path. Raises InputError for an instance or plan that is not sound in
-    itself.
+    instance: may be what ``load`` takes, such as a path. restrictions: further rules. Raises InputError for an instance
+    or plan that is not sound in itself, UsageError for arguments that are something else.
     """
-    instance = _checked(instance, plan)
+    instance = _checked(instance, plan, restrictions)
     violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
     violations += _degree_violations(instance, plan)
     choices = []
@@ -90,22 +97,25 @@ def evaluate(instance: Instance | Source, plan: Plan) -> Evaluation:
         violations += faults
     suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
     violations += _memory_violations(instance, plan, choices, suffix_sums)
+    violations += restrictions.violations(instance, plan)
     if violations:
         raise InvalidPlan(violations)
     return _cost(instance, plan, choices, suffix_sums)
 
 
-def _checked(instance: Instance | Source, plan: Plan) -> Instance:
+def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions) -> Instance:
     from piper_ray.model import arguments
     from piper_ray.workloads import formats
     from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     check_plan(plan)
     return formats.instance_of(instance)
 
 
 def partition_violations(instance: Instance, plan: Plan) -> list[str]:
+    """In words: stages without layers, and layers in no stage, in several, or not of the instance."""
     violations = []
     stage_of: dict[int, int] = {}
     for number, stage in enumerate(plan.stages, start=1):
@@ -221,6 +231,15 @@ def _fits(needed_bytes: float, limit_bytes: float) -> bool:
     return needed_bytes <= limit_bytes * (1.0 + MEMORY_TOLERANCE)
 
 
+def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: float) -> tuple[Binding, ...]:
+    """What limits a stage of so much time and memory. slowest_s: of the plan's stages."""
+    reasons: dict[Binding, bool] = {
+        "time": time_s >= slowest_s * (1.0 - TIME_BINDS),
+        "memory": memory_bytes >= instance.memory_bytes * MEMORY_BINDS,
+    }
+    return tuple(name for name, binds in reasons.items() if binds)
+
+
 def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]) -> Evaluation:
     crossing = [_crossing_bytes(instance, chosen) for chosen in choices]
     parts = [
@@ -235,20 +254,19 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], su
     ):
         y = in_flight_microbatches(s, stage.data_parallel_degree)
         d = stage.data_parallel_degree
-        next_fits = _fits(_memory_bytes(chosen.values(), y + 1, d), instance.memory_bytes)
-        reasons: tuple[tuple[Binding, bool], ...] = (("time", time == slowest), ("memory", not next_fits))
+        memory_bytes = _memory_bytes(chosen.values(), y, d)
         stages.append(
             StageEvaluation(
                 time_s=time,
                 compute_s=compute,
                 communication_s=communication,
                 resync_s=resync,
-                memory_bytes=_memory_bytes(chosen.values(), y, d),
+                memory_bytes=memory_bytes,
                 in_flight_microbatches=y,
                 devices=stage.devices,
                 data_parallel_degree=d,
                 tensor_parallel_degree=stage.tensor_parallel_degree,
-                binding=tuple(name for name, binds in reasons if binds),
+                binding=binding(instance, slowest, time, memory_bytes),
             )
         )
     return Evaluation(slowest, plan.devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))

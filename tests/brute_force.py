@@ -9,19 +9,20 @@ from functools import cache
 from itertools import chain, combinations, product
 
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 
 Choice = tuple[tuple[int, Tmpc], ...]
 
 
 @dataclass(frozen=True)
 class BruteForce:
-    """The best plan: of the least time_per_sample, then the fewest devices, then the fewest stages."""
+    """The best plan: of the least time_per_sample_s, then the fewest devices, then the fewest stages."""
 
-    time_per_sample: Fraction
+    time_per_sample_s: Fraction
     plan: Plan
 
 
@@ -124,9 +125,9 @@ def _degrees(instance: Instance, restrictions: Restrictions) -> list[tuple[int, 
     return [
         (d, t)
         for d in range(1, instance.data_parallel_limit + 1)
-        if instance.microbatches % d == 0 and (d == 1 or restrictions.data_parallelism)
+        if instance.microbatches % d == 0 and restrictions.admits_data_parallel_degree(d)
         for t in instance.degrees
-        if t == 1 or restrictions.tensor_parallelism
+        if restrictions.admits_tensor_parallel_degree(t)
     ]
 
 

@@ -36,8 +36,8 @@ def levels(number: int) -> LevelStates:
     """More than 64 bytes even when compressed."""
     rng = np.random.default_rng(number)
     counts = rng.integers(0, 3, 50 + number)
-    costs, sums = rng.integers(0, 2**20, (2, int(counts.sum())))
-    return LevelStates(counts, costs, sums, np.arange(4, dtype=np.int64) * number)
+    tallies, sums = rng.integers(0, 2**20, (2, int(counts.sum())))
+    return LevelStates(counts, tallies, sums, np.arange(4, dtype=np.int64) * number)
 
 
 def same_outcome(one: Outcome | None, other: Outcome | None) -> bool:

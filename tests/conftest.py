@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.ray_support import RAY_ENVIRONMENT, local_ray
@@ -25,3 +28,23 @@ settings.register_profile("fast", _COMMON, max_examples=50, derandomize=True, da
 settings.register_profile("ci", _COMMON, max_examples=300, derandomize=True, database=None)
 settings.register_profile("nightly", _COMMON, max_examples=5000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several processes one has the session's Ray, one the machines of the fault tests; they begin with those."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    tests = Path(__file__).parent
+    with_ray = {path.relative_to(tests.parent).as_posix() for path in tests.rglob("test_*.py") if _uses_ray(path)}
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "machines" if path.startswith("tests/faults/") else "Ray" if path in with_ray else nodeid
+
+    return Scheduling(config, log)
+
+
+def _uses_ray(path: Path) -> bool:
+    return "local_ray" in path.read_text("utf-8")

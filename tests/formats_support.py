@@ -8,9 +8,11 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from piper_ray.model.cluster import Link
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats import to_toml, to_upstream
 
@@ -103,7 +105,7 @@ def random_instance(rng: random.Random, most_layers: int = 6) -> Instance:
     shards = rng.random() < 0.3
     ends = [rng.sample(ids, rng.randint(2, count)) for _ in range(rng.choice([0, 0, 1, 3]))] if count > 1 else []
     names = ["block", "block", 'odd "name" \\ \x7f ü', ""]
-    return Instance(
+    plain = Instance(
         layers=tuple(
             Layer(
                 layer,
@@ -125,6 +127,44 @@ def random_instance(rng: random.Random, most_layers: int = 6) -> Instance:
         name=rng.choice(["", "random", "näme"]),
         tensors=tuple(Tensor(tuple(layers), figure(), figure()) for layers in ends),
     )
+    return with_more_said(rng, plain)
+
+
+def with_more_said(rng: random.Random, instance: Instance) -> Instance:
+    """Half of the time with what files may leave out: passes, paths, samples, tokens, links; each by turns."""
+    if rng.random() < 0.5:
+        return instance
+    parted, weighed = rng.choice([0.0, 0.5, 1.0]), rng.random() < 0.5
+    path = rng.choice(["", "model.layers.{}", "{}.blocks.7", "a{{1}}.{}", 'odd "path" \\ ü'])
+
+    def said(tmpc: Tmpc) -> Tmpc:
+        if rng.random() >= parted:
+            return tmpc
+        share = rng.choice([0.0, 1 / 3, 0.5, 1.0, rng.random()])
+        forward_s = tmpc.time_per_sample_s * share
+        rest_s = tmpc.time_per_sample_s - forward_s
+        backward_s = rng.choice([None, rest_s, rest_s * (1 + 1e-13)])
+        return replace(tmpc, forward_s=forward_s, backward_s=backward_s, weight_s=rest_s / 2 if weighed else None)
+
+    layers = tuple(
+        replace(
+            layer,
+            tmpcs={t: tuple(map(said, row)) for t, row in layer.tmpcs.items()},
+            path=path.format(index + 3) if rng.random() < 0.9 else "",
+        )
+        for index, layer in enumerate(instance.layers)
+    )
+    inner = [Link(round(rng.random() * 1000 + 0.1, 3), size) for size in rng.choice([(), (2,), (4, 8)])]
+    return replace(
+        instance,
+        layers=layers,
+        cluster=replace(instance.cluster, links=(*inner, *instance.cluster.links)),
+        batch=replace(
+            instance.batch,
+            samples_per_microbatch=rng.choice([None, 1, 16]),
+            tokens_per_sample=rng.choice([None, 1024]),
+        ),
+    )
 
 
 def chained_instance(rng: random.Random) -> Instance:
@@ -144,7 +184,7 @@ def chained_instance(rng: random.Random) -> Instance:
     layers = [layer(first, 0.0, "mask")] + [layer(v, time_s, "block") for v, time_s in zip(chain, times, strict=True)]
     edges = tuple(Edge(u, v, 7.0 if u == first else 8.0) for u, v in pairs)
     tensors = (Tensor((rng.choice(chain), first), 1.0, 2.0),) if rng.random() < 0.3 else ()
-    return Instance(tuple(layers), edges, 4, 8, 100.0, 10.0, "chained", tensors)
+    return with_more_said(rng, Instance(tuple(layers), edges, 4, 8, 100.0, 10.0, "chained", tensors))
 
 
 def mutated_files(seed: int, count: int, folder: Path) -> Iterator[Path]:
@@ -268,6 +308,10 @@ def assert_consistent(instance: Instance) -> None:
                 assert tmpc.forward_sync_bytes.keys() == graph[layer.id]
                 assert tmpc.backward_sync_bytes.keys() == leaving[layer.id]
                 figures += [tmpc.time_per_sample_s, tmpc.weights_bytes, tmpc.activation_bytes, tmpc.fixed_bytes]
+                if tmpc.forward_s is not None:
+                    assert tmpc.backward_s is not None
+                    assert math.isclose(tmpc.forward_s + tmpc.backward_s, tmpc.time_per_sample_s, rel_tol=2e-9)
+                    figures += [tmpc.forward_s, tmpc.backward_s]
                 figures += [*tmpc.forward_sync_bytes.values(), *tmpc.backward_sync_bytes.values()]
     for figure in figures:
         assert type(figure) is float

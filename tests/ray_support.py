@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def local_ray() -> Iterator[None]:
 
 @contextmanager
 def backend_of(**options: Any) -> Iterator[RayBackend]:
-    """A backend that ends with the block, as the command line ends it."""
+    """A backend that ends with the chunk, as the command line ends it."""
     from piper_ray.engine.backends.ray import RayBackend
 
     backend = RayBackend(**options)
@@ -62,22 +63,29 @@ def backend_of(**options: Any) -> Iterator[RayBackend]:
 
 
 def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: float = 0.003) -> None:
-    """In more blocks than workers. round_trip_s: 0 for level by level."""
+    """In more chunks than workers, none of whom is late, however busy the machine is.
+
+    round_trip_s: 0 for level by level.
+    """
+    from piper_ray.engine.backends.ray.coordinator import Coordinator
     from piper_ray.engine.backends.ray.pacing import Pacing
+
+    patient = partial(Coordinator, overdue_floor_s=60.0)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.dispatcher.Coordinator", patient)
 
     monkeypatch.setattr("piper_ray.engine.backends.ray.pacing.LEAST_BATCH_S", 0.0)
     monkeypatch.setattr("piper_ray.engine.backends.ray.backend.Pacing", lambda: Pacing(round_trip_s=round_trip_s))
-    monkeypatch.setattr(Pacing, "blocks", lambda _self, _seconds, _workers, downsets: min(downsets, 5))
+    monkeypatch.setattr(Pacing, "chunks", lambda _self, _seconds, _workers, downsets: min(downsets, 5))
     monkeypatch.setattr(Pacing, "record", lambda *_: None)
 
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, downset: int) -> None:
     """The first ``deaths`` workers to be given ``downset`` are killed while they have it in work."""
-    from piper_ray.engine.backends.ray.worker import BlockOrder, BlockReply, Worker
+    from piper_ray.engine.backends.ray.worker import ChunkOrder, ChunkReply, Worker
 
     # Local, so that Ray ships it whole: workers cannot import the tests.
     class Mortal(Worker):
-        def evaluate(self, order: BlockOrder, *finished: Any) -> BlockReply:
+        def evaluate(self, order: ChunkOrder, *finished: Any) -> ChunkReply:
             for death in range(deaths):
                 if order.first <= downset < order.last and not (folder / str(death)).exists():
                     (folder / str(death)).touch(exist_ok=False)
@@ -88,11 +96,11 @@ def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int,
 
 
 def workers_that_fail(monkeypatch: pytest.MonkeyPatch, folder: Path, failures: int) -> None:
-    """The first ``failures`` blocks raise an error."""
-    from piper_ray.engine.backends.ray.worker import BlockOrder, BlockReply, Worker
+    """The first ``failures`` chunks raise an error."""
+    from piper_ray.engine.backends.ray.worker import ChunkOrder, ChunkReply, Worker
 
     class Faulty(Worker):
-        def evaluate(self, order: BlockOrder, *finished: Any) -> BlockReply:
+        def evaluate(self, order: ChunkOrder, *finished: Any) -> ChunkReply:
             for failure in range(failures):
                 if not (folder / str(failure)).exists():
                     (folder / str(failure)).touch(exist_ok=False)

@@ -10,6 +10,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import EvaluationStats, Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.stop import StoppedBy
 
 GIB = 2.0**30
 
@@ -48,15 +49,15 @@ def solution(
     status: Status = Status.OPTIMAL,
     *,
     plan: Plan | None = None,
-    lower_bound: float = 0.0,
-    stopped_by: str | None = None,
+    lower_bound_s: float = 0.0,
+    stopped_by: StoppedBy | None = None,
     infeasibility: Infeasibility | None = None,
 ) -> Solution:
     """A solution with stats that add up to 1.5 s; its time is that of its plan."""
     time_s = None if plan is None else evaluate(small_instance(), plan).time_per_sample_s
     evaluation = EvaluationStats(0.008, True, 0.5, 7, 12, 3, 20, 9)
     stats = SolveStats(6, 6, 7, 7, 28, 2, 0.25, 0.25, 1.0, (evaluation, evaluation))
-    bound = time_s if status is Status.OPTIMAL and time_s is not None else lower_bound
+    bound = time_s if status is Status.OPTIMAL and time_s is not None else lower_bound_s
     return Solution(status, time_s, bound, plan, stats, infeasibility, stopped_by)
 
 

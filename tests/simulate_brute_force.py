@@ -1,6 +1,6 @@
 """Every plan of a small instance under gpipe or 1f1b, simulated: the optimum, and how many plans were tried.
 
-The model is SCHEDULES' own: one d and one t for all stages, d p t devices, memory a y + b with y by the schedule. Of the
+The model: one d and one t for all stages, d p t devices, memory a y + b with y by the schedule. Of the
 TMPC choices of a stage only those are tried that are as fast as others in all three of forward pass, backward pass and
 all-reduce: shorter passes never make a pipeline slower.
 """

@@ -11,14 +11,14 @@ import pytest
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.lattice.contraction import Contraction, contract
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.graph import LayerGraph, build_graph
-from piper_ray.engine.tables.options import build_options
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.tables.problem import Problem, Workload, build_problem
+from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.evaluate import evaluate
 from piper_ray.model.events import Listener
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
@@ -50,7 +50,9 @@ def tables(
     graph = build_graph(instance, contraction)
     lattice = build_lattice(graph, MANY)
     workload = Workload.build(lattice, build_options(instance, graph, variants))
-    return Tables(contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallelism))
+    return Tables(
+        contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
+    )
 
 
 def assert_optimal(instance: Instance, solution: Solution) -> None:
@@ -65,9 +67,9 @@ def assert_optimal(instance: Instance, solution: Solution) -> None:
 
 def assert_plan_is_worth_its_value(instance: Instance, solution: Solution) -> None:
     assert solution.plan is not None
-    assert solution.time_per_sample is not None
-    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
-    assert solution.lower_bound <= solution.time_per_sample
+    assert solution.time_per_sample_s is not None
+    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
+    assert solution.lower_bound_s <= solution.time_per_sample_s
 
 
 def same_answer(one: Solution, other: Solution) -> bool:
@@ -76,8 +78,8 @@ def same_answer(one: Solution, other: Solution) -> bool:
     def answer(solution: Solution) -> tuple[object, ...]:
         return (
             solution.status,
-            solution.time_per_sample,
-            solution.lower_bound,
+            solution.time_per_sample_s,
+            solution.lower_bound_s,
             solution.plan and solution.plan.to_dict(),
             solution.infeasibility,
             [replace(evaluation, seconds=0.0) for evaluation in solution.stats.evaluations],
@@ -88,7 +90,7 @@ def same_answer(one: Solution, other: Solution) -> bool:
 
 @dataclass
 class RecordingBackend:
-    """A LocalBackend that keeps the states of the last evaluation, (cost, data-parallel sum), by downset."""
+    """A LocalBackend that keeps the states of the last evaluation, (tally, data-parallel sum), by downset."""
 
     threads: int = 1
     levels: int = 0
@@ -112,10 +114,10 @@ class RecordingBackend:
     def stats(self) -> None:
         return None
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
-        found = self._local.evaluate_downsets(states, first, last, heartbeat)
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
+        found = self._local.evaluate_downsets(states, first, last, on_progress)
         self.levels += 1
-        pairs = list(zip(found.costs.tolist(), found.sums.tolist(), strict=True))
+        pairs = list(zip(found.tallies.tolist(), found.sums.tolist(), strict=True))
         for downset, count in enumerate(found.counts.tolist(), start=first):
             self.fronts[downset], pairs = pairs[:count], pairs[count:]
         assert not pairs

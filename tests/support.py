@@ -15,14 +15,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class RandomGolden:
-    """A random instance. time_per_sample: its exact optimum, None if infeasible.
+    """A random instance. time_per_sample_s: its exact optimum, None if infeasible.
 
     reference: what the published implementation makes of it, None where that cannot run or finds nothing.
     """
 
     number: int
     instance: Instance
-    time_per_sample: float | None
+    time_per_sample_s: float | None
     reference: float | None
 
 
@@ -36,7 +36,7 @@ class PublishedGolden:
     name: str
     workload: str
     instance: Instance
-    time_per_sample: float | None
+    time_per_sample_s: float | None
     stages: int
     downsets: int
     pairs: int
@@ -63,7 +63,7 @@ def published_goldens() -> list[PublishedGolden]:
                 name=f"{record['workload']} K={instance.devices} N={instance.microbatches} M={record['memory_gib']}GiB",
                 workload=record["workload"],
                 instance=instance,
-                time_per_sample=record["time_per_sample_s"],
+                time_per_sample_s=record["time_per_sample_s"],
                 stages=record["stages"],
                 downsets=record["downsets"],
                 pairs=record["pairs"],

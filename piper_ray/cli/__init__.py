@@ -8,16 +8,17 @@ import sys
 from typing import NoReturn
 
 from piper_ray.cli.interrupts import Interrupts, listening
-from piper_ray.cli.streams import lasting
+from piper_ray.cli.streams import lasting, open_standard_streams
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 
 
 def main() -> int:
     """Runs ``piper-ray`` with the process's arguments and returns its exit code."""
-    with listening() as interrupts:
-        with lasting(closed=lambda: interrupts.stop(signal.SIGPIPE)) as output:
-            code = _run(interrupts)
-            interrupts.finish()
+    open_standard_streams()
+    with listening() as interrupts, lasting(closed=lambda: interrupts.stop(signal.SIGPIPE)) as output:
+        code = _run(interrupts)
+        interrupts.finish()
+        sys.stdout.flush()
         if output.fault is not None:
             print(f"piper-ray: stdout cannot be written: {output.fault}", file=sys.stderr)  # noqa: T201
             code = code or UsageError.exit_code
@@ -27,11 +28,11 @@ def main() -> int:
 def program() -> NoReturn:
     """``main`` as a process, which ends here and now: what Python does at its end may take long, and a signal that came
     then would have the last word."""
+    open_standard_streams()
     with listening():
         code = main()
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+            stream.flush()
         os._exit(code)
 
 

@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import Unwritten
+from piper_ray.cli.common import Unwritten, note
 from piper_ray.cli.interrupts import current
 from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-
-PIPER = "piper"
 
 PlannerName = Annotated[
     str,
@@ -41,16 +39,18 @@ def solve_by_baseline(
     instance: Instance, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
 ) -> int:
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
+    from piper_ray.compiled.observers import observed
     from piper_ray.planners import plan
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_plan
-    from piper_ray.report.summary import cost_text, instance_lines
+    from piper_ray.report.summary import cost_text, instance_lines, print_speed
 
     screen = console(stderr=json)
     for line in instance_lines(instance):
         screen.print(line, soft_wrap=True, highlight=False)
-    result = current().run(lambda _: plan(instance, planner, restrictions=restrictions))
+    with observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note):
+        result = current().run(lambda _: plan(instance, planner, restrictions=restrictions))
     screen.print()
     unwritten = Unwritten()
     if result.plan is None or result.evaluation is None:
@@ -61,12 +61,14 @@ def solve_by_baseline(
         if not json:
             print_plan(screen, instance, result.plan, result.evaluation)
             screen.print()
+        cost = cost_text(instance, result.evaluation.time_per_sample_s, result.evaluation.devices)
         screen.print(
-            f"{planner}: {cost_text(instance, result.evaluation)}; not proved to be the best",
+            f"{planner}: {cost}; not proved to be the best",
             soft_wrap=True,
             markup=False,
             highlight=False,
         )
+        print_speed(screen, instance, result.evaluation.time_per_sample_s)
         screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
             document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result))

@@ -21,11 +21,12 @@ from piper_ray.cli.search_options import (
 )
 from piper_ray.cli.solve import check_own_plan
 from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
     from piper_ray.engine.frontier.frontier import Frontier
@@ -78,7 +79,7 @@ def frontier(
     threads: Threads = None,
     memory_limit: MemoryLimit = None,
 ) -> None:
-    """Find the least time per sample for INPUT on every number of devices, and prove each.
+    """Find the least time per microbatch for INPUT on every number of devices, and prove each.
 
     Ctrl-C stops the search and prints what is known so far, with its gaps.
     """
@@ -142,11 +143,11 @@ def _without_budgets(found: Frontier | None) -> _Curves | None:
 def exit_code(found: Frontier) -> int:
     """Some plan is a success; infeasible only where no number of devices has one."""
     points = found.points()
-    if found.stopped_by == INTERRUPT:
+    if found.stopped_by is StoppedBy.INTERRUPT:
         return EXIT_INTERRUPTED
     if all(point.status is Status.INFEASIBLE for point in points):
         return InfeasibleError.exit_code
-    return EXIT_SOLVED if any(point.time_per_sample is not None for point in points) else LimitError.exit_code
+    return EXIT_SOLVED if any(point.time_per_sample_s is not None for point in points) else LimitError.exit_code
 
 
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:

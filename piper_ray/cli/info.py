@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +17,12 @@ from piper_ray.cli.common import (
     KeptInFlight,
     Memory,
     Microbatches,
+    Unwritten,
     load_instance,
 )
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
-from piper_ray.model.solution import BlockStats, Forecast
+from piper_ray.model.solution import Forecast
 
 
 def info(
@@ -45,23 +45,28 @@ def info(
 ) -> None:
     """Show what INPUT holds, and what solving it will take in memory and time."""
     if picture is not None:
-        from piper_ray.report.graph.picture import check_path, draw
+        from piper_ray.report.graph.picture import check_path, draw_graph
 
         check_path(picture)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
-    from piper_ray.engine.solve import lattice_input
+    from piper_ray.engine.preview import lattice_input
     from piper_ray.report.document import info_document, to_text
+    from piper_ray.report.info import degree_rows, figures
     from piper_ray.report.layout import Column, console, table_lines
     from piper_ray.report.stages import print_table
     from piper_ray.report.summary import blocks_text, instance_lines
 
     planned = lattice_input(instance, contract)
     forecast, blocks = planned.forecast, planned.blocks
+    unwritten = Unwritten()
     if picture is not None:
-        draw(planned.instance, planned.outline.graph, planned.outline.contraction.members(planned.instance), picture)
+        with unwritten.noted():
+            members = planned.outline.contraction.members(planned.instance)
+            draw_graph(planned.instance, planned.outline.graph, members, picture)
     if json:
         typer.echo(to_text(info_document(instance, figures(instance, forecast, blocks))), nl=False)
+        unwritten.report()
         return
     screen = console()
     for line in [*instance_lines(instance), f"Digest    {instance.digest}"]:
@@ -78,38 +83,7 @@ def info(
         screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
     for line in forecast_lines(forecast):
         screen.print(line, soft_wrap=True)
-
-
-def figures(instance: Instance, forecast: Forecast, blocks: BlockStats | None) -> dict[str, object]:
-    """The figures of ``info --json``."""
-    return {
-        "tensor_parallel_degrees": list(instance.degrees),
-        "tmpcs": degree_rows(instance),
-        "blocks": None if blocks is None else asdict(blocks),
-        "forecast": {
-            "downsets": forecast.downsets,
-            "pairs": forecast.pairs,
-            "memory_bytes": forecast.memory_bytes,
-            "seconds": forecast.seconds,
-        },
-    }
-
-
-def degree_rows(instance: Instance) -> list[dict[str, object]]:
-    """For each tensor-parallel degree: how many layers and TMPCs have it, and how many of these recompute."""
-    rows: list[dict[str, object]] = []
-    for degree in instance.degrees:
-        lists = [layer.tmpcs.get(degree, ()) for layer in instance.layers]
-        tmpcs = [tmpc for tmpcs in lists for tmpc in tmpcs]
-        rows.append(
-            {
-                "tensor_parallel_degree": degree,
-                "layers": sum(1 for tmpcs_of_layer in lists if tmpcs_of_layer),
-                "tmpcs": len(tmpcs),
-                "recompute": sum(tmpc.recompute for tmpc in tmpcs),
-            }
-        )
-    return rows
+    unwritten.report()
 
 
 def forecast_lines(forecast: Forecast) -> list[str]:

@@ -7,8 +7,16 @@ from typing import Annotated
 import typer
 
 from piper_ray.cli.common import option_value, parse_size
+from piper_ray.model.constraints import (
+    AllDevices,
+    Constraint,
+    Recompute,
+    SameDegrees,
+    StageCount,
+    TensorParallelDegrees,
+)
 from piper_ray.model.errors import UsageError
-from piper_ray.model.restrictions import Recompute
+from piper_ray.model.schedule import ScheduleName
 
 
 def parse_gap(text: str) -> float:
@@ -20,6 +28,49 @@ def parse_gap(text: str) -> float:
         raise UsageError(f"{text!r} is not a gap; expected a share such as 0.01 or 1%") from None
 
 
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """``1,2,4,8``. Raises UsageError."""
+    try:
+        return tuple(sorted({int(number) for number in text.split(",")}))
+    except ValueError:
+        raise UsageError(f"{text!r} are not degrees; expected numbers such as 1,2,4,8") from None
+
+
+def constraints_of(
+    *, tensor_parallel: str | None, same_degrees: bool, stages: int | None, all_devices: bool
+) -> tuple[Constraint, ...]:
+    """What the options below ask of a plan. Raises UsageError for figures that make no sense."""
+    found: list[Constraint] = []
+    if tensor_parallel is not None:
+        found.append(TensorParallelDegrees(parse_degrees(tensor_parallel)))
+    if same_degrees:
+        found.append(SameDegrees())
+    if stages is not None:
+        found.append(StageCount(stages))
+    if all_devices:
+        found.append(AllDevices())
+    return tuple(found)
+
+
+PlannedSchedule = Annotated[
+    ScheduleName | None,
+    typer.Option(
+        "--schedule",
+        help="The schedule that the plan is to run under, in place of the input's. 2bw is Piper's own, asynchronous "
+        "and never drained. 1f1b and gpipe flush each batch, as runtimes do, with one d and one t for all stages.",
+    ),
+]
+SameForAll = Annotated[
+    bool, typer.Option("--same-degrees", help="One d and one t for all stages, as under a flush in any case.")
+]
+Stages = Annotated[int | None, typer.Option("--stages", metavar="P", help="Plans of so many stages only.")]
+UseAllDevices = Annotated[
+    bool, typer.Option("--use-all-devices", help="Plans that leave no device over only: d t p = K.")
+]
+TensorParallel = Annotated[
+    str | None,
+    typer.Option("--tensor-parallel", metavar="T,T,...", help="Tensor-parallel degrees that may be, as 1,2,4,8."),
+]
 NoTensorParallel = Annotated[
     bool, typer.Option("--no-tensor-parallel", help="Allow no tensor parallelism: t = 1 in every stage.")
 ]

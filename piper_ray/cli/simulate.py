@@ -23,7 +23,8 @@ from piper_ray.cli.common import (
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.model.errors import UsageError
-from piper_ray.simulate.options import AllReduce, InFlightRule, Schedule, ScheduleName, SimulationOptions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
-from piper_ray.cli.baseline import PIPER, PlannerName, refuse_search_options, solve_by_baseline
+from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_baseline
 from piper_ray.cli.cluster import (
     Address,
     Alone,
@@ -32,6 +32,7 @@ from piper_ray.cli.common import (
     Microbatches,
     Unwritten,
     load_instance,
+    note,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
@@ -39,17 +40,28 @@ from piper_ray.cli.search_options import (
     MemoryLimit,
     NoDataParallel,
     NoTensorParallel,
+    PlannedSchedule,
     RecomputeRule,
+    SameForAll,
+    Stages,
+    TensorParallel,
     Threads,
     TimeLimit,
+    UseAllDevices,
+    constraints_of,
 )
 from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.options import EXACT, Contract, SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
+
+if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
@@ -70,11 +82,16 @@ def solve(
     no_tensor_parallel: NoTensorParallel = False,
     no_data_parallel: NoDataParallel = False,
     recompute: RecomputeRule = Recompute.AUTO,
+    schedule: PlannedSchedule = None,
+    same_degrees: SameForAll = False,
+    stages: Stages = None,
+    use_all_devices: UseAllDevices = False,
+    tensor_parallel: TensorParallel = None,
     contract: Contraction = Contract.SAFE,
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
     threads: Threads = None,
-    planner: PlannerName = PIPER,
+    planner: PlannerName = EXACT,
     memory_limit: MemoryLimit = None,
     address: Address = None,
     workers: Workers = None,
@@ -102,11 +119,16 @@ def solve(
         contract=contract,
     )
     restrictions = Restrictions(
-        tensor_parallelism=not no_tensor_parallel, data_parallelism=not no_data_parallel, recompute=recompute
+        tensor_parallelism=not no_tensor_parallel,
+        data_parallelism=not no_data_parallel,
+        recompute=recompute,
+        constraints=constraints_of(
+            tensor_parallel=tensor_parallel, same_degrees=same_degrees, stages=stages, all_devices=use_all_devices
+        ),
     )
     if out is not None:
         _refuse_unwritable(out)
-    if planner != PIPER:
+    if planner != EXACT:
         blocks = contract is not Contract.SAFE
         refuse_search_options(
             planner,
@@ -116,6 +138,7 @@ def solve(
             memory_limit=memory_limit,
             address=address,
             resume=resume,
+            schedule=schedule,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         raise typer.Exit(solve_by_baseline(instance, restrictions, planner, out, json=json))
@@ -124,57 +147,108 @@ def solve(
     from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
-    from piper_ray.report.stages import print_plan
-    from piper_ray.report.summary import print_outcome
+    from piper_ray.report.simulation.table import print_simulation
+    from piper_ray.report.stages import print_layers, print_plan
+    from piper_ray.report.summary import print_outcome, print_simulated, schedule_line
 
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
+        planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
+        log.line(schedule_line(planned_for))
 
         def search(stop: Stop[Solution]) -> Solution:
             with ray_backend(address, workers, cpus_per_worker, without_workers) as backend:
                 found = piper_ray.solve(
-                    instance, restrictions=restrictions, options=options, backend=backend, listener=log, stop=stop
+                    instance,
+                    restrictions=restrictions,
+                    options=options,
+                    backend=backend,
+                    listener=log,
+                    stop=stop,
+                    schedule=planned_for,
                 )
                 stop.conclude(found)  # a cluster may be slow to let go
             return found
 
         with others_on_stderr(json):
             solution = current().run(search)
-    evaluation = check_own_plan(instance, solution)
+    simulation = simulate_own_plan(instance, solution)
+    evaluation = check_own_plan(instance, solution, restrictions, simulation)
     unwritten = Unwritten()
     if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
         with unwritten.noted():
             _write_plan(out, instance, solution, evaluation)
-    if not json and solution.plan is not None and evaluation is not None:
+    if not json and solution.plan is not None:
         screen.print()
-        print_plan(screen, instance, solution.plan, evaluation)
+        if evaluation is not None:
+            print_plan(screen, instance, solution.plan, evaluation)
+        elif simulation is not None:
+            print_layers(screen, instance, solution.plan)
+            screen.print()
+            print_simulation(screen, simulation)
     screen.print()
-    print_outcome(screen, instance, solution, evaluation)
+    print_outcome(screen, instance, solution)
+    if simulation is not None:
+        print_simulated(screen, instance, solution, simulation)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
-        typer.echo(to_text(solution_document(instance, restrictions, options, solution, evaluation)), nl=False)
+        typer.echo(
+            to_text(solution_document(instance, restrictions, options, solution, evaluation, simulation)), nl=False
+        )
     unwritten.report()
     code = exit_code(solution)
     if code != EXIT_SOLVED:
         raise typer.Exit(code)
 
 
-def check_own_plan(instance: Instance, solution: Solution) -> Evaluation | None:
-    """The plan's cost, re-derived by ``evaluate``. Raises InvalidPlan if it breaks a rule or costs something else."""
+def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | None:
+    """The plan, run under the schedule that it is for; None where nobody waits for it: after an interrupt."""
+    if solution.plan is None or solution.stopped_by is StoppedBy.INTERRUPT:
+        return None
+    try:
+        return piper_ray.simulate(instance, solution.plan, solution.schedule)
+    except LimitError as error:
+        note(f"not simulated: {error}")
+        return None
+
+
+def check_own_plan(
+    instance: Instance,
+    solution: Solution,
+    restrictions: Restrictions = Restrictions(),
+    simulation: Simulation | None = None,
+) -> Evaluation | None:
+    """The plan's cost, re-derived by ``evaluate``; None under a flush, where the simulation has it.
+
+    Raises InvalidPlan if it breaks a rule or costs something else.
+    """
     if solution.plan is None:
         return None
-    evaluation = evaluate(instance, solution.plan)
-    claimed = solution.time_per_sample
-    found = evaluation.time_per_sample_s
+    if solution.schedule == PAPERS_SCHEDULE:
+        evaluation = evaluate(instance, solution.plan, restrictions=restrictions)
+        _check_time(solution, evaluation.time_per_sample_s)
+        return evaluation
+    broken = [*restrictions.violations(instance, solution.plan)]
+    if simulation is not None:
+        broken += simulation.memory_violations
+        _check_time(solution, simulation.time_per_sample_s)
+    if broken:
+        raise InvalidPlan(broken)
+    return None
+
+
+def _check_time(solution: Solution, found: float) -> None:
+    claimed = solution.time_per_sample_s
     if claimed is None or abs(claimed - found) > TIME_TOLERANCE * found:
-        raise InvalidPlan([f"the solver says {claimed} s per sample, its plan takes {found} s: a fault of piper-ray"])
-    return evaluation
+        raise InvalidPlan(
+            [f"the solver says {claimed} s per microbatch, its plan takes {found} s: a fault of piper-ray"]
+        )
 
 
 def exit_code(solution: Solution) -> int:
     """What a solve's outcome means to a script: a plan within the limits asked for is a success."""
-    if solution.stopped_by == INTERRUPT:
+    if solution.stopped_by is StoppedBy.INTERRUPT:
         return EXIT_INTERRUPTED
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code
@@ -190,7 +264,7 @@ def _refuse_unwritable(out: Path) -> None:
 
 
 def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
-    if solution.plan is None or evaluation is None:
+    if solution.plan is None:
         typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
         return
 

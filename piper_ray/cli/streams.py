@@ -12,7 +12,16 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TextIO, cast, final
+
+
+def open_standard_streams() -> None:
+    """To nowhere, where the process was started with closed ones: before any other file, which would take their place
+    and get what is printed. As all are opened in turn, each gets its own descriptor, the lowest that is free."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 @contextlib.contextmanager

@@ -40,11 +40,12 @@ _DEATHS = (PiperRayError.exit_code, ClusterError.exit_code)
 
 # Runs a command that the kernel kills as soon as its parent, the process of the first argument, is gone. A program of
 # its own because Python code between fork and exec may hang if the parent has threads. 1 is PR_SET_PDEATHSIG of
-# prctl(2), which exec keeps; a parent that was gone before is seen by its pid.
+# prctl(2), which exec keeps; a parent that was gone before is seen by its pid. Only Linux has that call.
 _BOUND = """
 try:
     import ctypes, os, signal, sys
-    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() == int(sys.argv[1]):
         os.execv(sys.argv[2], sys.argv[2:])
 except KeyboardInterrupt:

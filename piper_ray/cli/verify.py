@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
-from piper_ray.evaluate import evaluate
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.search_options import PlannedSchedule
+from piper_ray.evaluate import Evaluation, evaluate
 from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.workloads.formats.load import plan_schedule
+
+if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
 
 
 def verify(
@@ -28,33 +37,66 @@ def verify(
     memory: Memory = None,
     bandwidth: Bandwidth = None,
     in_flight: KeptInFlight = None,
+    schedule: PlannedSchedule = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="Run the plan event by event too, where that is not how it is valued.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Check PLAN against INPUT and show what it costs.
+    """Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.
 
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
+    valued_for = Schedule.of(schedule or plan_schedule(plan_file) or instance.schedule or PAPERS_SCHEDULE)
 
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console
-    from piper_ray.report.stages import print_plan
-    from piper_ray.report.summary import cost_text, instance_lines
+    from piper_ray.report.simulation.table import print_simulation
+    from piper_ray.report.stages import print_layers, print_plan
+    from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     try:
-        evaluation = evaluate(instance, plan)
+        evaluation, simulation = current().run(lambda _: _valued(instance, plan, valued_for, simulated=simulated))
     except InvalidPlan as error:
         if json:
-            typer.echo(to_text(verification_document(instance, plan, None, tuple(error.violations))), nl=False)
+            found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
+            typer.echo(to_text(found), nl=False)
         raise
     if json:
-        typer.echo(to_text(verification_document(instance, plan, evaluation, ())), nl=False)
+        found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
+        typer.echo(to_text(found), nl=False)
         return
     screen = console()
-    for line in instance_lines(instance):
+    for line in [*instance_lines(instance), schedule_line(valued_for)]:
         screen.print(line, soft_wrap=True)
     screen.print()
-    print_plan(screen, instance, plan, evaluation)
+    if evaluation is not None:
+        print_plan(screen, instance, plan, evaluation)
+        time_s = evaluation.time_per_sample_s
+    else:
+        print_layers(screen, instance, plan)
+    if simulation is not None:
+        screen.print()
+        print_simulation(screen, simulation)
+        time_s = simulation.time_per_sample_s if evaluation is None else time_s
     screen.print()
-    screen.print(f"valid: {cost_text(instance, evaluation)}", soft_wrap=True)
+    screen.print(f"valid: {cost_text(instance, time_s, plan.devices)}", soft_wrap=True)
+    print_speed(screen, instance, time_s)
+
+
+def _valued(
+    instance: Instance, plan: Plan, schedule: Schedule, *, simulated: bool
+) -> tuple[Evaluation | None, Simulation | None]:
+    """By Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule that is broken."""
+    evaluation = evaluate(instance, plan) if schedule == PAPERS_SCHEDULE else None
+    if evaluation is not None and not simulated:
+        return evaluation, None
+    simulation = piper_ray.simulate(instance, plan, schedule)
+    broken = [] if evaluation is not None else list(simulation.memory_violations)
+    if plan.devices > instance.devices:
+        broken.append(f"{plan.devices} devices, but there are {instance.devices}")
+    if broken:
+        raise InvalidPlan(broken)
+    return evaluation, simulation

@@ -8,13 +8,10 @@ So processes may read, write and delete entries at the same time, in any order.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import pickle
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
@@ -26,6 +23,9 @@ from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from piper_ray.compiled.observers import COMPILING, tell
+from piper_ray.storage.replacing import replacing
+
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 Key = tuple[object, ...]
@@ -33,45 +33,6 @@ Key = tuple[object, ...]
 # Numba has no types.
 _dumps: Callable[[object], bytes] = dumps
 _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
-
-
-@dataclass
-class _Observer:
-    compiling: Callable[[], None]
-    note: Callable[[str], None]
-    told: set[str] = field(default_factory=set)
-
-
-_observers: list[_Observer] = []
-_telling = threading.Lock()
-_COMPILING = ""
-"""Told once to each observer, as each note is."""
-
-
-@contextlib.contextmanager
-def observed(compiling: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``compiling`` when the first kernel really has to be compiled meanwhile, by any thread of this process, and
-    ``note`` with what is amiss with the kernels on disk. On the thread that compiles, each once."""
-    observer = _Observer(compiling, note)
-    with _telling:
-        _observers.append(observer)
-    try:
-        yield
-    finally:
-        with _telling:
-            _observers.remove(observer)
-
-
-def _tell(text: str) -> None:
-    with _telling:
-        untold = [observer for observer in _observers if text not in observer.told]
-        for observer in untold:
-            observer.told.add(text)
-    for observer in untold:
-        if text == _COMPILING:
-            observer.compiling()
-        else:
-            observer.note(text)
 
 
 @final
@@ -110,7 +71,7 @@ class KernelCache(_Cache):
                 found, reduced = content
                 if found == key:
                     return _rebuild(target_context, *reduced)
-        _tell(_COMPILING)
+        tell(COMPILING)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -126,12 +87,13 @@ class KernelCache(_Cache):
             if fault is None:
                 return
             faults.append(f"{folder}: {fault}")
-        _tell(f"compiled kernels cannot be kept, so every run compiles them anew ({'; '.join(faults)})")
+        tell(f"compiled kernels cannot be kept, so every run compiles them anew ({'; '.join(faults)})")
 
     def _key(self, sig: Any, codegen: Any) -> Key:
         """All that compiled code depends on, but for the sources."""
         versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
-        return self._stem, self._function.__code__.co_firstlineno, versions, sig, codegen.magic_tuple()
+        where = self._function.__module__, self._function.__code__.co_firstlineno
+        return self._stem, where, versions, sig, codegen.magic_tuple()
 
     def _name(self, key: Key) -> str:
         return f"{self._stem}.{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
@@ -144,26 +106,22 @@ def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        _tell(f"a compiled kernel in {path.parent} cannot be read ({error.strerror or error}): it is compiled anew")
+        tell(f"a compiled kernel in {path.parent} cannot be read ({error.strerror or error}): it is compiled anew")
         return None
     checksum, body = entry[:_CHECKSUM_BYTES], entry[_CHECKSUM_BYTES:]
     if hashlib.sha256(body).digest() == checksum:
         content: tuple[Key, tuple[Any, ...]] = pickle.loads(body)
         return content
-    _tell(f"a compiled kernel in {path.parent} is damaged: it is compiled anew")
+    tell(f"a compiled kernel in {path.parent} is damaged: it is compiled anew")
     return None
 
 
 def _write(path: Path, entry: bytes) -> str | None:
-    """Atomic: others find the entry whole, or as it was before. Returns why it cannot be written, if so."""
-    unfinished = path.with_name(f".{uuid4().hex}.tmp")
+    """Returns why it cannot be written, if so."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(entry)
-        unfinished.replace(path)
+        with replacing(path, path.with_name(f".{uuid4().hex}.tmp")) as unfinished:
+            unfinished.write_bytes(entry)
     except OSError as error:
         return error.strerror or str(error)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
     return None

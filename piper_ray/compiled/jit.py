@@ -21,7 +21,14 @@ import numba
 
 from piper_ray.compiled.cache import KernelCache
 
-_FOLDERS = ("compiled", "cost", "engine/kernels", "simulate/kernels")
+_FOLDERS = (
+    "compiled",
+    "cost",
+    "engine/kernels",
+    "planners/pipedream",
+    "planners/published",
+    "simulate/kernels",
+)
 """Where kernels are written."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -49,13 +56,16 @@ def cache_folders() -> tuple[Path, ...]:
     if named:
         return (Path(named) / name,)
     ours = Path(__file__).parent / "__pycache__"
-    if not (ours / name).exists():  # the first run of this version: drop what others of this checkout left
+    # Path.exists raises where this user may not look.
+    if not os.path.exists(ours / name):  # noqa: PTH110 - the first run of this version: drop what others left here
         for old in ours.glob("kernels-*"):
             shutil.rmtree(old, ignore_errors=True)
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
     except RuntimeError:  # the user has none
         return (ours / name,)
+    if ours.exists() and not os.access(ours, os.R_OK | os.X_OK):  # another user's alone
+        return (home / name,)
     return ours / name, home / name
 
 

@@ -14,12 +14,12 @@ from piper_ray.model.instance import Instance
 
 def resync_s_per_byte(instance: Instance) -> float:
     """4 / (N B): times weights and d - 1, the seconds per sample of a stage on one device."""
-    return 4.0 / (instance.microbatches * instance.bandwidth_bytes_per_s)
+    return instance.cluster.resync_s(1.0, instance.microbatches)
 
 
 def transfer_s_per_byte(instance: Instance) -> float:
     """2 / B: a tensor goes forwards, and its gradient back."""
-    return 2.0 / instance.bandwidth_bytes_per_s
+    return instance.cluster.transfer_s(2.0)
 
 
 @leaf_kernel

@@ -1,8 +1,8 @@
 """Stage variants: a tensor-parallel degree together with the TMPCs that a stage of that degree may choose from.
 
-A restriction takes TMPCs away. "All or none" makes two variants of each degree, one that recomputes and one that does
-not; TMPCs that ask for a least data-parallel degree make one for each range of these. The solver knows nothing else of
-roles, or of least degrees.
+Constraints take degrees and TMPCs away. "All or none" makes two variants of each degree, one that recomputes and one
+that does not; TMPCs that ask for a least data-parallel degree make one for each range of these. The solver knows
+nothing else of roles, or of least degrees.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from piper_ray.model.instance import Instance, Tmpc, divisors
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
 
 ANY_DEGREE = 2**62
@@ -35,12 +35,12 @@ class Variant:
 
 def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
     """All variants that the restrictions leave, by ascending degree, non-recomputing before recomputing."""
-    degrees = instance.degrees if restrictions.tensor_parallelism else (1,) if 1 in instance.degrees else ()
+    degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     variants: list[Variant] = []
     for degree in degrees:
-        for recompute in _recompute_choices(restrictions.recompute):
+        for recompute in restrictions.roles:
             allowed = {layer.id: _allowed(layer.tmpcs.get(degree, ()), recompute) for layer in instance.layers}
-            for variant in _by_replicas(instance, degree, allowed, restrictions.data_parallelism):
+            for variant in _by_replicas(instance, degree, allowed, restrictions):
                 if variant not in variants:
                     variants.append(replace(variant, recompute=recompute))
     return tuple(variants)
@@ -59,24 +59,23 @@ def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Inf
     return None
 
 
-def replica_ranges(instance: Instance, data_parallelism: bool) -> tuple[tuple[int, int], ...]:
+def replica_ranges(instance: Instance, restrictions: Restrictions) -> tuple[tuple[int, int], ...]:
     """The ranges of data-parallel degrees within which the same TMPCs are there, if a stage can have such a degree.
 
     Together they hold all degrees that a stage can have.
     """
     starts = instance.least_data_parallel_degrees
     ranges = zip(starts, (*(start - 1 for start in starts[1:]), ANY_DEGREE), strict=True)
-    degrees = [d for d in divisors(instance.microbatches) if d <= instance.data_parallel_limit]
-    possible = degrees if data_parallelism else [1]
+    possible = restrictions.data_parallel_degrees(instance)
     return tuple((least, most) for least, most in ranges if any(least <= d <= most for d in possible))
 
 
 def _by_replicas(
-    instance: Instance, degree: int, allowed: Mapping[int, tuple[Tmpc, ...]], data_parallelism: bool
+    instance: Instance, degree: int, allowed: Mapping[int, tuple[Tmpc, ...]], restrictions: Restrictions
 ) -> Iterator[Variant]:
     """One variant for each range of data-parallel degrees with its own TMPCs."""
     found: Variant | None = None
-    for least, most in replica_ranges(instance, data_parallelism):
+    for least, most in replica_ranges(instance, restrictions):
         tmpcs = {
             layer: tuple(tmpc for tmpc in listed if tmpc.least_data_parallel_degree <= least)
             for layer, listed in allowed.items()
@@ -89,15 +88,6 @@ def _by_replicas(
         found = Variant(degree, tmpcs, least, most)
     if found is not None:
         yield found
-
-
-def _recompute_choices(recompute: Recompute) -> tuple[bool | None, ...]:
-    return {
-        Recompute.AUTO: (None,),
-        Recompute.ALWAYS: (True,),
-        Recompute.NEVER: (False,),
-        Recompute.ALL_OR_NONE: (False, True),
-    }[recompute]
 
 
 def _allowed(tmpcs: tuple[Tmpc, ...], recompute: bool | None) -> tuple[Tmpc, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from piper_ray.engine.lattice.counting import count_pairs
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.solution import Forecast
 
@@ -22,9 +22,9 @@ _WAY_OUT = (
 
 def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
     """Peak bytes for each downset: bit sets (with scratch of the same size, and once more when
-    they are cut to their number), crossing edges, sums, states and blocks.
+    they are cut to their number), crossing edges, sums, states and buckets.
 
-    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays and, at worst, one block a downset.
+    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays and, at worst, one bucket a downset.
     """
     words = max(1, (graph.size + 63) // 64)
     crossing = 2.0 * len(graph.edges) / max(1, graph.size)
@@ -36,12 +36,12 @@ def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast
     """Exact counts where they come quickly; memory from them; time as a rough guess for one core and little slack."""
     if downsets is None:
         return Forecast(None, None, None, None)
-    block_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants
+    bucket_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants
     return Forecast(
         downsets=downsets,
         pairs=count_pairs(graph),
         memory_bytes=_memory_bytes(graph, variants, downsets),
-        seconds=0.01 + downsets * 1e-6 + block_bounds / _BOUNDS_PER_S,
+        seconds=0.01 + downsets * 1e-6 + bucket_bounds / _BOUNDS_PER_S,
     )
 
 

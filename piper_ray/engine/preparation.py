@@ -16,13 +16,14 @@ from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
 from piper_ray.engine.lattice.downsets import build_lattice, listed_pairs
-from piper_ray.engine.lattice.graph import LayerGraph
-from piper_ray.engine.tables.options import build_options
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.tables.problem import Workload
+from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.model.constraints import Constraint, NoDataParallelism
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished, silent
 from piper_ray.model.instance import Edge, Instance, Layer
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
 
 _FEW_DOWNSETS = 1_200
@@ -34,8 +35,7 @@ class Shape(NamedTuple):
     data-parallel degrees that it can have, see ``variants``. ample_memory: see ``lattice.contraction``.
     """
 
-    tensor_parallelism: bool
-    recompute: Recompute
+    constraints: tuple[Constraint, ...]
     degrees: tuple[int, ...]
     replica_ranges: tuple[tuple[int, int], ...]
     ample_memory: bool
@@ -43,9 +43,11 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Shape:
         degrees = tuple(t for t in instance.degrees if t <= instance.devices)
-        ranges = replica_ranges(instance, restrictions.data_parallelism)
+        ranges = replica_ranges(instance, restrictions)
+        # What is about replicas alone has its say in the ranges.
+        constraints = tuple(x for x in restrictions.constraints if not isinstance(x, NoDataParallelism))
         ample = memory_is_ample(instance)
-        return cls(restrictions.tensor_parallelism, restrictions.recompute, degrees, ranges, ample)
+        return cls(constraints, degrees, ranges, ample)
 
 
 @dataclass(frozen=True)

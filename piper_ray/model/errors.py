@@ -67,6 +67,17 @@ class LimitError(PiperRayError):
     exit_code = 5
 
 
+class ChoiceTooHard(LimitError):
+    """A stage whose best TMPCs cannot be told from others exactly: too many partial choices are as good."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the exact TMPC choice of a stage has more than a million partial choices to compare: its layers all "
+            "differ and all save memory at about the same rate. Give the layers fewer TMPCs, or let each stage "
+            "recompute as a whole (--recompute all-or-none)"
+        )
+
+
 class InvalidPlan(PiperRayError):
     """A plan that breaks a rule of the problem; ``violations`` says which, stage by stage."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from piper_ray.model.gap import relative_gap
+
 
 @dataclass(frozen=True)
 class Compiling:
@@ -33,9 +35,10 @@ class Bounds:
 
     @property
     def gap(self) -> float | None:
+        """(upper_s - lower_s) / upper_s; None until a plan is known."""
         if self.upper_s is None:
             return None
-        return max(0.0, (self.upper_s - self.lower_s) / self.upper_s) if self.upper_s > 0 else 0.0
+        return relative_gap(self.upper_s, self.lower_s)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class EvaluationAdvanced:
     level: int
     levels: int
     workers: int
-    blocks_in_flight: int
+    chunks_in_flight: int
 
 
 @dataclass(frozen=True)

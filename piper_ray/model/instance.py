@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from piper_ray.model.arguments import cluster_figures
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain
+from piper_ray.model.schedule import Schedule
 
 _CHECKED = "_checked"
 
@@ -23,7 +26,7 @@ _CHECKED = "_checked"
 class Tmpc:
     """A tensor model parallelism configuration: one way to run one layer on t devices.
 
-    time_per_sample_s: p, forward and backward, on the t devices together.
+    time_per_sample_s: p, forward and backward, on the t devices together. Left out it is the sum of both.
     weights_bytes: w, on each device.
     activation_bytes: a, on each device and for each microbatch in flight; memory is a*y + b.
     fixed_bytes: b, on each device.
@@ -33,20 +36,26 @@ class Tmpc:
     shared_bytes: what the d replicas of a stage share out among them: each holds a d-th. With it memory is
     a*y + b + shared/d.
     least_data_parallel_degree: the configuration is there only in stages of at least so many replicas.
+    forward_s, backward_s: the passes that make up p; None where only p is known (``passes`` has what is assumed then).
+    Of p and these two any two give the third.
+    weight_s: share of backward_s that computes gradients of weights; None where it is not known.
 
     A neighbour that a sync table does not name costs nothing on top: tables that differ in zeros only are equal.
     """
 
     id: str
-    time_per_sample_s: float
-    weights_bytes: float
-    activation_bytes: float
-    fixed_bytes: float
+    time_per_sample_s: float = None  # type: ignore[assignment] # a number from __post_init__ on
+    weights_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    fixed_bytes: float = 0.0
     forward_sync_bytes: Mapping[int, float] = field(default_factory=dict)
     backward_sync_bytes: Mapping[int, float] = field(default_factory=dict)
     recompute: bool = False
     shared_bytes: float = 0.0
     least_data_parallel_degree: int = 1
+    forward_s: float | None = None
+    backward_s: float | None = None
+    weight_s: float | None = None
 
     def __post_init__(self) -> None:
         convert_fields(
@@ -55,6 +64,23 @@ class Tmpc:
         convert_fields(self, _table, "forward_sync_bytes", "backward_sync_bytes")
         convert_fields(self, plain, "recompute")
         convert_fields(self, count, "least_data_parallel_degree")
+        if self.forward_s is not None or self.backward_s is not None or self.weight_s is not None:
+            convert_fields(self, figure, "forward_s", "backward_s", "weight_s")
+            self._complete_times()
+
+    def _complete_times(self) -> None:
+        """The third of p and both passes from the other two."""
+        names = ("time_per_sample_s", "forward_s", "backward_s")
+        known = {name: value for name in names if isinstance(value := getattr(self, name), float)}
+        missing = [name for name in names if getattr(self, name) is None]
+        if len(known) < 2 or len(missing) != 1:
+            return  # what is wrong is told when the instance is looked through
+        if missing == ["time_per_sample_s"]:
+            found = known["forward_s"] + known["backward_s"]
+        else:
+            (given,) = known.keys() - {"time_per_sample_s"}
+            found = known["time_per_sample_s"] - known[given]
+        object.__setattr__(self, missing[0], found)
 
     def __eq__(self, other: object) -> bool:
         return _comparable(self) == _comparable(other) if isinstance(other, Tmpc) else NotImplemented
@@ -65,11 +91,15 @@ class Tmpc:
 
 @dataclass(frozen=True)
 class Layer:
-    """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t."""
+    """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
+
+    path: the module's name in the user's model, as "model.layers.17"; empty where nobody says.
+    """
 
     id: int
     name: str
     tmpcs: Mapping[int, tuple[Tmpc, ...]]
+    path: str = ""
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "id")
@@ -107,30 +137,62 @@ class Tensor:
         convert_fields(self, figure, "forward_bytes", "backward_bytes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Instance:
     """Everything a plan depends on. Layers and edges keep the order of the file.
 
     tensors: what is charged once for each stage, beside what is charged for each edge.
+    schedule: that which its plans are to run under; None: nobody says. ``solve`` then takes Piper's.
     notes: what its reader assumed or changed, or holds for a slip, a sentence each; no matter of what a plan costs.
     devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
-    bandwidth_bytes_per_s: B, from a device to the outside.
+    bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a cluster with one link and a batch of
+    which no more is known; beside ``cluster`` and ``batch`` they take the place of the figures there.
     """
 
     layers: tuple[Layer, ...]
     edges: tuple[Edge, ...]
-    devices: int
-    microbatches: int
-    memory_bytes: float
-    bandwidth_bytes_per_s: float
+    cluster: Cluster
+    batch: Batch
     name: str = ""
     tensors: tuple[Tensor, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
+    schedule: Schedule | None = None
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        layers: Iterable[Layer],
+        edges: Iterable[Edge],
+        devices: int | None = None,
+        microbatches: int | None = None,
+        memory_bytes: float | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        name: str = "",
+        tensors: Iterable[Tensor] = (),
+        notes: Iterable[str] = (),
+        *,
+        cluster: Cluster | None = None,
+        batch: Batch | None = None,
+        schedule: Schedule | str | None = None,
+    ) -> None:
+        figures = {
+            "devices": devices,
+            "memory_bytes": memory_bytes,
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+        }
+        if cluster is None:
+            # What is missing is told when the instance is looked through.
+            cluster = Cluster(devices, memory_bytes, (Link(bandwidth_bytes_per_s),))  # type: ignore[arg-type]
+        elif given := {name: value for name, value in figures.items() if value is not None}:
+            cluster = cluster.changed(given)
+        if batch is None:
+            batch = Batch(microbatches)  # type: ignore[arg-type]
+        elif microbatches is not None:
+            batch = dataclasses.replace(batch, microbatches=microbatches)
+        values = {"layers": layers, "edges": edges, "cluster": cluster, "batch": batch, "name": name}
+        values |= {"schedule": None if schedule is None else Schedule.of(schedule)}
+        for field_name, value in (values | {"tensors": tensors, "notes": notes}).items():
+            object.__setattr__(self, field_name, value)
         convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")
-        convert_fields(self, count, "devices", "microbatches")
-        convert_fields(self, figure, "memory_bytes", "bandwidth_bytes_per_s")
 
     def replace(
         self,
@@ -140,15 +202,46 @@ class Instance:
         memory_bytes: float | None = None,
         bandwidth_bytes_per_s: float | None = None,
     ) -> Instance:
-        """The same workload on another cluster; what is None stays as it is.
+        """The same workload on another cluster; what is None stays as it is. Another bandwidth takes the place of all
+        links.
 
         Raises UsageError for figures that make no sense.
         """
         figures = cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
-        changed = dataclasses.replace(self, **figures)
+        changed = Instance(
+            self.layers,
+            self.edges,
+            name=self.name,
+            tensors=self.tensors,
+            notes=self.notes,
+            cluster=self.cluster,
+            batch=self.batch,
+            schedule=self.schedule,
+            **figures,
+        )
         if self.checked:
             changed.mark_checked()
         return changed
+
+    @property
+    def devices(self) -> int:
+        """K."""
+        return self.cluster.devices
+
+    @property
+    def memory_bytes(self) -> float:
+        """M, of each device."""
+        return self.cluster.memory_bytes
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """B, from a device to the outside."""
+        return self.cluster.bandwidth_bytes_per_s
+
+    @property
+    def microbatches(self) -> int:
+        """N, in a batch."""
+        return self.batch.microbatches
 
     @property
     def checked(self) -> bool:
@@ -161,6 +254,7 @@ class Instance:
 
     @cached_property
     def layer_by_id(self) -> Mapping[int, Layer]:
+        """Its layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
     @cached_property
@@ -248,6 +342,7 @@ def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> li
         tmpc.recompute,
         # What few instances have adds nothing where it is not there: digests on record stay what they are.
         *([tmpc.shared_bytes, tmpc.least_data_parallel_degree] if _shards(tmpc) else []),
+        *([[tmpc.forward_s, tmpc.backward_s, tmpc.weight_s]] if tmpc.forward_s is not None else []),
     ]
 
 

@@ -9,6 +9,9 @@ from enum import Enum
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 
+EXACT = "piper"
+"""The name of the exact planner among planners: ``solve``."""
+
 
 class Contract(str, Enum):
     """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
@@ -22,7 +25,7 @@ class Contract(str, Enum):
 class SolveOptions:
     """Limits of one solve. Raises UsageError for figures that make no sense.
 
-    gap: stop when (time_per_sample - lower_bound) / time_per_sample is at most this; 0 asks for a proof.
+    gap: stop when (time_per_sample_s - lower_bound_s) / time_per_sample_s is at most this; 0 asks for a proof.
     time_limit_s: stop after this many seconds with the best plan so far; None: no limit.
     threads: worker threads; None: one per core available.
     resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.

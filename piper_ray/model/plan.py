@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts
 
@@ -27,6 +28,7 @@ class Stage:
 
     @property
     def devices(self) -> int:
+        """d t."""
         return self.data_parallel_degree * self.tensor_parallel_degree
 
 
@@ -41,22 +43,32 @@ class Plan:
 
     @property
     def devices(self) -> int:
+        """Of all stages together."""
         return sum(stage.devices for stage in self.stages)
 
     @property
     def data_parallel_sum(self) -> int:
+        """Of the data-parallel degrees of all stages."""
         return sum(stage.data_parallel_degree for stage in self.stages)
+
+    @property
+    def ranks(self) -> tuple[range, ...]:
+        """The ranks of each stage: from 0 on, front to back, those of a replica side by side."""
+        starts = list(accumulate((stage.devices for stage in self.stages), initial=0))
+        return tuple(range(first, end) for first, end in pairwise(starts))
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""
-        return {
-            "stages": [
-                {
-                    "nodes": list(stage.layers),
-                    "dataParallelDegree": stage.data_parallel_degree,
-                    "tensorParallelDegree": stage.tensor_parallel_degree,
-                    "TMPCids": {str(layer): stage.tmpc_ids[layer] for layer in stage.layers},
-                }
-                for stage in self.stages
-            ]
-        }
+        return {"stages": self.stage_dicts()}
+
+    def stage_dicts(self) -> list[dict[str, object]]:
+        """The stages of that document."""
+        return [
+            {
+                "nodes": list(stage.layers),
+                "dataParallelDegree": stage.data_parallel_degree,
+                "tensorParallelDegree": stage.tensor_parallel_degree,
+                "TMPCids": {str(layer): stage.tmpc_ids[layer] for layer in stage.layers},
+            }
+            for stage in self.stages
+        ]

@@ -1,35 +1,150 @@
-"""What a user may forbid the planner: tensor or data parallelism, or a free choice of recomputation."""
+"""All constraints of a plan together, and the usual three by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from piper_ray.model import arguments
+from piper_ray.model.constraints import (
+    Constraint,
+    NoDataParallelism,
+    NoTensorParallelism,
+    Recompute,
+    RecomputeRule,
+    Scope,
+)
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import divisors
+
+if TYPE_CHECKING:
+    from piper_ray.model.instance import Instance
+    from piper_ray.model.plan import Plan
 
 
-class Recompute(str, Enum):
-    """Which recomputation choices a plan may make.
+@dataclass(frozen=True, init=False)
+class Restrictions:
+    """What plans must keep. constraints: one of a kind at most, the usual three first.
 
-    AUTO: each layer as it is best. ALWAYS, NEVER: every layer that has the choice does, or does not.
-    ALL_OR_NONE: within a stage, every layer that has the choice does, or none.
+    tensor_parallelism, data_parallelism: whether there may be any. recompute: a ``Recompute`` or its text, such as
+    "never". These stand for ``NoTensorParallelism()``, ``NoDataParallelism()`` and ``RecomputeRule(recompute)``.
+    Raises UsageError for what is none of that, and for two constraints of a kind that differ.
     """
 
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-    ALL_OR_NONE = "all-or-none"
+    constraints: tuple[Constraint, ...]
+
+    def __init__(
+        self,
+        tensor_parallelism: bool = True,
+        data_parallelism: bool = True,
+        recompute: Recompute | str = Recompute.AUTO,
+        constraints: Iterable[Constraint] = (),
+    ) -> None:
+        usual: list[Constraint] = []
+        if not arguments.flag("tensor_parallelism", tensor_parallelism):
+            usual.append(NoTensorParallelism())
+        if not arguments.flag("data_parallelism", data_parallelism):
+            usual.append(NoDataParallelism())
+        usual.append(RecomputeRule(arguments.choice("recompute", recompute, Recompute)))
+        object.__setattr__(self, "constraints", _one_of_a_kind([*usual, *_constraints(constraints)]))
+
+    def adding(self, *constraints: Constraint) -> Restrictions:
+        """These and more. Raises UsageError as the constructor does."""
+        return Restrictions(constraints=(*self.constraints, *constraints))
+
+    @property
+    def tensor_parallelism(self) -> bool:
+        """Whether there may be any: there is no ``NoTensorParallelism``."""
+        return not any(isinstance(constraint, NoTensorParallelism) for constraint in self.constraints)
+
+    @property
+    def data_parallelism(self) -> bool:
+        """Whether there may be any: there is no ``NoDataParallelism``."""
+        return not any(isinstance(constraint, NoDataParallelism) for constraint in self.constraints)
+
+    @property
+    def recompute(self) -> Recompute:
+        """That of the ``RecomputeRule``; AUTO without one."""
+        rules = (constraint.rule for constraint in self.constraints if isinstance(constraint, RecomputeRule))
+        return next(rules, Recompute.AUTO)
+
+    @property
+    def others(self) -> tuple[Constraint, ...]:
+        """What is none of the usual three."""
+        return tuple(constraint for constraint in self.constraints if not isinstance(constraint, _USUAL))
+
+    def admits_tensor_parallel_degree(self, degree: int) -> bool:
+        """Whether a stage may have this t: every constraint admits it."""
+        return all(constraint.admits_tensor_parallel_degree(degree) for constraint in self.constraints)
+
+    def admits_data_parallel_degree(self, degree: int) -> bool:
+        """Whether a stage may have this d: every constraint admits it."""
+        return all(constraint.admits_data_parallel_degree(degree) for constraint in self.constraints)
+
+    def data_parallel_degrees(self, instance: Instance) -> list[int]:
+        """Those that a stage can have, ascending: they divide N and are no more than min(N, K)."""
+        limit = instance.data_parallel_limit
+        return [d for d in divisors(instance.microbatches) if d <= limit and self.admits_data_parallel_degree(d)]
+
+    @property
+    def roles(self) -> tuple[bool | None, ...]:
+        """As of a constraint: what all of them leave."""
+        left: tuple[bool | None, ...] = (None,)
+        for constraint in self.constraints:
+            asked = constraint.roles
+            left = asked if left == (None,) else left if asked == (None,) else tuple(x for x in left if x in asked)
+        return left
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        """Each way in which a plan breaks one of them."""
+        for constraint in self.constraints:
+            yield from constraint.violations(instance, plan)
+
+    @property
+    def plan_wide(self) -> tuple[Constraint, ...]:
+        """Those that are about more than one stage."""
+        return tuple(constraint for constraint in self.constraints if constraint.scope is Scope.PLAN)
+
+    def require_stages_alone(self, planner: str) -> None:
+        """Raises UsageError if some constraint is about more than one stage, for a planner that knows none of these."""
+        if self.plan_wide:
+            raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, self.plan_wide))}")
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for ``json.dump``: the usual three by name, and the others under ``constraints`` if there are any."""
+        usual: dict[str, object] = {
+            "tensor_parallelism": self.tensor_parallelism,
+            "data_parallelism": self.data_parallelism,
+            "recompute": self.recompute.value,
+        }
+        others = [{"kind": type(constraint).__name__, **_fields(constraint)} for constraint in self.others]
+        return usual | ({"constraints": others} if others else {})
 
 
-@dataclass(frozen=True)
-class Restrictions:
-    """recompute: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither."""
+_USUAL = (NoTensorParallelism, NoDataParallelism, RecomputeRule)
 
-    tensor_parallelism: bool = True
-    data_parallelism: bool = True
-    recompute: Recompute = Recompute.AUTO
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tensor_parallelism", arguments.flag("tensor_parallelism", self.tensor_parallelism))
-        object.__setattr__(self, "data_parallelism", arguments.flag("data_parallelism", self.data_parallelism))
-        object.__setattr__(self, "recompute", arguments.choice("recompute", self.recompute, Recompute))
+def _constraints(given: object) -> list[Constraint]:
+    listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for constraint in listed:
+        arguments.of_kind("constraints", constraint, Constraint, "Constraint objects such as NoTensorParallelism()")
+    return listed
+
+
+def _one_of_a_kind(constraints: list[Constraint]) -> tuple[Constraint, ...]:
+    """Without rules that leave everything, and equal ones once."""
+    found: dict[type[Constraint], Constraint] = {}
+    for constraint in constraints:
+        if isinstance(constraint, RecomputeRule) and constraint.rule is Recompute.AUTO:
+            continue
+        if found.setdefault(type(constraint), constraint) != constraint:
+            raise UsageError(f"{found[type(constraint)]!r} and {constraint!r} contradict each other; expected one")
+    order: dict[type, int] = {kind: index for index, kind in enumerate(_USUAL)}
+    return tuple(sorted(found.values(), key=lambda constraint: order.get(type(constraint), len(order))))
+
+
+def _fields(constraint: Constraint) -> dict[str, object]:
+    values = vars(constraint)  # of a frozen dataclass: its fields
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}

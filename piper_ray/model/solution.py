@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray.model.gap import relative_gap
 from piper_ray.model.plan import Plan
+from piper_ray.model.renamed import renamed
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.stop import StoppedBy
 
 
 class Status(str, Enum):
@@ -25,7 +29,7 @@ class EvaluationStats:
     """One threshold evaluation: is there a plan with every stage at most ``threshold_s``?
 
     live_downsets: downsets that kept a state. cells: states kept, over all downsets.
-    blocks_tested, candidates_tested: bounds computed on whole blocks of downsets and on single ones.
+    buckets_tested, candidates_tested: bounds computed on whole buckets of downsets and on single ones.
     stages_costed: pairs that survived both and had their TMPC choice examined.
     """
 
@@ -34,18 +38,20 @@ class EvaluationStats:
     seconds: float
     live_downsets: int
     cells: int
-    blocks_tested: int
+    buckets_tested: int
     candidates_tested: int
     stages_costed: int
 
 
 @dataclass(frozen=True)
 class NodeStats:
-    """One machine of a cluster, by its host's name. blocks: answered. fetched_bytes: of tables. held_bytes: most at a
-    time."""
+    """One machine of a cluster, by its host's name. chunks: of a level's downsets, answered. fetched_bytes: of tables.
+
+    held_bytes: most at a time.
+    """
 
     host: str
-    blocks: int
+    chunks: int
     fetched_bytes: int
     held_bytes: int
 
@@ -59,11 +65,25 @@ class ClusterStats:
 
     workers: int
     batches: int
-    blocks: int
+    chunks: int
     put_bytes: int
     worked_s: float
     waited_s: float
     nodes: tuple[NodeStats, ...]
+
+
+@dataclass(frozen=True)
+class DegreeStats:
+    """What a search with one d and one t for all stages looked at.
+
+    pairs: (d, t) that fit the cluster. searched: those that no bound ruled out. looked_through: those whose plans were
+    looked at one by one. states: pipeline tails kept, over all pairs.
+    """
+
+    pairs: int
+    searched: int
+    looked_through: int
+    states: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +101,7 @@ class SolveStats:
     search_s: float
     evaluations: tuple[EvaluationStats, ...]
     cluster: ClusterStats | None = None
+    degrees: DegreeStats | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class BlockStats:
     downsets_before: of the layers (None: too many to count). downsets: of the blocks.
     largest_share: of the largest block in the work of all layers, or in their memory.
     choices_dropped: combinations of TMPCs within blocks that were left out.
-    time_per_sample: of the best plan of whole blocks, in s (None: none was found). proved: that it is the best of them.
+    time_per_sample_s: of the best plan of whole blocks (None: none was found). proved: that it is the best of them.
     """
 
     layers: int
@@ -99,8 +120,10 @@ class BlockStats:
     downsets: int
     largest_share: float
     choices_dropped: int
-    time_per_sample: float | None = None
+    time_per_sample_s: float | None = None
     proved: bool = False
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
 
 
 @dataclass(frozen=True)
@@ -130,29 +153,33 @@ class Infeasibility:
 
 @dataclass(frozen=True)
 class Solution:
-    """time_per_sample: of ``plan``, in s, as ``evaluate`` computes it; None without a plan.
+    """time_per_sample_s: of ``plan`` as ``evaluate`` computes it; None without a plan.
 
-    lower_bound: no plan is faster, in s. gap: (time_per_sample - lower_bound) / time_per_sample.
-    stopped_by: what ended the search before a proof ("time limit", "gap", "interrupt",
-    "TMPC choice too hard", "blocks of operators"); None when it ended by itself.
+    lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s.
+    stopped_by: what ended the search before a proof; None when it ended by itself.
     blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
-    and ``lower_bound`` holds for all plans of these, whole blocks or not.
+    and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
+    schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
+    bound one on every plan's.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
     status: Status
-    time_per_sample: float | None
-    lower_bound: float
+    time_per_sample_s: float | None
+    lower_bound_s: float
     plan: Plan | None
     stats: SolveStats
     infeasibility: Infeasibility | None = None
-    stopped_by: str | None = None
+    stopped_by: StoppedBy | None = None
     blocks: BlockStats | None = None
+    schedule: Schedule = PAPERS_SCHEDULE
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
+    lower_bound = renamed("lower_bound", "lower_bound_s")
 
     @property
     def gap(self) -> float | None:
-        if self.time_per_sample is None:
+        """(time_per_sample_s - lower_bound_s) / time_per_sample_s; None without a plan."""
+        if self.time_per_sample_s is None:
             return None
-        if self.time_per_sample == 0.0:
-            return 0.0
-        return max(0.0, (self.time_per_sample - self.lower_bound) / self.time_per_sample)
+        return relative_gap(self.time_per_sample_s, self.lower_bound_s)

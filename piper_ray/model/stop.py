@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
-INTERRUPT = "interrupt"
-"""Why a search ended that was asked to, as its solution says it."""
+
+class StoppedBy(str, Enum):
+    """What ended a search before its proof. OPERATOR_BLOCKS: plans of whole blocks are not all plans there are.
+
+    Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
+    stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
+    with chunks: NO_BETTER_BOUND, neither bound nor plan got any further.
+    """
+
+    GAP = "gap"
+    TIME_LIMIT = "time limit"
+    INTERRUPT = "interrupt"
+    CHOICE_TOO_HARD = "TMPC choice too hard"
+    OPERATOR_BLOCKS = "blocks of operators"
+    TOO_MANY_PLANS = "too many plans to look at"
+    TOO_MANY_STATES = "too many states to keep"
+    CHOICES_MERGED = "TMPC choices merged"
+    NO_BETTER_BOUND = "no better bound or plan found"
+
+    def __str__(self) -> str:
+        return self.value
+
 
 _Answer = TypeVar("_Answer")
 
@@ -15,8 +36,8 @@ _Answer = TypeVar("_Answer")
 class StopSearch(Exception):
     """Raised inside a search to end it; ``reason`` is what the user is told."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: StoppedBy) -> None:
+        super().__init__(reason.value)
         self.reason = reason
 
 
@@ -47,12 +68,13 @@ class Stop(Generic[_Answer]):
 
     @property
     def requested(self) -> bool:
+        """Whether ``request`` was called."""
         return self._wish.requested
 
     def check(self) -> None:
         """Raises StopSearch once the end is wished for."""
         if self.requested:
-            raise StopSearch(INTERRUPT)
+            raise StopSearch(StoppedBy.INTERRUPT)
 
     def offer(self, answer: Callable[[], _Answer | None]) -> None:
         """answer: tells at any moment, on any thread, what there is, in place of what was offered before."""

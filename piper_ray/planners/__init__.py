@@ -1,7 +1,7 @@
-"""Planners to compare with: simpler ways to plan, all valued by the same ``evaluate``.
+"""Planners, the exact one and simpler ones to compare with: one protocol, and all valued by the same ``evaluate``.
 
 result = piper_ray.planners.plan(instance, "pipedream-2bw", restrictions=restrictions)
-result.plan, result.time_per_sample, result.note
+result.plan, result.time_per_sample_s, result.note
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.data_parallel import DataParallel
 from piper_ray.planners.equal_runs import EqualRuns
+from piper_ray.planners.exact import Exact
 from piper_ray.planners.gpipe import GPipe
 from piper_ray.planners.megatron import Megatron
-from piper_ray.planners.named import PLANNERS, planner_of
+from piper_ray.planners.named import ALL_NAMES, PLANNERS, planner_of
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
 from piper_ray.planners.pipedream_2bw import PipeDream2BW
 from piper_ray.planners.piper_published import PiperPublished
-from piper_ray.planners.planner import BaselineResult, Planner, Proposal
+from piper_ray.planners.planner import BaselineResult, NamedPlanner, Needs, Planner, Proposal, Terms, allowed_proposal
 from piper_ray.planners.tensor_parallel import TensorParallel
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -27,10 +29,15 @@ __all__ = [
     "plan",
     "planner_of",
     "PLANNERS",
+    "ALL_NAMES",
     "BaselineResult",
     "Planner",
+    "NamedPlanner",
+    "Needs",
     "Proposal",
+    "Terms",
     # the planners and their parameters
+    "Exact",
     "PipeDream2BW",
     "DataParallel",
     "TensorParallel",
@@ -55,7 +62,7 @@ def plan(
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     if isinstance(planner, type) or not (isinstance(planner, str) or callable(getattr(planner, "propose", None))):
-        names = ", ".join(PLANNERS)
+        names = ", ".join([*PLANNERS, EXACT])
         raise UsageError(
             f"planner must be a planner such as Megatron(), or one of {names}; not {arguments.shown(planner)}"
         )
@@ -64,6 +71,6 @@ def plan(
         name, planner = planner, planner_of(planner)
     else:
         name = repr(planner)
-    proposal = planner.propose(instance, restrictions)
+    proposal = allowed_proposal(planner, instance, restrictions)
     evaluation = None if proposal.plan is None else evaluate(instance, proposal.plan)
-    return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note)
+    return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note, proposal.solution)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from piper_ray.cost.variants import ANY_DEGREE, stage_variants
-from piper_ray.engine.tables.options import fastest
+from piper_ray.engine.tables.tmpc_options import fastest
+from piper_ray.model.constraints import Recompute, RecomputeRule
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[Uni
     keeps what it has. A degree that some layer cannot run at is left out.
     """
     if restrictions.recompute is Recompute.AUTO:
-        restrictions = replace(restrictions, recompute=Recompute.ALL_OR_NONE)
+        restrictions = restrictions.adding(RecomputeRule(Recompute.ALL_OR_NONE))
     choices: list[UniformChoice] = []
     for variant in stage_variants(instance, restrictions):
         if all(variant.tmpcs.values()):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.equal_runs import EqualRuns
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Light, Proposal
 
 
 @dataclass(frozen=True)
-class DataParallel:
+class DataParallel(Light):
     """One stage, t = 1, the best d that divides N."""
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:

@@ -14,12 +14,12 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.choices import UniformChoice, uniform_choices
 from piper_ray.planners.order import RunOrder, run_order
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Light, Proposal
 from piper_ray.planners.run_costs import Integers, RunCosts
 
 
 @dataclass(frozen=True)
-class EqualRuns:
+class EqualRuns(Light):
     """Best of a grid: how many runs, one d, one t, recomputation everywhere or nowhere.
 
     The runs are of the workload's repeated layers, or of all in topological order where none repeat (``run_order``),
@@ -86,7 +86,7 @@ class EqualRuns:
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
         """int64[...], ascending."""
-        degrees = divisors(instance.microbatches) if restrictions.data_parallelism else [1]
+        degrees = filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches))
         wanted = self.data_parallel_degrees
         return np.array([d for d in degrees if wanted is None or d in wanted], np.int64)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.equal_runs import EqualRuns
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Light, Proposal
 
 
 @dataclass(frozen=True)
-class GPipe:
+class GPipe(Light):
     """Equal stages on one device each: d = 1, t = 1. Valued like all plans, without GPipe's flushes."""
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:

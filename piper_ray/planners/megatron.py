@@ -8,11 +8,11 @@ from piper_ray.model import arguments
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.equal_runs import EqualRuns
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Light, Proposal
 
 
 @dataclass(frozen=True)
-class Megatron:
+class Megatron(Light):
     """Best of one t, one d and a number of stages that divides the repeated layers.
 
     t divides ``devices_per_node``, so that no tensor-parallel group leaves its node. Where no layers repeat the stages

@@ -8,16 +8,18 @@ from typing import Any
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.options import EXACT
 from piper_ray.planners.data_parallel import DataParallel
+from piper_ray.planners.exact import Exact
 from piper_ray.planners.gpipe import GPipe
 from piper_ray.planners.megatron import Megatron
 from piper_ray.planners.pipedream import Level, PipeDream, States
 from piper_ray.planners.pipedream_2bw import PipeDream2BW
 from piper_ray.planners.piper_published import PiperPublished
-from piper_ray.planners.planner import Planner
+from piper_ray.planners.planner import NamedPlanner, Terms
 from piper_ray.planners.tensor_parallel import TensorParallel
 
-PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
+PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
     {
         "pipedream-2bw": PipeDream2BW,
         "data-parallel": DataParallel,
@@ -28,15 +30,20 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "piper-published": PiperPublished,
     }
 )
-"""By name, with default parameters."""
+"""To compare the exact one with; by name, with default parameters."""
+
+ALL_NAMES = (EXACT, *PLANNERS)
 
 
-def planner_of(text: str) -> Planner:
-    """``NAME`` or ``NAME:key=value,key=value``. Raises UsageError for a name, key or value that is unknown."""
+def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
+    """``NAME`` or ``NAME:key=value,key=value``. terms: for the exact one.
+
+    Raises UsageError for a name, key or value that is unknown.
+    """
     arguments.of_kind("planner", text, str, "a text such as 'megatron'")
     name, _, settings = text.partition(":")
-    if name not in PLANNERS:
-        raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join(PLANNERS)}")
+    if name not in ALL_NAMES:
+        raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join([*PLANNERS, EXACT])}")
     known = _SETTINGS.get(name, {})
     chosen: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):
@@ -51,7 +58,7 @@ def planner_of(text: str) -> Planner:
             chosen[field] = parse(value)
         except ValueError:
             raise UsageError(f"planner {name}: {value!r} is no value for {key}") from None
-    return PLANNERS[name](**chosen)
+    return Exact(terms or Terms()) if name == EXACT else PLANNERS[name](**chosen)
 
 
 def _flag(text: str) -> bool:

@@ -8,11 +8,11 @@ from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.equal_runs import EqualRuns
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Light, Proposal
 
 
 @dataclass(frozen=True)
-class PipeDream2BW:
+class PipeDream2BW(Light):
     """The whole grid of equal runs. separate: try the layers before and after the repeated ones as own stages too.
 
     Without tensor parallelism under ``Restrictions(tensor_parallelism=False)``.

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.planners.planner import Proposal
+from piper_ray.model.solution import Forecast
+from piper_ray.planners.planner import Needs, Proposal
 from piper_ray.planners.published.paper_table import (
     DEFAULT_TABLE_LIMIT_BYTES,
     TmpcChoice,
+    bytes_per_downset,
     checked_limit_bytes,
     paper_table,
 )
@@ -37,4 +39,8 @@ class PiperPublished:
         size = f"table of {table.downsets:,} downsets and {table.pairs:,} pairs"
         if table.plan is None:
             return Proposal(None, table.pairs, f"no plan in a {size}")
-        return Proposal(table.plan, table.pairs, f"{size}, greedy choice of TMPCs: {table.time_per_sample:.6g} s")
+        return Proposal(table.plan, table.pairs, f"{size}, greedy choice of TMPCs: {table.time_per_sample_s:.6g} s")
+
+    def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:
+        table_bytes = float(bytes_per_downset(devices, min(devices, microbatches))) * (lattice.downsets or 0)
+        return Needs.of_tables(min(table_bytes, self.table_limit_bytes))

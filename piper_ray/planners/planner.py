@@ -1,14 +1,27 @@
-"""What a baseline planner is, and what one answers."""
+"""What a planner is, what it proposes, and what proposing takes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from piper_ray.evaluate import Evaluation
+from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
+from piper_ray.model.renamed import renamed
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Forecast, Solution
+from piper_ray.model.stop import Stop
+
+if TYPE_CHECKING:
+    from piper_ray.engine.evaluation.backend import Backend
+    from piper_ray.engine.preparation import Preparation
+
+_PROCESS_BYTES = 170e6
+_QUICK_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -17,11 +30,13 @@ class Proposal:
 
     tried: candidates looked at (grid points; for the dynamic programs, nested pairs of states).
     note: where in its grid the plan stands, or why there is none.
+    solution: what is proved, and how far the search got; None where a planner proves nothing.
     """
 
     plan: Plan | None
     tried: int
     note: str
+    solution: Solution | None = None
 
 
 class Planner(Protocol):
@@ -33,11 +48,66 @@ class Planner(Protocol):
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal: ...
 
 
+def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restrictions) -> Proposal:
+    """What the planner proposes, without a plan where that breaks a constraint.
+
+    Who looks at one stage at a time knows nothing of constraints on the whole plan.
+    """
+    proposal = planner.propose(instance, restrictions)
+    broken = None if proposal.plan is None else next(restrictions.violations(instance, proposal.plan), None)
+    if broken is None:
+        return proposal
+    return Proposal(None, proposal.tried, f"its plan is not allowed: {broken} ({proposal.note})")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What proposing takes, as a guess. memory_bytes: of the process. can_spread: a cluster can share the work."""
+
+    memory_bytes: float = _PROCESS_BYTES
+    seconds: float = _QUICK_S
+    can_spread: bool = False
+
+    @classmethod
+    def of_tables(cls, table_bytes: float) -> Needs:
+        """Of a planner that is quick whatever its tables."""
+        return cls(_PROCESS_BYTES + table_bytes)
+
+
+class NamedPlanner(Planner, Protocol):
+    """A planner of ``named``: what it needs can be asked beforehand."""
+
+    def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:
+        """On K devices with N microbatches. lattice: of the exact planner's solve, its downsets counted."""
+        ...
+
+
+class Light:
+    """For planners whose tables are next to nothing."""
+
+    def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
+        return Needs()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which a planner that searches does so: its limits, who works, who is told, what ends it early.
+
+    prepare: what solves of one graph share, where somebody keeps it.
+    """
+
+    options: SolveOptions = SolveOptions()
+    backend: Backend | None = None
+    listener: Listener = silent
+    stop: Stop[Any] = field(default_factory=Stop)
+    prepare: Callable[[Instance, Restrictions], Preparation] | None = None
+
+
 @dataclass(frozen=True)
 class BaselineResult:
     """A proposal and what ``evaluate`` makes of it. planner: the name it goes by, or its parameters.
 
-    evaluation: None without a plan. tried, note: as in ``Proposal``.
+    evaluation: None without a plan. tried, note, solution: as in ``Proposal``.
     """
 
     planner: str
@@ -45,8 +115,11 @@ class BaselineResult:
     evaluation: Evaluation | None
     tried: int
     note: str
+    solution: Solution | None = None
 
     @property
-    def time_per_sample(self) -> float | None:
+    def time_per_sample_s(self) -> float | None:
         """In s; None without a plan."""
         return None if self.evaluation is None else self.evaluation.time_per_sample_s
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")

@@ -94,9 +94,9 @@ class RunCosts:
         stages = len(starts)
         work_s, weights, activation, fixed, shared = np.add.reduceat(self.layers, starts, axis=2)
         own_bytes = activation * np.arange(stages, 0, -1) + fixed
-        bandwidth = self.instance.bandwidth_bytes_per_s
-        once_s = work_s + self._crossing_bytes(starts) / bandwidth
-        resync_s = 4.0 * weights / (self.instance.microbatches * bandwidth)
+        cluster = self.instance.cluster
+        once_s = work_s + cluster.transfer_s(self._crossing_bytes(starts))
+        resync_s = cluster.resync_s(weights, self.instance.microbatches)
         d = data_parallel_degrees[None, :, None]
         needed_bytes = (own_bytes[:, None, :] + shared[:, None, :] / d).max(axis=2)
         fits = needed_bytes <= self.instance.memory_bytes * _FITS

@@ -15,16 +15,13 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.solution import Solution
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import BlockStats, Solution
 from piper_ray.planners.planner import BaselineResult
-from piper_ray.report.stages import binding
+from piper_ray.report.speed import speed_document
+from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically as write_atomically
-from piper_ray.version import __version__
-
-SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes; new fields do not raise it."""
-
-Document = dict[str, object]
+from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
 
 
 def solution_document(
@@ -33,42 +30,55 @@ def solution_document(
     options: SolveOptions,
     solution: Solution,
     evaluation: Evaluation | None,
+    simulation: Simulation | None = None,
 ) -> Document:
     """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
     plan = solution.plan
     return {
         **header("solution", instance),
-        "restrictions": _plain(restrictions),
+        "restrictions": restrictions.to_dict(),
         "options": _plain(options),
+        "schedule": solution.schedule.name.value,
+        "chunks": solution.schedule.v,
         "status": solution.status.value,
-        "stopped_by": solution.stopped_by,
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": _plain(solution.lower_bound),
+        "stopped_by": _plain(solution.stopped_by),
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
-        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "plan": None if plan is None else _plan_with_figures(instance, plan, evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
+        "simulated": None if simulation is None else _simulated_document(instance, simulation),
         "infeasibility": _plain(solution.infeasibility),
-        "blocks": _plain(solution.blocks),
+        "blocks": _blocks_document(solution.blocks),
         "stats": _plain(solution.stats),
     }
 
 
-def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation, origin: Document) -> Document:
+def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation | None, origin: Document) -> Document:
     """The plan file: upstream's ``stages`` first, with our figures in each, then what they hold for.
 
-    origin: what is known of the plan: ``proof_document`` of a solve, or ``baseline_facts`` of another planner.
+    evaluation: None for a plan of another schedule than Piper's. origin: what is known of the plan: ``proof_document``
+    of a solve, or ``baseline_facts`` of another planner.
     """
+    time_s = {} if evaluation is None else {"time_per_sample_s": evaluation.time_per_sample_s}
     return {
         **_plan_with_figures(instance, plan, evaluation),
         **header("plan", instance),
-        "time_per_sample_s": evaluation.time_per_sample_s,
+        **time_s,
         **origin,
     }
 
 
 def proof_document(solution: Solution) -> Document:
     """What a solve proved about its plan."""
-    return {"status": solution.status.value, "lower_bound_s": _plain(solution.lower_bound), "gap": solution.gap}
+    return {
+        "schedule": solution.schedule.name.value,
+        "chunks": solution.schedule.v,
+        "time_per_sample_s": solution.time_per_sample_s,
+        "status": solution.status.value,
+        "lower_bound_s": _plain(solution.lower_bound_s),
+        "gap": solution.gap,
+    }
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -81,11 +91,11 @@ def baseline_document(instance: Instance, restrictions: Restrictions, result: Ba
     plan, evaluation = result.plan, result.evaluation
     return {
         **header("baseline", instance),
-        "restrictions": _plain(restrictions),
+        "restrictions": restrictions.to_dict(),
         **baseline_facts(result),
-        "time_per_sample_s": result.time_per_sample,
+        "time_per_sample_s": result.time_per_sample_s,
         "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
 
@@ -99,9 +109,9 @@ def frontier_document(
     """All points of both curves; ``budgets``: those along the bound on the sum of data-parallel degrees, if any."""
     return {
         **header("frontier", instance),
-        "restrictions": _plain(restrictions),
+        "restrictions": restrictions.to_dict(),
         "options": _plain(options),
-        "stopped_by": frontier.stopped_by,
+        "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
         "by_devices": [_point_document(point) for point in frontier.points()],
         "by_budget": [_point_document(point) for point in budgets],
@@ -114,23 +124,32 @@ def _point_document(point: FrontierPoint) -> Document:
         "devices": point.devices,
         "data_parallel_budget": point.data_parallel_budget,
         "status": point.status.value,
-        "time_per_sample_s": point.time_per_sample,
-        "lower_bound_s": _plain(point.lower_bound),
+        "time_per_sample_s": point.time_per_sample_s,
+        "lower_bound_s": _plain(point.lower_bound_s),
         "gap": point.gap,
     }
 
 
 def verification_document(
-    instance: Instance, plan: Plan, evaluation: Evaluation | None, violations: tuple[str, ...]
+    instance: Instance,
+    plan: Plan,
+    schedule: Schedule,
+    evaluation: Evaluation | None,
+    simulation: Simulation | None,
+    violations: tuple[str, ...],
 ) -> Document:
-    """What ``verify`` found: the plan's cost, or every rule it breaks."""
+    """What ``verify`` found: the plan's cost under a schedule, or every rule it breaks."""
+    found = evaluation or simulation
     return {
         **header("verification", instance),
-        "valid": evaluation is not None,
+        "schedule": schedule.name.value,
+        "chunks": schedule.v,
+        "valid": found is not None,
         "violations": list(violations),
-        "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
-        "plan": plan.to_dict() if evaluation is None else _plan_with_figures(instance, plan, evaluation),
-        "evaluation": None if evaluation is None else _evaluation_document(evaluation),
+        "time_per_sample_s": None if found is None else found.time_per_sample_s,
+        "simulated": None if simulation is None else _simulated_document(instance, simulation),
+        "plan": _plan_with_figures(instance, plan, evaluation),
+        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
 
@@ -144,29 +163,10 @@ def to_text(document: Document) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def header(kind: str, instance: Instance) -> Document:
-    """What every document starts with: what it is, by which version, and of which instance."""
-    return {
-        "schema": f"piper-ray/{kind}",
-        "schema_version": SCHEMA_VERSION,
-        "tool_version": __version__,
-        "instance": {
-            "name": instance.name,
-            "digest": instance.digest,
-            "layers": len(instance.layers),
-            "edges": len(instance.edges),
-            "devices": instance.devices,
-            "microbatches": instance.microbatches,
-            "memory_bytes": instance.memory_bytes,
-            "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
-        },
-    }
-
-
-def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -> Document:
-    document = plan.to_dict()
-    stages = document["stages"]
-    assert isinstance(stages, list)
+def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | None) -> Document:
+    stages = stage_documents(instance, plan)
+    if evaluation is None:
+        return {"stages": stages}
     for written, stage in zip(stages, evaluation.stages, strict=True):
         written["figures"] = {
             "devices": stage.devices,
@@ -176,19 +176,37 @@ def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation) -
             "resync_s": stage.resync_s,
             "memory_bytes": stage.memory_bytes,
             "in_flight_microbatches": stage.in_flight_microbatches,
-            "binds": list(binding(instance, evaluation, stage)),
+            "binds": list(stage.binding),
         }
-    return document
+    return {"stages": stages}
 
 
-def _evaluation_document(evaluation: Evaluation) -> Document:
+def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document:
     return {
         "time_per_sample_s": evaluation.time_per_sample_s,
+        **speed_document(instance.batch, evaluation.time_per_sample_s),
         "devices": evaluation.devices,
         "data_parallel_sum": evaluation.data_parallel_sum,
         "stages": len(evaluation.stages),
         "bottleneck": evaluation.bottleneck,
     }
+
+
+def _simulated_document(instance: Instance, simulation: Simulation) -> Document:
+    return {
+        "time_per_sample_s": simulation.time_per_sample_s,
+        **speed_document(instance.batch, simulation.time_per_sample_s),
+        "bubble_share": simulation.bubble_share,
+        "peak_memory_bytes": [rank.peak_memory_bytes for rank in simulation.ranks],
+    }
+
+
+def _blocks_document(blocks: BlockStats | None) -> Document | None:
+    """With the old name of its time for one more version."""
+    if blocks is None:
+        return None
+    fields = {field.name: _plain(getattr(blocks, field.name)) for field in dataclasses.fields(blocks)}
+    return fields | {"time_per_sample": blocks.time_per_sample_s}
 
 
 def _plain(value: object) -> object:

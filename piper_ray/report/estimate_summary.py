@@ -26,12 +26,13 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"  {command}",
         "(`--explain LAYER` shows how a figure comes about.)",
         "",
-        f"{result.architecture.parameters:,} parameters. A sample is a microbatch: {result.architecture.sample};",
+        f"{result.architecture.parameters:,} parameters. A microbatch: {result.architecture.sample};",
         f"{result.instance.microbatches:,} microbatches are a batch.",
         "",
         "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; selective, full: what the backward pass",
         f"recomputes{_options_text(result)}.",
         "time_s         forward and backward pass of a microbatch on t GPUs, recomputation and exchanges included",
+        "forward_s      the forward pass of it; weight_s: products of the backward pass that give gradients of weights",
         f"weights        what data parallelism synchronises: gradients, {gradient_bytes:g} bytes a parameter",
         "activation     what a microbatch in flight keeps",
         f"fixed          weights, gradients and optimizer state, {_state_bytes(result):g} bytes a parameter",
@@ -39,6 +40,7 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
         f"memory         {memory} for one layer while it is recomputed",
         f"bandwidth      {_link_text(result)}, both directions together",
+        *([] if result.one_node else [f"links          {gpu.link} within a node, likewise"]),
     ]
 
 
@@ -57,10 +59,17 @@ def summary_lines(result: Estimate) -> list[str]:
 
 
 def memory_line(result: Estimate) -> str:
-    """The least that the layers need on all GPUs together with one microbatch in flight, and the GPUs for that."""
+    """The least that the layers need on all GPUs together with one microbatch in flight, and the GPUs for that.
+
+    What needs replicas is held by each of them.
+    """
     instance = result.instance
     needed_bytes = sum(
-        min(degree * (tmpc.activation_bytes + tmpc.fixed_bytes) for degree, of in layer.tmpcs.items() for tmpc in of)
+        min(
+            degree * (tmpc.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
+            for degree, of in layer.tmpcs.items()
+            for tmpc in of
+        )
         for layer in instance.layers
     )
     least = math.ceil(needed_bytes / instance.memory_bytes)

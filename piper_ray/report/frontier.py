@@ -10,19 +10,21 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.engine.frontier.curve_events import CurveAdvanced, PointClosed
 from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
-from piper_ray.engine.frontier.progress import CurveAdvanced, PointClosed
 from piper_ray.model.events import Event
 from piper_ray.model.solution import Status
+from piper_ray.model.stop import StoppedBy
 from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.log import SolverLog
+from piper_ray.report.speed import Throughput
 from piper_ray.report.stages import print_table
 
 _MOST_ROWS = 24
 _POINT_HEAD = (
-    f"{'point':>10}  {'time/sample':>11}  {'lower bound':>11}  {'gap':>9}  {'evaluations':>11}  {'proved':>14}  "
+    f"{'point':>10}  {'microbatch':>11}  {'lower bound':>11}  {'gap':>9}  {'evaluations':>11}  {'proved':>14}  "
     f"{'time':>8}"
 )
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow", Status.INFEASIBLE: "bold red"}
@@ -75,10 +77,11 @@ class FrontierLog(SolverLog):
 
 def print_frontier(console: Console, found: Frontier, budgets: Sequence[FrontierPoint]) -> None:
     """The steps of both curves, what is proved, and what it took."""
+    throughput = Throughput.of(found.instance.batch)
     for points, by_budget in ((found.points(), False), (budgets, True)):
-        if any(point.time_per_sample is not None for point in points):
+        if any(point.time_per_sample_s is not None for point in points):
             console.print()
-            print_table(console, table_lines(*_steps_table(points, by_budget)))
+            print_table(console, table_lines(*_steps_table(points, by_budget, throughput)))
             steps = sum(point.is_step for point in points)
             if steps > _MOST_ROWS:
                 console.print(f"some of {steps:,} steps; --out writes all", soft_wrap=True)
@@ -96,7 +99,9 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
     )
 
 
-def _steps_table(points: Sequence[FrontierPoint], by_budget: bool) -> tuple[list[Column], list[list[str]]]:
+def _steps_table(
+    points: Sequence[FrontierPoint], by_budget: bool, throughput: Throughput
+) -> tuple[list[Column], list[list[str]]]:
     """Each stretch of equal time: where it begins and ends. A long table keeps steps evenly spaced on a log scale."""
     steps: list[tuple[FrontierPoint, int]] = []
     for point in points:
@@ -109,13 +114,20 @@ def _steps_table(points: Sequence[FrontierPoint], by_budget: bool) -> tuple[list
     rows = []
     for index in shown:
         point, last = steps[index]
-        time_s = point.time_per_sample
+        time_s = point.time_per_sample_s
         assert time_s is not None
-        rate = 1.0 / time_s if time_s > 0 else math.inf
+        rate = throughput.per_s(time_s) if time_s > 0 else math.inf
         first = point.data_parallel_budget if by_budget else point.devices
         figures = [time_text(time_s), f"{rate:.6g}", f"{rate / point.devices:.4g}", percent_text(point.gap or 0.0)]
         rows.append([f"{first:,}", f"{last:,}", *figures])
-    heads = ["sum of d" if by_budget else "devices", "up to", "time/sample", "samples/s", "per device", "gap"]
+    heads = [
+        "sum of d" if by_budget else "devices",
+        "up to",
+        "time/microbatch",
+        f"{throughput.unit}/s",
+        "per device",
+        "gap",
+    ]
     return [Column(head, right=True) for head in heads], rows
 
 
@@ -128,7 +140,7 @@ def _spread(positions: Sequence[int]) -> list[int]:
     return sorted({int(np.argmin(np.abs(logs - at))) for at in wanted})
 
 
-def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: str | None) -> Text:
+def _status_line(points: Sequence[FrontierPoint], what: str, stopped_by: StoppedBy | None) -> Text:
     counts = Counter(point.status for point in points)
     steps = sum(point.is_step for point in points)
     line = Text()

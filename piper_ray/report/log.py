@@ -82,6 +82,10 @@ class SolverLog(LiveLog):
             f"{gap:>9}  {bounds.elapsed_s:6.2f} s"
         )
 
+    def line(self, text: str) -> None:
+        """One of somebody else's."""
+        self._line(text)
+
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
@@ -98,8 +102,8 @@ class SolverLog(LiveLog):
         ]
         if advance.bounds.gap is not None:
             parts.append(f"gap {percent_text(advance.bounds.gap)}")
-        if advance.blocks_in_flight:
-            parts.append(f"{advance.blocks_in_flight} blocks on {advance.workers} workers")
+        if advance.chunks_in_flight:
+            parts.append(f"{advance.chunks_in_flight} chunks on {advance.workers} workers")
         if advance.seconds > _WORTH_A_GUESS_S and share > 0:
             # A downset looks at those before it, so what is done grows as the square of their share.
             parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")

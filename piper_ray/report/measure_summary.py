@@ -40,18 +40,20 @@ def file_text(result: Profile, command: str) -> str:
 
 def header_lines(result: Profile, command: str) -> list[str]:
     """How the workload was made and what its figures are."""
-    cluster = result.cluster
+    cluster, batch = result.target.cluster, result.target.batch
     memory = f"{given_size_text(cluster.memory_bytes)} less {size_text(result.workspace_bytes, 3)}"
     parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
+    samples = plural(batch.samples_per_microbatch or 1, "sample")
     return [
         f"{result.instance.name}, measured with torch {torch.__version__} on {device_name(result.device)}:",
         f"  {command}",
         "",
-        f"{parameters}. A sample is a microbatch; {cluster.microbatches:,} microbatches are a batch.",
+        f"{parameters}. A microbatch: {samples}; {batch.microbatches:,} microbatches are a batch.",
         "",
         "TMPCs: plain; full: the backward pass recomputes the layer. Measured at t = 1.",
         *_degree_lines(result),
         "time_s         forward and backward pass of a microbatch, median, recomputation included",
+        "forward_s      the forward pass of it",
         "weights        what data parallelism synchronises: gradients",
         "activation     what a microbatch in flight keeps",
         "fixed          weights, gradients and optimizer state",
@@ -69,7 +71,7 @@ def summary_lines(result: Profile) -> list[str]:
     spread_s = sum(measured.figures.plain.spread_s for measured in result.layers)
     parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
     layers = f"{plural(len(instance.layers), 'layer')} of {plural(len(kinds), 'kind')}"
-    memory, rate = given_size_text(result.cluster.memory_bytes), given_size_text(instance.bandwidth_bytes_per_s)
+    memory, rate = given_size_text(result.target.cluster.memory_bytes), given_size_text(instance.bandwidth_bytes_per_s)
     lines = [
         f"Model     {instance.name}: {parameters}, {layers}",
         f"Device    {device_name(result.device)}",
@@ -95,7 +97,7 @@ def _unused_text(result: Profile) -> str:
 
 
 def _degree_lines(result: Profile) -> list[str]:
-    gpu = result.cluster.gpu
+    gpu = result.target.gpu
     if not result.shards or gpu is None:
         return []
     if any(layers is None for layers in result.shards.values()):

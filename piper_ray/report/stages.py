@@ -17,12 +17,6 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.report.figures import plural, printable, range_text, size_scale, size_text, time_scale
 from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, table_lines
 
-TIME_BINDS = 1e-3
-"""A stage is named as what limits the speed when it is slower than all but this share of the bottleneck's time."""
-
-MEMORY_BINDS = 0.95
-"""A stage is named as short of memory from this share of the limit on."""
-
 _LONGEST_BAR = 48
 _SHORTEST_BAR = 8
 _ARGUMENTS_OR_NUMBER = re.compile(r"\(.*|[-_. ]?\d+$")
@@ -47,24 +41,20 @@ BAR_PARTS = (
 
 def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
     """Both tables, at the console's width."""
-    print_table(console, table_lines(*_layers_table(instance, plan, console.width)))
+    print_layers(console, instance, plan)
     console.print()
     _print_costs(console, instance, evaluation)
+
+
+def print_layers(console: Console, instance: Instance, plan: Plan) -> None:
+    """Which layers run where, and how."""
+    print_table(console, table_lines(*_layers_table(instance, plan, console.width)))
 
 
 def print_table(console: Console, lines: list[str]) -> None:
     """Lines whose first is the head. A line too long for the terminal is left for it to wrap."""
     for index, line in enumerate(lines):
         console.print(Text(line, style="bold" if index == 0 else ""), soft_wrap=True)
-
-
-def binding(instance: Instance, evaluation: Evaluation, stage: StageEvaluation) -> tuple[str, ...]:
-    """What limits this stage: "time", "memory", both or neither."""
-    reasons = {
-        "time": stage.time_s >= evaluation.time_per_sample_s * (1.0 - TIME_BINDS),
-        "memory": stage.memory_bytes >= instance.memory_bytes * MEMORY_BINDS,
-    }
-    return tuple(name for name, binds in reasons.items() if binds)
 
 
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
@@ -155,7 +145,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
             "both" if len(binds) == 2 else "".join(binds),
         ]
         for number, stage in enumerate(evaluation.stages, start=1)
-        for binds in [binding(instance, evaluation, stage)]
+        for binds in [stage.binding]
     ]
     lines = table_lines([*columns, Column("binds")], rows)
     offset = max(len(line) for line in lines) + 2
@@ -165,7 +155,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
     for line, stage in zip(lines[1:], evaluation.stages, strict=True):
         bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
         console.print(Text(line.ljust(offset)) + bar if bar.plain else Text(line), soft_wrap=True)
-    legend = Text("bar: time per sample, ")
+    legend = Text("bar: time/microbatch, ")
     for index, part in enumerate(BAR_PARTS):
         legend.append(", " if index else "")
         legend.append(part.block if blocks else part.ascii, part.style)

@@ -7,9 +7,9 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.evaluate import Evaluation
 from piper_ray.model.instance import Instance
-from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.report.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -19,6 +19,11 @@ from piper_ray.report.figures import (
     size_text,
     time_text,
 )
+from piper_ray.report.speed import batch_text, speed_text
+from piper_ray.simulate.result import Simulation
+
+_AS_CLAIMED = 1e-6
+"""Relative. A long run's average ends up to so far from what it comes to."""
 
 _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
@@ -32,35 +37,65 @@ def instance_lines(instance: Instance) -> list[str]:
         f"tensor-parallel degrees {degrees or 'none'}"
     )
     cluster = (
-        f"Cluster   K = {instance.devices:,} devices, N = {instance.microbatches:,} microbatches, "
+        f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}, "
         f"M = {given_size_text(instance.memory_bytes)}, B = {given_size_text(instance.bandwidth_bytes_per_s)}/s"
     )
     return [workload, cluster]
 
 
-def cost_text(instance: Instance, evaluation: Evaluation) -> str:
-    """``703.591 us/sample, 1421.28 samples/s, 2048 of 2048 devices``."""
-    seconds = evaluation.time_per_sample_s
-    rate = f"{1 / seconds:.6g} samples/s" if seconds > 0 else "no time at all"
-    return f"{time_text(seconds)}/sample, {rate}, {evaluation.devices} of {instance.devices} devices"
+def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str:
+    """``703.591 us/microbatch, 2048 of 2048 devices``."""
+    return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
 
 
-def print_outcome(console: Console, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
+def print_speed(console: Console, instance: Instance, time_per_sample_s: float) -> None:
+    """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
+    console.print(f"speed: {speed_text(instance.batch, time_per_sample_s)}", soft_wrap=True)
+
+
+def schedule_line(schedule: Schedule) -> str:
+    """Which schedule a plan is for, and what its time assumes."""
+    chunks = f", {schedule.v} chunks a rank" if schedule.v > 1 else ""
+    return f"Schedule  {schedule.name.value}{chunks}: {schedule.assumption}"
+
+
+def print_simulated(console: Console, instance: Instance, solution: Solution, simulation: Simulation) -> None:
+    """What the plan does event by event, beside what is claimed of it."""
+    claimed_s, found_s = solution.time_per_sample_s, simulation.time_per_sample_s
+    step_s = instance.batch.step_s(found_s)
+    text = f"simulated: {time_text(found_s)}/microbatch, {time_text(step_s)}/step"
+    if claimed_s is not None and found_s > claimed_s * (1.0 + _AS_CLAIMED):
+        text += f", {percent_text(found_s / claimed_s - 1.0)} slower than promised"
+    console.print(text, soft_wrap=True)
+    if claimed_s is not None and found_s > claimed_s * (1.0 + _AS_CLAIMED):
+        console.print(
+            "           replicas take turns, and what is in flight leaves the slowest stage idle\n"
+            "           (piper-ray simulate says what would not)",
+            soft_wrap=True,
+        )
+
+
+def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
     """The status with what is proved: the last lines of a solve."""
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
-    if evaluation is not None and solution.gap is not None:
+    plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
+    if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
-        line.append(f": {cost_text(instance, evaluation)}, gap {percent_text(solution.gap)}", style="default")
+        line.append(
+            f": {cost_text(instance, time_per_sample_s, plan.devices)}, gap {percent_text(solution.gap)}",
+            style="default",
+        )
         console.print(line, soft_wrap=True)
+        print_speed(console, instance, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:
-            console.print(f"no plan is faster than {time_text(solution.lower_bound)}/sample", soft_wrap=True)
+            console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
     elif solution.infeasibility is not None:
         print_infeasibility(console, solution.infeasibility)
     else:
         console.print(
             f"{status.value}{stopped}: no plan found so far; none is faster than "
-            f"{time_text(solution.lower_bound)}/sample",
+            f"{time_text(solution.lower_bound_s)}/microbatch",
             soft_wrap=True,
         )
     if solution.blocks is not None:
@@ -82,12 +117,12 @@ def blocks_text(blocks: BlockStats) -> str:
 
 
 def _best_of_blocks_text(blocks: BlockStats) -> str:
-    if blocks.time_per_sample is None:
+    if blocks.time_per_sample_s is None:
         best = "no plan of whole blocks was found; one that cuts through them may still exist"
     elif blocks.proved:
-        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample)}/sample"
+        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample_s)}/microbatch"
     else:
-        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample)}/sample"
+        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s)}/microbatch"
     return f"{blocks_text(blocks)}; {best}"
 
 
@@ -109,12 +144,12 @@ def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
         return ["cluster: nothing was large enough for a worker"]
     share = 1.0 - cluster.waited_s / search_s if search_s > 0 else 0.0
     of_all = (
-        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.blocks, 'block')} in "
+        f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.chunks, 'chunk')} in "
         f"{cluster.batches:,} batches; put {size_text(cluster.put_bytes)}; "
         f"driver's own share {percent_text(max(0.0, share))}"
     )
     of_nodes = [
-        f"  {node.host}: {plural(node.blocks, 'block')}, fetched {size_text(node.fetched_bytes)}, "
+        f"  {node.host}: {plural(node.chunks, 'chunk')}, fetched {size_text(node.fetched_bytes)}, "
         f"held {size_text(node.held_bytes)}"
         for node in cluster.nodes
     ]
@@ -126,5 +161,11 @@ def _work_text(solution: Solution) -> str:
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s in {plural(len(stats.evaluations), 'evaluation')}"
+        f"search {stats.search_s:.2f} s {_looked_at_text(stats)}"
     )
+
+
+def _looked_at_text(stats: SolveStats) -> str:
+    if stats.degrees is None:
+        return f"in {plural(len(stats.evaluations), 'evaluation')}"
+    return f"in {stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"

@@ -21,7 +21,7 @@ _LINE_EVERY_S = 10.0
 
 
 class SweepLog(LiveLog):
-    """A ``sweep.progress.Listener`` that prints to ``console``; a context manager, so that the live line goes away."""
+    """A ``SweepListener`` that prints to ``console``; a context manager, so that the live line goes away."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -64,7 +64,7 @@ def best_text(best: Best) -> str:
     """What was found, and where."""
     point = best.point
     return (
-        f"{time_text(best.time_per_sample_s)}/sample at K = {point.devices:,}, N = {point.microbatches:,}, "
+        f"{time_text(best.time_per_sample_s)}/microbatch at K = {point.devices:,}, N = {point.microbatches:,}, "
         f"M = {given_size_text(point.memory_bytes)} ({point.planner})"
     )
 
@@ -74,8 +74,8 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
     counts = Counter(Kind.of(point) for point in sweep.points)
     rows = []
     for kind, points in counts.items():
-        forecast = demand.forecasts[kind]
         sample = next(point for point in sweep.points if Kind.of(point) == kind)
+        forecast = demand.lattice(sample)
         need = demand.memory_bytes(sample)
         rows.append(
             [

@@ -108,7 +108,7 @@ def _best(records: Sequence[Record]) -> Table:
         )
         for r in best_of_each(records)
     ]
-    figures = ("N", "B", "M", "K", "stages", "time per sample", "samples/s")
+    figures = ("N", "B", "M", "K", "stages", "time per microbatch", "microbatches/s")
     return Table("Best plans", ("workload", "planner", *figures), tuple(rows), 2)
 
 
@@ -128,7 +128,7 @@ def _by_devices(records: Sequence[Record]) -> list[Table]:
                 for number in devices
             ]
             bandwidth = given_size_text(scene.bandwidth_bytes_per_s)
-            title = f"Samples per second: {scene.workload}, N = {scene.microbatches:,}, B = {bandwidth}/s"
+            title = f"Microbatches per second: {scene.workload}, N = {scene.microbatches:,}, B = {bandwidth}/s"
             found.append(Table(title, heads, tuple(rows), 0))
     return found
 
@@ -148,8 +148,8 @@ def _cell(record: Record) -> str:
     return "none" if record.status == "infeasible" else record.status
 
 
-def _rate(samples_per_s: float | None) -> str:
-    return "-" if samples_per_s is None else f"{samples_per_s:,.5g}"
+def _rate(microbatches_per_s: float | None) -> str:
+    return "-" if microbatches_per_s is None else f"{microbatches_per_s:,.5g}"
 
 
 def _times(ratio: float | None) -> str:

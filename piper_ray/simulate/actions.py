@@ -7,13 +7,14 @@ lists are the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import UsageError
-from piper_ray.simulate.options import V_SHAPED, Schedule, ScheduleName
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 
 Actions = npt.NDArray[np.int64]
 
@@ -39,6 +40,7 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
 
     Raises UsageError where a schedule cannot run so many microbatches on so many ranks.
     """
+    check_shape(schedule, ranks, microbatches)
     p, m, v = ranks, microbatches, schedule.v
     name = schedule.name
     if name is ScheduleName.GPIPE:
@@ -52,10 +54,18 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
     if name is ScheduleName.ZB_V:
         return [_zb_v(p, r, m) for r in range(p)]
     if name is ScheduleName.DUALPIPE_V:
-        if m < 2 * p:
-            raise UsageError(f"schedule dualpipe-v on {p} ranks needs at least {2 * p} microbatches a replica, not {m}")
         return [_dualpipe_v(p, r, m) for r in range(p)]
     return [one_f_one_b(m, p - r) for r in range(p)]
+
+
+def check_shape(schedule: Schedule, ranks: int, microbatches: int) -> None:
+    """Raises UsageError where a schedule cannot run so many microbatches on so many ranks."""
+    if schedule.name is ScheduleName.DUALPIPE_V and microbatches < 2 * ranks:
+        raise UsageError(
+            f"schedule dualpipe-v on {ranks} ranks needs at least {2 * ranks} microbatches a replica, not {microbatches}"
+        )
+    if schedule.group is not None:
+        group_size(ranks, microbatches, schedule.group)
 
 
 def gpipe(microbatches: int) -> Actions:
@@ -120,15 +130,12 @@ def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
     """As interleaved with fewer passes ahead; gradients of weights lag behind by r, and fill the end."""
     forward, backward = _grouped_order(m, v, group)
     ahead = min((v - 1) * group + p - 1 - r, m * v)
-    actions = [(Kind.F, *forward[i]) for i in range(ahead)]
-    for i in range(m * v):
-        if ahead + i < m * v:
-            actions.append((Kind.F, *forward[ahead + i]))
-        actions.append((Kind.I, *backward[i]))
-        if i >= r:
-            actions.append((Kind.W, *backward[i - r]))
-    actions += [(Kind.W, *backward[i]) for i in range(max(0, m * v - r), m * v)]
-    return np.array(actions, np.int64).reshape(-1, 3)
+    number = np.arange(m * v)
+    # Turn i: the forward pass that is so many ahead, the i-th I, and the W of the I that was r turns before.
+    turns = [(Kind.F, number - ahead, forward), (Kind.I, number, backward), (Kind.W, number + r, backward)]
+    passes = np.concatenate([np.column_stack([np.full(m * v, kind), of_pass]) for kind, _, of_pass in turns])
+    turn = np.concatenate([turn for _, turn, _ in turns])
+    return passes[np.lexsort((passes[:, 0], turn))]
 
 
 def _grouped_order(m: int, v: int, group: int) -> tuple[Actions, Actions]:
@@ -142,82 +149,49 @@ def _grouped_order(m: int, v: int, group: int) -> tuple[Actions, Actions]:
     return np.stack([chunk, microbatch], axis=1), np.stack([v - 1 - chunk, microbatch], axis=1)
 
 
-class _List:
-    """A list that grows; each chunk's passes of a kind take its microbatches in order, B stands for I and W."""
-
-    def __init__(self) -> None:
-        self.actions: list[tuple[int, int, int]] = []
-        self.done: dict[tuple[Kind, int], int] = {(kind, chunk): 0 for kind in Kind for chunk in (0, 1)}
-
-    def add(self, *passes: tuple[Kind, int]) -> None:
-        for kind, chunk in passes:
-            key = (Kind.I if kind is Kind.B else kind, chunk)
-            self.actions.append((kind, chunk, self.done[key]))
-            self.done[key] += 1
-            if kind is Kind.B:
-                self.done[Kind.W, chunk] += 1
-
-    def within(self, microbatches: int) -> Actions:
-        actions = np.array(self.actions, np.int64).reshape(-1, 3)
-        return actions[actions[:, 2] < microbatches]
-
-
-_F0, _F1 = (Kind.F, 0), (Kind.F, 1)
-_B0, _B1 = (Kind.B, 0), (Kind.B, 1)
-_I0, _I1 = (Kind.I, 0), (Kind.I, 1)
-_W0, _W1 = (Kind.W, 0), (Kind.W, 1)
+_F0, _F1, _B0, _B1, _I0, _I1, _W0, _W1 = range(8)
+"""A pass of one of two chunks, as 2 kind + chunk; its microbatch is found by counting."""
 
 
 def _zb_v(p: int, r: int, m: int) -> Actions:
     """Written for at least 2 p - 1 microbatches; of fewer those that are not there are left out."""
     length = max(2 * p - 1, m)
-    listed = _List()
-    done = listed.done
-    listed.add(*[_F0] * (2 * (p - r) - 1), *[_F1, _F0] * r, *[_F1, _I1, _W1] * (p - r))
-    while done[_F1] < done[_F0] or done[_F0] < length:
-        if done[_F0] < length:
-            listed.add(_F0)
-        listed.add(_I0, _W0, _F1, _I1, _W1)
-    listed.add(*[_I0, _I1] * r, *[_I0, _W0] * (p - r))
-    for weights, inputs in ((_W1, _I1), (_W0, _I0)):
-        listed.add(*[weights] * (done[inputs] - done[weights]))
-    return listed.within(m)
+    ahead = [_F0] * (2 * (p - r) - 1) + [_F1, _F0] * r + [_F1, _I1, _W1] * (p - r)
+    steady = [_F0, _I0, _W0, _F1, _I1, _W1] * (length - 2 * p + r + 1) + [_I0, _W0, _F1, _I1, _W1] * (p - r - 1)
+    left = [_I0, _I1] * r + [_I0, _W0] * (p - r) + [_W1] * r + [_W0] * r
+    return _counted([*ahead, *steady, *left], m)
 
 
 def _dualpipe_v(p: int, r: int, m: int) -> Actions:
     """Passes that are run as one (a forward of one chunk with a backward of the other) stand one after the other."""
-    listed = _List()
-    waiting: list[tuple[Kind, int]] = []
-
-    def weights() -> None:
-        if waiting:
-            listed.add(waiting.pop(0))
-
-    def backward(chunk: int, split: bool) -> None:
-        listed.add((Kind.I if split else Kind.B, chunk))
-        if split:
-            waiting.append((Kind.W, chunk))
-
-    listed.add(*[_F0] * (2 * (p - r - 1)), *[_F0, _F1] * (r + 1))
-    for _ in range(p - r - 1):
-        backward(1, split=True)
-        weights()
-        listed.add(_F1)
-    listed.add(*[_F0, _B1, _F1, _B0] * (m - 2 * p + r + 1), *[_B1, _F1, _B0] * (p - r - 1))
+    after = p - r - 1
+    passes = [_F0] * (2 * after) + [_F0, _F1] * (r + 1) + [_I1, _W1, _F1] * after
+    passes += [_F0, _B1, _F1, _B0] * (m - 2 * p + r + 1) + [_B1, _F1, _B0] * after
     # From the middle of what is left on the weights wait: chunk 1 first on odd ranks, chunk 0 on even ones.
-    split = False
-    for i in range(r + 1):
-        middle = i == (r + 1) // 2
-        split = split or (middle and r % 2 == 1)
-        backward(1, split)
-        split = split or middle
-        backward(0, split)
-    for _ in range(p - r - 1):
-        weights()
-        backward(0, split)
-    while waiting:
-        weights()
-    return listed.within(m)
+    whole = 2 * ((r + 1) // 2) + (r % 2 == 0)
+    split = [_I1, _I0] * (r + 1)
+    passes += ([_B1, _B0] * (r + 1))[:whole] + split[whole:]
+    waiting = [{_I0: _W0, _I1: _W1}[one] for one in split[whole:]] + [_W0] * after
+    for turn in range(after):
+        passes += [waiting[turn], _I0]
+    return _counted(passes + waiting[after:], m)
+
+
+def _counted(passes: Sequence[int], microbatches: int) -> Actions:
+    """Each chunk's passes of a kind take its microbatches in order; B is an I and a W."""
+    kind, chunk = np.divmod(np.array(passes, np.int64), 2)
+    microbatch = np.zeros(len(kind), np.int64)
+    whole = kind == Kind.B
+    for of_chunk in (0, 1):
+        for counted, numbered in (
+            (kind == Kind.F, kind == Kind.F),
+            ((kind == Kind.I) | whole, (kind == Kind.I) | whole),
+            ((kind == Kind.W) | whole, kind == Kind.W),
+        ):
+            mine = chunk == of_chunk
+            before = np.cumsum(mine & counted) - 1
+            microbatch[mine & numbered] = before[mine & numbered]
+    return np.column_stack([kind, chunk, microbatch])[microbatch < microbatches]
 
 
 def _stacked(parts: list[tuple[Kind, int, npt.NDArray[np.int64]]]) -> Actions:

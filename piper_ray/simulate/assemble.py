@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,25 +11,24 @@ import numpy as np
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
-from piper_ray.simulate.options import InFlightRule, Schedule, ScheduleName, SimulationOptions
-from piper_ray.simulate.result import Interval, RankSimulation, Simulation
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
+from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageFigures, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, steady_state
 from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
 from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
-
-_PROMISE_KEPT = 1.0 + 1e-6
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
 """Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
 
 
 @dataclass(frozen=True)
-class _Set:
+class _Scene:
     """What is to be simulated, apart from lists."""
 
     schedule: Schedule
@@ -54,7 +54,7 @@ def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: Simul
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
 
 
-def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Set:
+def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     stages = stages_of(instance, plan, schedule)
     figures = stages.figures
     placed = layout(schedule, figures)
@@ -69,7 +69,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
     compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
     communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
-    return _Set(
+    return _Scene(
         schedule,
         options,
         stages,
@@ -82,14 +82,17 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
 
 
 def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) -> Floats:
-    """What the sum of gradients adds to each backward pass where nothing is flushed: all of it under PipeDream, which
-    updates after each round of the replicas; a part of it under 2BW, once a batch, as Piper charges it."""
+    """What the sum of gradients adds to each backward pass where nothing is flushed.
+
+    All of it under PipeDream, which updates after each round of the replicas; a part of it under 2BW, which updates
+    once a batch, as Piper charges it.
+    """
     if schedule.name is ScheduleName.PIPEDREAM:
         return all_reduce_s
     return all_reduce_s / passes if schedule.name is ScheduleName.TWO_BW else np.zeros(len(all_reduce_s))
 
 
-def _in_flight(scene: _Set) -> tuple[int, ...] | None:
+def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
     """y of each stage, for the schedules that keep to one."""
     wanted = scene.options.in_flight
     if scene.schedule.name not in _ONE_IN_TURN:
@@ -101,14 +104,17 @@ def _in_flight(scene: _Set) -> tuple[int, ...] | None:
     if wanted is InFlightRule.SUSTAINING:
         if not scene.schedule.asynchronous:
             raise UsageError("in_flight: only 2bw and pipedream have a rate to sustain; 1f1b drains after each batch")
-        return least_in_flight(_stream(scene)).in_flight
+        least = least_in_flight(_stream(scene))
+        if least is None:
+            raise UsageError("in_flight: no number keeps the slowest stage busy: transfers take far longer than passes")
+        return least
     assert isinstance(wanted, tuple)
     if len(wanted) != len(scene.figures):
         raise UsageError(f"in_flight has {len(wanted)} figures; the plan has {len(scene.figures)} stages")
     return wanted
 
 
-def _stream(scene: _Set) -> Stream:
+def _stream(scene: _Scene) -> Stream:
     duration_s = scene.seconds.duration_s
     latency_s = scene.options.latency_s
     return Stream(
@@ -121,7 +127,7 @@ def _stream(scene: _Set) -> Stream:
     )
 
 
-def _flushed(scene: _Set, instance: Instance) -> Simulation:
+def _flushed(scene: _Scene, instance: Instance) -> Simulation:
     lanes = scene.placed.lanes
     microbatches = scene.microbatches // lanes
     in_flight = _in_flight(scene)
@@ -150,7 +156,7 @@ def _flushed(scene: _Set, instance: Instance) -> Simulation:
     )
 
 
-def _lists(scene: _Set, microbatches: int, in_flight: tuple[int, ...] | None) -> list[Actions]:
+def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) -> list[Actions]:
     replicas = scene.placed.replicas
     if in_flight is None and set(replicas) == {1}:
         return flush_lists(scene.schedule, len(scene.placed.ranks), microbatches)
@@ -162,7 +168,7 @@ def _lists(scene: _Set, microbatches: int, in_flight: tuple[int, ...] | None) ->
     return lists
 
 
-def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """The all-reduce and the optimizer's step of each rank.
 
     The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs
@@ -171,9 +177,12 @@ def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, .
     last = timeline.first[1:] - 1
     end_s = timeline.end_s[last]
     duration_s = end_s - timeline.start_s[last]
+    replicas = defaultdict(list)
+    for number, rank in enumerate(scene.placed.ranks):
+        replicas[rank.place].append(number)
     all_reduces, optimizers = [], []
     for number, rank in enumerate(scene.placed.ranks):
-        together = [i for i, other in enumerate(scene.placed.ranks) if other.place == rank.place]
+        together = replicas[rank.place]
         due_s = max(float(end_s[i]) for i in together)
         hidden_s = scene.options.all_reduce_overlap * min(float(duration_s[i]) for i in together)
         seconds = max(0.0, float(sum(scene.all_reduce_s[stage] for stage in rank.stages)) - hidden_s)
@@ -182,24 +191,16 @@ def _after_the_flush(scene: _Set, timeline: Timeline) -> tuple[tuple[Interval, .
     return tuple(all_reduces), tuple(optimizers)
 
 
-def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
+def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
     in_flight = _in_flight(scene)
     assert in_flight is not None
     stream = _stream(scene)
     lanes = scene.placed.lanes
 
-    def run(microbatches: int) -> Timeline:
-        return scene.run(_lists(scene, microbatches, in_flight), microbatches)
-
-    found: SteadyState = steady_state(run, scene.placed, in_flight)
+    found = _steady_state(scene, in_flight)
     microbatch_s = found.microbatch_s + scene.options.optimizer_s * lanes / scene.microbatches
     promised_s = stream.promised_s + scene.options.optimizer_s * lanes / scene.microbatches
     batches = scene.microbatches / lanes
-    sustaining = None
-    if microbatch_s > promised_s * _PROMISE_KEPT:
-        least = least_in_flight(stream).in_flight
-        if sustained_s(stream, least) <= stream.promised_s * _PROMISE_KEPT:
-            sustaining = least
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
@@ -211,7 +212,7 @@ def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
         stages=scene.figures,
         window_s=found.window_s,
         in_flight=in_flight,
-        sustaining=sustaining,
+        sustaining=_sustaining(scene, stream, in_flight),
         timeline=found.timeline,
         all_reduces=(),
         optimizer_steps=(),
@@ -222,8 +223,29 @@ def _asynchronous(scene: _Set, instance: Instance) -> Simulation:
     )
 
 
+def _steady_state(scene: _Scene, in_flight: tuple[int, ...]) -> SteadyState:
+    return steady_state(
+        lambda microbatches: scene.run(_lists(scene, microbatches, in_flight), microbatches), scene.placed, in_flight
+    )
+
+
+def _sustaining(scene: _Scene, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The least in flight that keep the promise where ``in_flight`` does not: analysed, and simulated as a proof.
+
+    None, too, where none does: transfers take far longer than passes, or hold each other up on a rank's way out, which
+    the analysis does not see.
+    """
+    if sustained_s(stream, in_flight) <= stream.promised_s:
+        return None
+    least = least_in_flight(stream)
+    if least is None:
+        return None
+    kept_s = _steady_state(scene, least).microbatch_s
+    return least if kept_s <= stream.promised_s * PROMISE_KEPT else None
+
+
 def _ranks(
-    scene: _Set,
+    scene: _Scene,
     timeline: Timeline,
     window_s: tuple[float, float],
     all_reduces: Sequence[Interval],
@@ -269,7 +291,7 @@ def _ranks(
     return tuple(found)
 
 
-def _pipeline_notes(scene: _Set) -> list[str]:
+def _pipeline_notes(scene: _Scene) -> list[str]:
     """What stands for what."""
     lanes, figures = scene.placed.lanes, scene.figures
     devices = sum(stage.data_parallel_degree * stage.tensor_parallel_degree for stage in figures) // scene.schedule.v
@@ -277,7 +299,7 @@ def _pipeline_notes(scene: _Set) -> list[str]:
     if lanes > 1:
         uneven = len({stage.data_parallel_degree for stage in figures}) > 1
         why = (
-            f"microbatches go round-robin, so every {lanes}th meets the same replicas and no others do"
+            f"microbatches go round-robin, so those alike modulo {lanes} meet the same replicas and no others do"
             if uneven
             else "each does the same with microbatches of its own, and they meet in the all-reduce alone"
         )
@@ -288,4 +310,6 @@ def _pipeline_notes(scene: _Set) -> list[str]:
     if max(degrees) > 1:
         of = f"{max(degrees)}" if len(degrees) == 1 else f"{min(degrees)} to {max(degrees)}"
         notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
+    if scene.schedule.name is ScheduleName.DUALPIPE_V:
+        notes.append("passes that DualPipeV runs as one go one after the other here: what that gains is not counted")
     return notes

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats, Integers
@@ -16,15 +17,16 @@ VERSIONS_IN_FIXED = 2
 """What an input's fixed bytes hold of the weights: those in use and 2BW's second version, or the gradients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MemorySteps:
     """Memory of one rank: bytes[i] from time_s[i] on, until the next. float64[steps], times ascending from 0."""
 
-    time_s: Floats
-    bytes: Floats
+    time_s: npt.NDArray[np.float64]
+    bytes: npt.NDArray[np.float64]
 
     @property
     def peak_bytes(self) -> float:
+        """The most at any time."""
         return float(self.bytes.max())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from piper_ray.model.instance import Tmpc
+from piper_ray.model.passes import passes_of
 
 
 class PassTimes(NamedTuple):
@@ -19,10 +20,13 @@ class PassTimes(NamedTuple):
 
 
 def pass_times(tmpc: Tmpc) -> PassTimes:
-    """Where an input gives p alone: a third is the forward pass, a quarter where it is run again in the backward pass.
+    """As far as they are known (``model.passes``); of the backward pass, what is not run again is half for the weights.
 
-    The backward pass proper is twice the forward pass, half for the inputs and half for the weights.
+    What is run again where a TMPC recomputes takes as long as the forward pass, if the backward pass has room for it.
     """
-    parts = 4.0 if tmpc.recompute else 3.0
-    forward_s = weight_s = tmpc.time_per_sample_s / parts
-    return PassTimes(forward_s, tmpc.time_per_sample_s - forward_s - weight_s, weight_s)
+    passes = passes_of(tmpc)
+    weight_s = passes.weight_s
+    if weight_s is None:
+        again_s = passes.forward_s if tmpc.recompute else 0.0
+        weight_s = max(0.0, passes.backward_s - again_s) / 2.0
+    return PassTimes(passes.forward_s, passes.backward_s - weight_s, weight_s)

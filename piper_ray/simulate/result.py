@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
-from piper_ray.simulate.options import Schedule, SimulationOptions
+from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.stages import StageFigures
 from piper_ray.simulate.timeline import Timeline
+
+PROMISE_KEPT = 1.0 + 1e-6
+"""A step of so many times the promised one still keeps the promise."""
+
+
+_MEMORY_TOLERANCE = 1e-9
+"""Relative: sums round."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,11 @@ class PathPart:
 
     @property
     def duration_s(self) -> float:
+        """From its start to its end."""
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
     """A plan under a schedule, event by event.
 
@@ -99,12 +108,18 @@ class Simulation:
     notes: tuple[str, ...]
 
     @property
+    def keeps_promise(self) -> bool | None:
+        """Whether an asynchronous schedule runs at the rate that it is planned for; None under a flush."""
+        return None if self.promised_s is None else self.step_s <= self.promised_s * PROMISE_KEPT
+
+    @property
     def time_per_sample_s(self) -> float:
         """step_s over N, a sample in Piper's sense: a microbatch."""
         return self.step_s / self.microbatches
 
     @property
     def samples_per_s(self) -> float:
+        """Of the whole batch, in the time of a step."""
         samples = self.microbatches * self.options.samples_per_microbatch
         return samples / self.step_s if self.step_s > 0 else float("inf")
 
@@ -127,6 +142,16 @@ class Simulation:
         """The rank that is busy longest, with passes, transfers and all-reduce: the first of those."""
         busy_s = [rank.compute_s + rank.communication_s for rank in self.ranks]
         return busy_s.index(max(busy_s))
+
+    @property
+    def memory_violations(self) -> list[str]:
+        """Each rank that holds more than a device has, in words; numbered from 0."""
+        limit_bytes = self.memory_limit_bytes
+        return [
+            f"{rank.name} needs {rank.peak_memory_bytes:,.0f} bytes on each device, which has {limit_bytes:,.0f}"
+            for rank in self.ranks
+            if rank.peak_memory_bytes > limit_bytes * (1.0 + _MEMORY_TOLERANCE)
+        ]
 
     def memory(self, rank: int) -> MemorySteps:
         """A rank's memory over the simulated time."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from piper_ray.model import arguments
-from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.simulate.options import Schedule, ScheduleName, SimulationOptions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -40,8 +40,4 @@ def simulate(
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     check_plan(plan)
     arguments.of_kind("options", options, SimulationOptions, "a SimulationOptions")
-    if not isinstance(schedule, Schedule):
-        if not isinstance(schedule, str):
-            raise UsageError(f"schedule must be a Schedule or the name of one, not {arguments.shown(schedule)}")
-        schedule = Schedule(ScheduleName(arguments.choice("schedule", schedule, ScheduleName)))
-    return simulated(formats.instance_of(instance), plan, schedule, options)
+    return simulated(formats.instance_of(instance), plan, Schedule.of(schedule), options)

@@ -12,7 +12,7 @@ from piper_ray.evaluate import chosen_tmpcs, edge_violations, partition_violatio
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
-from piper_ray.simulate.options import UNEVEN, Schedule
+from piper_ray.model.schedule import UNEVEN, Schedule
 from piper_ray.simulate.pass_times import pass_times
 
 
@@ -63,12 +63,11 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a plan, front to back, and what passes between them. ranks: p; each holds v of the stages."""
+    """The stages of a plan, front to back, and what passes between them."""
 
     figures: tuple[StageFigures, ...]
     messages: tuple[Message, ...]
     tensors: tuple[SharedTensor, ...]
-    ranks: int
 
 
 def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
@@ -87,12 +86,7 @@ def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
         for chosen, stage in zip(choices, plan.stages, strict=True)
     )
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
-    return Stages(
-        figures,
-        _messages(instance, choices, stage_of),
-        _shared_tensors(instance, stage_of),
-        len(plan.stages) // schedule.v,
-    )
+    return Stages(figures, _messages(instance, choices, stage_of), _shared_tensors(instance, stage_of))
 
 
 def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats
@@ -38,7 +39,10 @@ def steady_state(run: Callable[[int], Timeline], placed: Layout, in_flight: Sequ
             break
         microbatches *= 2
     last = len(left_s) - 1
-    count = last // 2 if period is None else last // 2 // period * period
+    # Whole periods, and as many microbatches for each replica of a stage where the run is long enough for that.
+    turns = lcm(period or 1, *placed.replicas)
+    unit = turns if turns <= last // 2 else period or 1
+    count = last // 2 // unit * unit
     window_s = float(left_s[last - count]), float(left_s[last])
     return SteadyState(timeline, (window_s[1] - window_s[0]) / count, window_s, period is not None)
 

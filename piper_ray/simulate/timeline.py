@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import Actions, Kind, stage_of_chunk
 from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
-from piper_ray.simulate.options import Schedule
 from piper_ray.simulate.stages import Hop, StageFigures
 
 MOST_ACTIONS = 20_000_000
@@ -60,6 +60,7 @@ class Layout:
 
 
 def layout(schedule: Schedule, figures: Sequence[StageFigures]) -> Layout:
+    """Ranks place by place and, within one, replica by replica; ``figures`` say each stage's degree d."""
     degrees = [stage.data_parallel_degree for stage in figures]
     lanes = gcd(*degrees)
     places = len(figures) // schedule.v
@@ -70,7 +71,7 @@ def layout(schedule: Schedule, figures: Sequence[StageFigures]) -> Layout:
     return Layout(schedule, tuple(ranks), tuple(d // lanes for d in degrees), lanes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PassSeconds:
     """What each kind of pass of each stage takes: float64[stages, 4], compute, and communication that it holds up."""
 
@@ -82,7 +83,7 @@ class PassSeconds:
         return self.compute_s + self.communication_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """What was run: one entry for each action, rank after rank and in each rank's order. first: int64[ranks + 1].
 
@@ -106,6 +107,7 @@ class Timeline:
         return len(self.kind)
 
     def of_rank(self, rank: int) -> slice:
+        """Where a rank's passes stand in the arrays."""
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     @cached_property
@@ -132,6 +134,34 @@ def run_lists(
 
     Raises UsageError if the lists wait for each other, LimitError for more than ``MOST_ACTIONS``.
     """
+    program = program_of(placed, lists, microbatches, seconds, hops, latency_s)
+    events: Events = simulate_events(program)
+    if events.run < len(program.kind):
+        raise UsageError(_stuck_text(placed, program, events))
+    return Timeline(
+        placed,
+        microbatches,
+        program.first,
+        program.kind,
+        program.stage,
+        program.microbatch,
+        events.start_s,
+        events.end_s,
+        events.cause,
+        events.transit_s,
+        seconds.communication_s[program.stage, program.kind],
+    )
+
+
+def program_of(
+    placed: Layout,
+    lists: Sequence[Actions],
+    microbatches: int,
+    seconds: PassSeconds,
+    hops: Sequence[Hop],
+    latency_s: float,
+) -> Program:
+    """The lists as the event loop takes them. Raises LimitError for more than ``MOST_ACTIONS``."""
     first = np.concatenate([[0], np.cumsum([len(actions) for actions in lists])]).astype(np.int64)
     count = int(first[-1])
     if count > MOST_ACTIONS:
@@ -146,7 +176,7 @@ def run_lists(
     kind = np.ascontiguousarray(actions[:, 0])
     stage = stages[rank_of, actions[:, 1]]
     microbatch = actions[:, 2] * replicas[stage] + replica[rank_of]
-    program = Program(
+    return Program(
         first,
         kind,
         stage,
@@ -160,22 +190,6 @@ def run_lists(
         np.array([hop.forward_s for hop in hops], np.float64),
         np.array([hop.backward_s for hop in hops], np.float64),
         latency_s,
-    )
-    events: Events = simulate_events(program)
-    if events.run < count:
-        raise UsageError(_stuck_text(placed, program, events))
-    return Timeline(
-        placed,
-        microbatches,
-        first,
-        kind,
-        stage,
-        microbatch,
-        events.start_s,
-        events.end_s,
-        events.cause,
-        events.transit_s,
-        seconds.communication_s[stage, kind],
     )
 
 

@@ -42,6 +42,7 @@ def trace(simulation: Simulation) -> dict[str, object]:
 
 
 def write_trace(simulation: Simulation, path: Path) -> None:
+    """Writes ``trace`` as one line of JSON, whole or not at all. Raises OSError if it cannot be written."""
     write_atomically(path, json.dumps(trace(simulation), separators=(",", ":"), allow_nan=False) + "\n")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from piper_ray.model.errors import UsageError
+from piper_ray.storage.replacing import replacing
 
 
 @contextlib.contextmanager
@@ -18,23 +19,17 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Devices and pipes are written themselves, and a link stays one. Raises UsageError if the file cannot be written.
     """
-    unfinished: Path | None = None
     try:
         if path.exists() and not path.is_file():
             yield path
             return
         target = Path(os.path.realpath(path))
-        unfinished = target.with_name(f".{uuid4().hex}.partial")
-        yield unfinished
-        if target.exists():
-            shutil.copymode(target, unfinished)
-        unfinished.replace(target)
+        with replacing(target, target.with_name(f".{uuid4().hex}.partial")) as unfinished:
+            yield unfinished
+            if target.exists():
+                shutil.copymode(target, unfinished)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        if unfinished is not None:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from piper_ray.storage.names import UNFINISHED
+from piper_ray.storage.replacing import replacing
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -97,18 +98,14 @@ class LocalFolder:
             return None
 
     def put(self, name: str, content: bytes, *, durable: bool) -> None:
-        unfinished = self._path / (name + UNFINISHED)
-        try:
-            with unfinished.open("wb") as file:
-                file.write(content)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            unfinished.replace(self._path / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise
+        with (
+            replacing(self._path / name, self._path / (name + UNFINISHED)) as unfinished,
+            unfinished.open("wb") as file,
+        ):
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if durable:
             _sync_folder(self._path)
 

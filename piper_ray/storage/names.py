@@ -62,6 +62,7 @@ class DriverFile(NamedTuple):
 
 
 def checksum(content: bytes) -> str:
+    """Half a SHA-256, as the names of files have it."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
@@ -73,6 +74,7 @@ def state_files(names: Iterable[str]) -> list[StateFile]:
 
 
 def driver_files(names: Iterable[str]) -> list[DriverFile]:
+    """Leases and claims among the names; what only looks like one is left out."""
     matches = [match for name in names if (match := _DRIVER.fullmatch(name))]
     return [file for m in matches if (file := DriverFile(m[1], int(m[2]), m[3])).name == m[0]]
 

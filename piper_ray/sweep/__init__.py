@@ -1,0 +1,1 @@
+"""Many points solved into a Parquet dataset."""

@@ -17,19 +17,19 @@ from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from piper_ray import planners
 from piper_ray.compiled.jit import sources_digest
-from piper_ray.engine.solve import solve
+from piper_ray.evaluate import evaluate
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
-from piper_ray.sweep.lattices import Lattices
+from piper_ray.model.solution import Solution, SolveStats, Status
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.planners import planner_of
+from piper_ray.planners.planner import Proposal, Terms, allowed_proposal
+from piper_ray.sweep.lattices import KeptLattice, Lattices
 from piper_ray.sweep.point import Point
-from piper_ray.sweep.schema import PIPER
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
@@ -54,14 +54,24 @@ def answer(
     Raises KeyboardInterrupt when interrupted, StopSearch when ``stop`` asks.
     """
     began = time.perf_counter()
+    stop = stop or Stop()
+    kept = KeptLattice(lattices, point)
+    terms = Terms(options, backend, listener, stop.part(), kept.prepare)
     instance = point.on(graph)
     try:
-        if point.planner == PIPER:
-            row = _by_piper(point, instance, options, lattices, backend, listener, stop or Stop())
+        with _interrupts() as interrupts:
+            proposal = allowed_proposal(planner_of(point.planner, terms), instance, point.restrictions)
+        if proposal.solution is None:
+            row = _of_proposal(instance, proposal)
         else:
-            row = _by_baseline(point, instance)
+            stop.check()
+            if interrupts or proposal.solution.stopped_by is StoppedBy.INTERRUPT:
+                raise KeyboardInterrupt
+            row = {**_of_solution(proposal.solution), **_of_search(proposal.solution.stats, kept)}
     except StopSearch:
         raise
+    except InfeasibleError as error:
+        row = {"status": Status.INFEASIBLE.value, "note": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever it is, the other points go on
         row = error_row(type(error).__name__, str(error))
     return {**row, **_of_run(), "seconds": time.perf_counter() - began, "spread": backend is not None}
@@ -92,44 +102,8 @@ def lost_row(message: str) -> Row:
 
 
 def error_row(kind: str, message: str) -> Row:
+    """The columns of a point that could not be answered; a long message is cut."""
     return {"status": "error", "error_kind": kind, "error": message[:_LONGEST_MESSAGE]}
-
-
-def _by_piper(
-    point: Point,
-    instance: Instance,
-    options: SolveOptions,
-    lattices: Lattices,
-    backend: Backend | None,
-    listener: Listener,
-    stop: Stop[Any],
-) -> Row:
-    prepared, lattice_s, stage_costs_s = lattices.of(point, instance)
-    with _interrupts() as interrupts:
-        solution = solve(
-            instance,
-            restrictions=point.restrictions,
-            options=options,
-            backend=backend,
-            prepared=prepared,
-            listener=listener,
-            stop=stop.part(),
-        )
-    stop.check()
-    if interrupts or solution.stopped_by == INTERRUPT:
-        raise KeyboardInterrupt
-    stats = solution.stats
-    return {
-        **_of_solution(solution),
-        "layers": stats.layers,
-        "downsets": stats.downsets,
-        "levels": stats.levels,
-        "pairs": stats.pairs,
-        "evaluations": len(stats.evaluations),
-        "lattice_s": lattice_s,
-        "stage_costs_s": stage_costs_s + stats.stage_costs_s,
-        "search_s": stats.search_s,
-    }
 
 
 @contextmanager
@@ -157,27 +131,38 @@ def _of_solution(solution: Solution) -> Row:
     infeasibility = solution.infeasibility
     return {
         "status": solution.status.value,
-        "time_per_sample_s": solution.time_per_sample,
-        "lower_bound_s": solution.lower_bound if proved and math.isfinite(solution.lower_bound) else None,
+        "time_per_sample_s": solution.time_per_sample_s,
+        "lower_bound_s": solution.lower_bound_s if proved and math.isfinite(solution.lower_bound_s) else None,
         "gap": solution.gap,
         **_of_plan(solution.plan),
-        "stopped_by": solution.stopped_by,
+        "stopped_by": None if solution.stopped_by is None else solution.stopped_by.value,
         "note": infeasibility.reason if infeasibility is not None else None,
         "least_memory_bytes": infeasibility.least_memory_bytes if infeasibility is not None else None,
     }
 
 
-def _by_baseline(point: Point, instance: Instance) -> Row:
-    try:
-        result = planners.plan(instance, point.planner, restrictions=point.restrictions)
-    except InfeasibleError as error:
-        return {"status": Status.INFEASIBLE.value, "note": str(error)}
+def _of_search(stats: SolveStats, kept: KeptLattice) -> Row:
+    """What it took; times with those of the lattice, where it was made for this point."""
     return {
-        "status": (Status.INFEASIBLE if result.plan is None else Status.FEASIBLE).value,
-        "time_per_sample_s": result.time_per_sample,
-        **_of_plan(result.plan),
-        "note": result.note,
-        "tried": result.tried,
+        "layers": stats.layers,
+        "downsets": stats.downsets,
+        "levels": stats.levels,
+        "pairs": stats.pairs,
+        "evaluations": len(stats.evaluations),
+        "lattice_s": kept.lattice_s,
+        "stage_costs_s": kept.stage_costs_s + stats.stage_costs_s,
+        "search_s": stats.search_s,
+    }
+
+
+def _of_proposal(instance: Instance, proposal: Proposal) -> Row:
+    plan = proposal.plan
+    return {
+        "status": (Status.INFEASIBLE if plan is None else Status.FEASIBLE).value,
+        "time_per_sample_s": None if plan is None else evaluate(instance, plan).time_per_sample_s,
+        **_of_plan(plan),
+        "note": proposal.note,
+        "tried": proposal.tried,
     }
 
 

@@ -1,71 +1,81 @@
-"""What points will take, before they start: from forecasts, one for each kind of point."""
+"""What points will take, before they start: from forecasts of their lattices, one for each kind of point."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.engine.solve import forecast_solve
+from piper_ray.engine.preview import forecast_solve
 from piper_ray.model.solution import Forecast
-from piper_ray.planners.pipedream.states import PAIR_LIMIT
-from piper_ray.planners.published.paper_table import DEFAULT_TABLE_LIMIT_BYTES
+from piper_ray.planners import planner_of
+from piper_ray.planners.planner import NamedPlanner, Needs
 from piper_ray.sweep.lattices import KEPT_BYTES
 from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.schedule import Kind
-from piper_ray.sweep.schema import PIPER
 
 _PROCESS_BYTES = 330e6
-"""Of a worker over what a forecast counts for a process: Ray, and the interpreter's state for it."""
+"""Of a worker over what its planner's needs count for a process: Ray, and the interpreter's state for it."""
 
 _QUANTUM_BYTES = 64e6
 """Demands are rounded up, so that tasks of many sizes can take one another's place."""
 
 _LONG_S = 60.0
-
-_LEAST_BYTES = 170e6  # of a process without any lattice
-_PAIR_BYTES = 32
+_UNKNOWN_S = 1.0
 
 
 @dataclass(frozen=True)
 class Demand:
-    """By kind, as of its point of most devices."""
+    """lattices: by kind, whoever plans; as of its point of most devices. planners: by name."""
 
-    forecasts: Mapping[Kind, Forecast]
+    lattices: Mapping[Kind, Forecast]
+    planners: Mapping[str, NamedPlanner]
 
     @classmethod
     def of(cls, sweep: Sweep) -> Demand:
         largest: dict[Kind, Point] = {}
         for point in sweep.points:
-            kind = Kind.of(point)
+            kind = _any_planner(point)
             if kind not in largest or point.devices > largest[kind].devices:
                 largest[kind] = point
-        known: dict[Kind, Forecast] = {}
-        for kind, point in largest.items():
-            alike = kind._replace(planner=PIPER)
-            if alike not in known:
-                known[alike] = forecast_solve(point.on(sweep.graphs[point.workload]), point.restrictions)
-            known[kind] = known[alike]
-        return cls(known)
+        found = {
+            kind: forecast_solve(point.on(sweep.graphs[point.workload]), point.restrictions)
+            for kind, point in largest.items()
+        }
+        return cls(found, {name: planner_of(name) for name in {point.planner for point in sweep.points}})
+
+    def lattice(self, point: Point) -> Forecast:
+        """What the exact planner would work on."""
+        return self.lattices[_any_planner(point)]
 
     def memory_bytes(self, point: Point) -> float | None:
         """Of the process that solves it; None if that cannot be known."""
-        forecast = self.forecasts[Kind.of(point)]
-        if forecast.memory_bytes is None or forecast.downsets is None:
+        needs = self._needs(point)
+        if needs is None:
             return None
-        need = _PROCESS_BYTES + KEPT_BYTES + (forecast.memory_bytes if point.planner == PIPER else _LEAST_BYTES)
-        if point.planner == "piper-published":
-            row_bytes = 8 * (point.devices + 1) * (min(point.devices, point.microbatches) + 1)
-            need += min(float(row_bytes * forecast.downsets), DEFAULT_TABLE_LIMIT_BYTES)
-        elif point.planner == "pipedream":
-            need += _PAIR_BYTES * min(forecast.pairs or PAIR_LIMIT, PAIR_LIMIT)
-        return -(-need // _QUANTUM_BYTES) * _QUANTUM_BYTES
+        need_bytes = _PROCESS_BYTES + KEPT_BYTES + needs.memory_bytes
+        return -(-need_bytes // _QUANTUM_BYTES) * _QUANTUM_BYTES
 
     def seconds(self, point: Point) -> float:
         """A rough guess."""
-        seconds = self.forecasts[Kind.of(point)].seconds
-        return 1.0 if seconds is None else seconds if point.planner == PIPER else 0.01
+        needs = self._needs(point)
+        return _UNKNOWN_S if needs is None else needs.seconds
 
     def long_points(self, points: tuple[Point, ...], workers: int) -> frozenset[Point]:
         """Those that the whole cluster should solve one after the other: long, and too few to keep it busy."""
-        long = frozenset(p for p in points if p.planner == PIPER and self.seconds(p) > _LONG_S)
+        long = frozenset(point for point in points if self._is_long(point))
         return long if len(long) < workers else frozenset()
+
+    def _is_long(self, point: Point) -> bool:
+        needs = self._needs(point)
+        return needs is not None and needs.can_spread and needs.seconds > _LONG_S
+
+    def _needs(self, point: Point) -> Needs | None:
+        """None where its downsets cannot be counted."""
+        lattice = self.lattice(point)
+        if lattice.memory_bytes is None or lattice.downsets is None:
+            return None
+        return self.planners[point.planner].needs(lattice, point.devices, point.microbatches)
+
+
+def _any_planner(point: Point) -> Kind:
+    return Kind.of(point)._replace(planner="")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from piper_ray.sweep.schema import PIPER
+from piper_ray.model.options import EXACT
 
 COLUMNS = [
     "input_hash",
@@ -40,6 +40,10 @@ class Method(NamedTuple):
 
     planner: str
     without: str
+
+    @property
+    def is_exact(self) -> bool:
+        return self.planner == EXACT
 
     def __str__(self) -> str:
         return f"{self.planner}, {self.without}" if self.without else self.planner
@@ -105,7 +109,7 @@ def records_of(table: pa.Table) -> list[Record]:
 
 def method_order(method: Method) -> tuple[bool, str, str]:
     """The exact solver first."""
-    return method.planner != PIPER, method.planner, method.without
+    return not method.is_exact, method.planner, method.without
 
 
 def _without(row: dict[str, object]) -> str:
@@ -143,7 +147,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
     found = []
     for (workload, method), of_group in groups.items():
         statuses = [record.status for record in of_group]
-        ratios = [] if method.planner == PIPER else [r for record in of_group if (r := slower(record, exact_s))]
+        ratios = [] if method.is_exact else [r for record in of_group if (r := slower(record, exact_s))]
         found.append(
             Comparison(
                 workload,
@@ -163,7 +167,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
 
 def exact_times(records: Iterable[Record]) -> dict[tuple[Scene, int, float, str], float]:
     """Of the exact solver's plans, by the cluster they are for."""
-    return {r.cluster: r.time_per_sample_s for r in records if r.method.planner == PIPER and r.time_per_sample_s}
+    return {r.cluster: r.time_per_sample_s for r in records if r.method.is_exact and r.time_per_sample_s}
 
 
 def slower(record: Record, exact_s: dict[tuple[Scene, int, float, str], float]) -> float | None:

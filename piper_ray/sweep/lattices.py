@@ -12,6 +12,7 @@ from collections import OrderedDict
 from piper_ray.engine.forecast import bytes_per_downset
 from piper_ray.engine.preparation import Preparation, Shape, prepare
 from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.sweep.point import Point
 
 KEPT = 8
@@ -44,3 +45,17 @@ class Lattices:
 def _size_bytes(made: Preparation) -> float:
     downsets = made.workload.lattice.size if made.workload is not None else 0
     return downsets * bytes_per_downset(made.outline.graph, len(made.outline.variants))
+
+
+class KeptLattice:
+    """What one point needs of ``Lattices``, once somebody asks. lattice_s, stage_costs_s: what was made for it took."""
+
+    def __init__(self, lattices: Lattices, point: Point) -> None:
+        self._lattices, self._point = lattices, point
+        self.lattice_s = self.stage_costs_s = 0.0
+
+    def prepare(self, instance: Instance, restrictions: Restrictions) -> Preparation:
+        """Of the point's graph, under its restrictions. Raises LimitError if it does not fit."""
+        assert restrictions == self._point.restrictions
+        prepared, self.lattice_s, self.stage_costs_s = self._lattices.of(self._point, instance)
+        return prepared

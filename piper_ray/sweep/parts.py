@@ -20,6 +20,11 @@ _PART = re.compile(r"part-([0-9]+)-([0-9]+)\.E([0-9]+)\.([0-9a-f]{32})\.parquet"
 
 
 class Part(NamedTuple):
+    """A file of a workload: the rows of writes ``first`` to ``last``, by the driver of an epoch.
+
+    checksum: over content, numbers and workload.
+    """
+
     first: int
     last: int
     epoch: int

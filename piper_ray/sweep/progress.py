@@ -39,16 +39,26 @@ class Progress:
 
     @property
     def failed(self) -> int:
+        """Points that ended in an error."""
         return self.errors.total()
 
     @property
     def left(self) -> int:
+        """Points that are neither on record nor done in this run."""
         return self.points - self.recorded - self.done
 
     @property
     def eta_s(self) -> float | None:
         """By the pace so far; None before there is any."""
         return self.run_s / self.done * self.left if self.done else None
+
+    def begin(self, start_s: float) -> None:
+        """The first points are handed out. start_s: what came before."""
+        self.start_s = start_s
+
+    def advance(self, run_s: float, workers: int) -> None:
+        """As it stands now."""
+        self.run_s, self.workers = run_s, workers
 
     def note(self, point: Point, row: Mapping[str, object]) -> None:
         """A point is finished."""
@@ -64,4 +74,4 @@ class Progress:
             self.latest_best = point.workload
 
 
-Listener = Callable[[Progress], None]
+SweepListener = Callable[[Progress], None]

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, Options, check_label
 from piper_ray.workloads.formats import load

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.model import arguments
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.sweep.answer import Row, identity, lost_row
@@ -17,7 +17,7 @@ from piper_ray.sweep.crew import Crew, Here, Reply
 from piper_ray.sweep.dataset import Dataset
 from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.progress import Listener, Progress
+from piper_ray.sweep.progress import Progress, SweepListener
 from piper_ray.sweep.read import read_sweep
 from piper_ray.sweep.schedule import Batch, Schedule, Task
 
@@ -36,7 +36,7 @@ def run_sweep(
     *,
     resume: bool = False,
     address: str | None = None,
-    listener: Listener = lambda progress: None,  # noqa: ARG005
+    listener: SweepListener = lambda progress: None,  # noqa: ARG005
     on_warning: Callable[[str], None] = lambda text: None,  # noqa: ARG005
     stop: Stop[Progress] | None = None,
 ) -> Progress:
@@ -69,7 +69,7 @@ def run_sweep(
         if left:
             demand = Demand.of(wanted)
             with closing(_crew(wanted, left, demand, address, on_warning, stop)) as crew:
-                progress.start_s = time.monotonic() - began
+                progress.begin(time.monotonic() - began)
                 run = _Run(wanted, dataset, crew, demand, progress, listener, stop)
                 with stop.ending(run.write), suppress(StopSearch):
                     run.solve(left)
@@ -91,9 +91,9 @@ def _crew(
 ) -> Crew:
     if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
         return Here(wanted, stop)
-    from piper_ray.sweep.cluster import Cluster
+    from piper_ray.sweep.ray_crew import RayCrew
 
-    return Cluster(wanted, address or "local", on_warning, stop)
+    return RayCrew(wanted, address or "local", on_warning, stop)
 
 
 class _Run:
@@ -106,7 +106,7 @@ class _Run:
         crew: Crew,
         demand: Demand,
         progress: Progress,
-        listener: Listener,
+        listener: SweepListener,
         stop: Stop[Progress],
     ) -> None:
         self._sweep = wanted
@@ -197,6 +197,5 @@ class _Run:
                 self._written_at = time.monotonic()
 
     def _tell(self) -> None:
-        self._progress.run_s = time.monotonic() - self._began
-        self._progress.workers = self._crew.workers
+        self._progress.advance(time.monotonic() - self._began, self._crew.workers)
         self._listener(self._progress)

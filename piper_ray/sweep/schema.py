@@ -39,16 +39,12 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from piper_ray.model import limits
-from piper_ray.model.restrictions import Recompute
-from piper_ray.planners import PLANNERS
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.options import EXACT
+from piper_ray.planners import ALL_NAMES
 from piper_ray.workloads.formats.faults import MANY, ONE, shown
-from piper_ray.workloads.formats.fields import Closed, Degree, Microbatches, RateWithUnit, SizeWithUnit
+from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
 from piper_ray.workloads.formats.inflight import InFlight
-
-PIPER = "piper"
-"""The exact solver, among the planners."""
-
-PLANNER_NAMES = (PIPER, *PLANNERS)
 
 POINTS = 1_000_000
 """At most, in one sweep."""
@@ -62,7 +58,7 @@ _MICROBATCHES_WORDS = _COUNTS_WORDS.format(limits.MICROBATCHES)
 _SIZE_WORDS = "a size > 0 such as 8GiB or 80GB"
 _RATE_WORDS = "a rate > 0 such as 25GB/s"
 _RECOMPUTE_WORDS = "one of " + ", ".join(rule.value for rule in Recompute)
-_PLANNER_WORDS = "one of " + ", ".join(PLANNER_NAMES)
+_PLANNER_WORDS = "one of " + ", ".join(ALL_NAMES)
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -117,7 +113,7 @@ _ONE_OR_MANY = Discriminator(_branch)
 _Devices = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.DEVICES))]
 _Batches = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.MICROBATCHES))]
 _Recompute = Annotated[str, AfterValidator(_known(tuple(rule.value for rule in Recompute)))]
-_Planner = Annotated[str, AfterValidator(_known(PLANNER_NAMES))]
+_Planner = Annotated[str, AfterValidator(_known(ALL_NAMES))]
 _Some = Field(min_length=1)
 
 _DevicesAxis = Annotated[Annotated[_Devices, Tag(ONE)] | Annotated[list[_Devices], _Some, Tag(MANY)], _ONE_OR_MANY]
@@ -141,7 +137,7 @@ class Grid(Closed):
     tensor_parallelism: _FlagAxis = Field(default=True, description="true, false, or [true, false]")
     data_parallelism: _FlagAxis = Field(default=True, description="true, false, or [true, false]")
     recompute: _RuleAxis = Field(default=Recompute.AUTO.value, description=f"{_RECOMPUTE_WORDS}, or a list of them")
-    planners: _PlannerAxis = Field(default=PIPER, description=f"{_PLANNER_WORDS}, or a list of them")
+    planners: _PlannerAxis = Field(default=EXACT, description=f"{_PLANNER_WORDS}, or a list of them")
 
 
 class ListedPoint(Closed):
@@ -149,15 +145,13 @@ class ListedPoint(Closed):
 
     workload: str = Field(description="a label of [workloads]")
     devices: Degree | None = Field(default=None, description=f"a whole number from 1 to {limits.DEVICES}")
-    microbatches: Microbatches | None = Field(
-        default=None, description=f"a whole number from 1 to {limits.MICROBATCHES}"
-    )
+    microbatches: Count | None = Field(default=None, description=f"a whole number from 1 to {limits.MICROBATCHES}")
     memory: SizeWithUnit | None = Field(default=None, description=_SIZE_WORDS)
     bandwidth: RateWithUnit | None = Field(default=None, description=_RATE_WORDS)
     tensor_parallelism: bool = Field(default=True, description="true or false")
     data_parallelism: bool = Field(default=True, description="true or false")
     recompute: _Recompute = Field(default=Recompute.AUTO.value, description=_RECOMPUTE_WORDS)
-    planner: _Planner = Field(default=PIPER, description=_PLANNER_WORDS)
+    planner: _Planner = Field(default=EXACT, description=_PLANNER_WORDS)
 
 
 class NamedWorkload(Closed):

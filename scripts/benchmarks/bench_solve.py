@@ -73,7 +73,7 @@ def bench_solve(benchmark: Benchmark, case_id: str, threads: str) -> None:
         kind="solve",
         case=case_id,
         status=last.status.value,
-        time_per_sample_s=last.time_per_sample,
+        time_per_sample_s=last.time_per_sample_s,
         threads=last.stats.threads,
         downsets=last.stats.downsets,
         cpu_s=statistics.median(cpus_s),
@@ -99,7 +99,7 @@ def bench_paper_table(benchmark: Benchmark, case_id: str, choice: str) -> None:
     benchmark.extra_info.update(
         kind=choice,
         case=case_id,
-        time_per_sample_s=results[-1].time_per_sample,
+        time_per_sample_s=results[-1].time_per_sample_s,
         table_bytes=results[-1].table_bytes,
     )
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.planners.published import TmpcChoice
 from scripts.benchmarks.cases import SMALL, Row, Twin
 from scripts.benchmarks.measure import paper_table_id, run_benchmarks, run_command, solve_id
@@ -23,15 +24,10 @@ SHORT_RUNS = 3
 Tell = Callable[[str], None]
 
 
-def core_count() -> int:
-    """Cores that a solve may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def describe_machine() -> dict[str, str]:
     """What the absolute times depend on."""
     return {
-        "cores": str(core_count()),
+        "cores": str(usable_cores()),
         "processor": _processor(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -85,7 +81,7 @@ def _measure_row(row: Row, environment: Mapping[str, str]) -> RowResult:
     if command.wall_s > LONG_RUN_S:
         return RowResult(row, Timing.of_document(document, command.cpu_s), command)
     ids = [solve_id(row.case)]
-    if row.compare_threads and core_count() > 1:
+    if row.compare_threads and usable_cores() > 1:
         ids.append(solve_id(row.case, one_thread=True))
     timing, *others = (Timing.of_benchmark(record) for record in run_benchmarks(ids, environment))
     if command.wall_s < SHORT_RUN_S:

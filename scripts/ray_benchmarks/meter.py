@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from piper_ray.engine.evaluation.backend import Activity, Backend, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, Backend, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.events import Listener
@@ -18,7 +18,7 @@ from piper_ray.model.solution import ClusterStats
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One batch of levels. put_bytes: by the driver, for it. worked_s: of its blocks together; seconds: waited for it.
+    """One batch of levels. put_bytes: by the driver, for it. worked_s: of its chunks together; seconds: waited for it.
 
     first: of its evaluation, so that its bytes are the evaluation's tables too. Batches of two evaluations at a time
     may be charged with each other's; sums over all are right. began_s: by ``time.perf_counter``.
@@ -27,7 +27,7 @@ class BatchRecord:
     first: bool
     levels: int
     downsets: int
-    blocks: int
+    chunks: int
     put_bytes: int
     worked_s: float
     began_s: float
@@ -63,9 +63,9 @@ class Meter:
     def stats(self) -> ClusterStats | None:
         return self.backend.stats()
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         began_s = time.perf_counter()
-        found = self.backend.evaluate_downsets(states, first, last, heartbeat)
+        found = self.backend.evaluate_downsets(states, first, last, on_progress)
         seconds = time.perf_counter() - began_s
         with self._lock:
             before, after = self._charged, self.backend.stats()
@@ -76,7 +76,7 @@ class Meter:
                         first=states not in self._evaluations,
                         levels=int(np.searchsorted(ends, last) - np.searchsorted(ends, first)),
                         downsets=last - first,
-                        blocks=after.blocks - before.blocks,
+                        chunks=after.chunks - before.chunks,
                         put_bytes=after.put_bytes - before.put_bytes,
                         worked_s=after.worked_s - before.worked_s,
                         began_s=began_s,
@@ -86,3 +86,6 @@ class Meter:
             self._charged = after
             self._evaluations.add(states)
         return found
+
+    def close(self) -> None:
+        self.backend.close()

@@ -1,8 +1,8 @@
 """Time against machines, from what was measured on one. No I/O: every constant comes in.
 
-T(n machines of c workers) = driver + sum over batches of [ work / blocks * ceil(blocks / (n c))
-                             + round trip + blocks * call + what n - 1 machines fetch ]
-with as many blocks as the backend's own pacing makes for n c workers.
+T(n machines of c workers) = driver + sum over batches of [ work / chunks * ceil(chunks / (n c))
+                             + round trip + chunks * call + what n - 1 machines fetch ]
+with as many chunks as the backend's own pacing makes for n c workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODES = tuple(2**power for power in range(9))
 
 @dataclass(frozen=True)
 class Constants:
-    """round_trip_s: of a batch beyond its work. call_s: for each block, of the driver.
+    """round_trip_s: of a batch beyond its work. call_s: for each chunk, of the driver.
 
     fetch_s_per_byte, fetch_s_per_byte_and_node: until the last of several machines has a table.
     """
@@ -72,14 +72,14 @@ class Prediction:
 def fit(batches: Sequence[BatchRecord]) -> Constants:
     """Round trip and call from batches of one worker, by least squares; the fetches from the figures above.
 
-    A call costs at least what Ray needs for it: a worker has its next block already while it works on one.
+    A call costs at least what Ray needs for it: a worker has its next chunk already while it works on one.
     """
     beyond_s = np.array([batch.seconds - batch.worked_s for batch in batches])
-    blocks = np.array([batch.blocks for batch in batches], np.float64)
+    chunks = np.array([batch.chunks for batch in batches], np.float64)
     call_s = LEAST_CALL_S
-    if np.unique(blocks).size > 1:
-        call_s = max(call_s, float(np.polyfit(blocks, beyond_s, 1)[0]))
-    round_trip_s = max(CALL_HERE_S, float(np.median(beyond_s - call_s * blocks)))
+    if np.unique(chunks).size > 1:
+        call_s = max(call_s, float(np.polyfit(chunks, beyond_s, 1)[0]))
+    round_trip_s = max(CALL_HERE_S, float(np.median(beyond_s - call_s * chunks)))
     nodes, seconds = np.array(_FETCH_S).T
     for_each_node, for_any = np.polyfit(nodes, seconds, 1) / _FETCH_BYTES
     return Constants(round_trip_s, call_s, float(for_any), float(for_each_node))
@@ -88,15 +88,15 @@ def fit(batches: Sequence[BatchRecord]) -> Constants:
 def predict(run: Run, constants: Constants, nodes: int, workers_per_node: int, slower_work: float = 1.0) -> Prediction:
     """The search of ``run``, measured with one worker, on ``nodes`` machines, one of them the driver's.
 
-    slower_work: what a block takes with all of a machine's workers busy, against one alone.
+    slower_work: what a chunk takes with all of a machine's workers busy, against one alone.
     """
     workers, pacing = nodes * workers_per_node, Pacing()
     work_s = calls_s = fetched_s = 0.0
     for batch in run.batches:
         worked_s = batch.worked_s * slower_work
-        blocks = pacing.blocks(worked_s, workers, batch.downsets)
-        work_s += worked_s / blocks * math.ceil(blocks / workers)
-        calls_s += constants.round_trip_s + constants.call_s * blocks
+        chunks = pacing.chunks(worked_s, workers, batch.downsets)
+        work_s += worked_s / chunks * math.ceil(chunks / workers)
+        calls_s += constants.round_trip_s + constants.call_s * chunks
         if nodes > 1 and batch.put_bytes:
             per_byte = constants.fetch_s_per_byte + constants.fetch_s_per_byte_and_node * (nodes - 1)
             fetched_s += batch.put_bytes * per_byte

@@ -151,4 +151,4 @@ def _by_threshold(solution: Solution) -> dict[tuple[float, bool], tuple[bool, in
 
 
 def _outcome(solution: Solution) -> tuple[object, ...]:
-    return solution.status, solution.time_per_sample, solution.plan
+    return solution.status, solution.time_per_sample_s, solution.plan

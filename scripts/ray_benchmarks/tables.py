@@ -27,7 +27,7 @@ def constants_line(constants: Constants) -> str:
         f"Constants: a batch's round trip {constants.round_trip_s * 1e3:.2f} ms here, "
         f"{across.round_trip_s * 1e3:.2f} ms to other machines "
         f"(a call takes {CALL_ACROSS_S * 1e3:g} ms instead of {CALL_HERE_S * 1e3:g}); "
-        f"{constants.call_s * 1e3:.2f} ms of the driver for each block; a table reaches n other machines after "
+        f"{constants.call_s * 1e3:.2f} ms of the driver for each chunk; a table reaches n other machines after "
         f"{constants.fetch_s_per_byte * 1e9:.2f} + {constants.fetch_s_per_byte_and_node * 1e9:.2f} n ns for each byte."
     )
 
@@ -69,7 +69,7 @@ def _traffic(results: Sequence[RayResult]) -> Table:
                 f"{result.case.title}, {name}",
                 f"{len(run.batches):,}",
                 f"{sum(batch.levels for batch in run.batches):,}",
-                f"{sum(batch.blocks for batch in run.batches):,}",
+                f"{sum(batch.chunks for batch in run.batches):,}",
                 size(run.tables_bytes),
                 size(run.levels_bytes),
                 f"{run.levels_bytes / levels / 1e3:,.1f} kB" if levels else "-",
@@ -81,7 +81,7 @@ def _traffic(results: Sequence[RayResult]) -> Table:
         "What moves",
         "Of the run of median time, all of its evaluations. Each table is put once and fetched once by each other "
         "machine. Driver: its share of the search, while no batch is under way.",
-        ("instance", "batches", "levels", "blocks", "tables", "states", "for a level", "largest", "driver"),
+        ("instance", "batches", "levels", "chunks", "tables", "states", "for a level", "largest", "driver"),
         tuple(line for result in results for line in lines(result)),
     )
 

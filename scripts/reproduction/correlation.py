@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import EqualRuns, plan
 from piper_ray.report.plots import style
 from scripts.reproduction import sources
@@ -41,7 +42,7 @@ def _run(tell: Tell) -> Findings:
         instance = sources.bert(_BLOCKS, _DEVICES, microbatches, _MEMORY_GIB).replace(bandwidth_bytes_per_s=_BANDWIDTH)
         for d, t, stages in _points(microbatches):
             one = EqualRuns(runs=(stages,), data_parallel_degrees=(d,), tensor_parallel_degrees=(t,))
-            found_s = plan(instance, one, restrictions=Restrictions(recompute=Recompute.ALWAYS)).time_per_sample
+            found_s = plan(instance, one, restrictions=Restrictions(recompute=Recompute.ALWAYS)).time_per_sample_s
             if found_s is None:
                 continue
             reference_s = known.get((microbatches, d, t, stages))

@@ -21,7 +21,7 @@ def _run(tell: Tell) -> Findings:
     faults: list[str] = []
 
     def compare(group: str, name: str, instance: Instance, greedy_s: float | None) -> None:
-        exact_s = piper_ray.solve(instance).time_per_sample
+        exact_s = piper_ray.solve(instance).time_per_sample_s
         faults.extend(faults_of(name, exact_s, {"the greedy choice": greedy_s}))
         rows.append(
             {

@@ -38,7 +38,7 @@ def _run(tell: Tell) -> Findings:
             if reference is not None:
                 others_s["reference"] = reference["time_per_sample_s"]
             what = f"{model} K={devices} M={memory_gib} GiB"
-            faults += faults_of(what, solution.time_per_sample, others_s)
+            faults += faults_of(what, solution.time_per_sample_s, others_s)
             rows.append(
                 {
                     "model": model,
@@ -46,8 +46,8 @@ def _run(tell: Tell) -> Findings:
                     "microbatches": instance.microbatches,
                     "memory_gib": memory_gib,
                     "status": solution.status.value,
-                    "time_per_sample_s": solution.time_per_sample,
-                    "lower_bound_s": solution.lower_bound,
+                    "time_per_sample_s": solution.time_per_sample_s,
+                    "lower_bound_s": solution.lower_bound_s,
                     "solve_s": solve_s,
                     **{f"{name}_s": others_s.get(name) for name in (*_BASELINES, "reference")},
                     "reference_cpu_s": reference["cpu_s"] if reference else None,
@@ -58,7 +58,7 @@ def _run(tell: Tell) -> Findings:
 
 def _baseline(instance: Instance, name: str) -> float | None:
     try:
-        return plan(instance, name).time_per_sample
+        return plan(instance, name).time_per_sample_s
     except LimitError:
         return None
 

@@ -8,8 +8,9 @@ from itertools import product
 from matplotlib.figure import Figure
 
 import piper_ray
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import plan
 from piper_ray.report.plots import style
 from scripts.reproduction import sources
@@ -23,12 +24,12 @@ PIPER = "Piper"
 
 def _exact(**kept: object) -> Callable[[Instance], float | None]:
     restrictions = Restrictions(**kept)  # type: ignore[arg-type]
-    return lambda instance: piper_ray.solve(instance, restrictions=restrictions).time_per_sample
+    return lambda instance: piper_ray.solve(instance, restrictions=restrictions).time_per_sample_s
 
 
 def _equi(*, tensor_parallelism: bool) -> Callable[[Instance], float | None]:
     restrictions = Restrictions(tensor_parallelism=tensor_parallelism)
-    return lambda instance: plan(instance, "pipedream-2bw", restrictions=restrictions).time_per_sample
+    return lambda instance: plan(instance, "pipedream-2bw", restrictions=restrictions).time_per_sample_s
 
 
 PLANNERS: dict[str, Callable[[Instance], float | None]] = {

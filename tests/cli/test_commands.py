@@ -17,7 +17,18 @@ from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance, small_plan
 
 RUNNER = CliRunner()
-COMMANDS = ("solve", "frontier", "verify", "info", "convert", "estimate", "profile", "sweep", "sweep-report")
+COMMANDS = (
+    "solve",
+    "frontier",
+    "verify",
+    "simulate",
+    "info",
+    "convert",
+    "estimate",
+    "profile",
+    "sweep",
+    "sweep-report",
+)
 
 
 @pytest.fixture
@@ -101,7 +112,8 @@ def test_a_named_pipe_is_refused_by_every_command(tmp_path: Path, command: str) 
 def test_a_valid_plan(small: Path, plan: Path) -> None:
     result = run("verify", small, plan)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.endswith("valid: 10.0400 ms/sample, 99.6016 samples/s, 3 of 4 devices\n")
+    speed = "speed: 99.6016 microbatches/s, 80.3200 ms/step"
+    assert result.stdout.endswith(f"valid: 10.0400 ms/microbatch, 3 of 4 devices\n{speed}\n")
     assert "Workload  small: 6 layers" in result.stdout
 
 

@@ -23,7 +23,7 @@ def test_a_person_gets_the_steps(small: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == f"piper-ray {piper_ray.__version__}"
-    assert any(line.startswith("devices  up to  time/sample") for line in lines)
+    assert any(line.startswith("devices  up to  time/microbatch") for line in lines)
     assert any(line.startswith("sum of d  up to") for line in lines)
     assert "of 4 numbers of devices" in result.stdout
     assert "\x1b" not in result.stdout

@@ -37,8 +37,10 @@ def assert_solution(output: str, out: Path, memory_bytes: float | None = None) -
     assert 0 < document["lower_bound_s"] < document["time_per_sample_s"]
 
 
-@pytest.mark.parametrize("supervised", [[], ["--supervise"]])
-@pytest.mark.parametrize("number", SIGNALS)
+# How a supervisor passes each signal on is in test_supervise.py.
+@pytest.mark.parametrize(
+    ("number", "supervised"), [*((number, []) for number in SIGNALS), (signal.SIGTERM, ["--supervise"])]
+)
 def test_a_search_ends_with_its_plan_and_its_checkpoint(
     long: Path, tmp_path: Path, number: signal.Signals, supervised: list[str]
 ) -> None:
@@ -83,7 +85,7 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.engine.search.search import Search
 def fails(search, *_, **__):
     print("waiting", file=sys.stderr, flush=True)
-    while not search.stop.requested:
+    while not search.limits.stop.requested:
         time.sleep(0.01)
     raise ClusterError("the cluster was told to end, too")
 Search._evaluate = fails
@@ -126,7 +128,7 @@ import piper_ray.engine.solve
 def stuck(*_, **__):
     print("stuck", file=sys.stderr, flush=True)
     time.sleep(1e6)
-piper_ray.engine.solve.prepare = stuck
+piper_ray.engine.layers.prepare = stuck
 """
 
 
@@ -141,7 +143,7 @@ def test_before_anything_is_found_nothing_is_lost(long: Path) -> None:
 
 def test_a_search_for_the_least_memory_keeps_the_proof(long: Path) -> None:
     setup = _STUCK.replace(
-        "Search._evaluate = stuck", "import piper_ray.engine.solve; piper_ray.engine.solve.explain = stuck"
+        "Search._evaluate = stuck", "import piper_ray.engine.layers; piper_ray.engine.layers.explain = stuck"
     )
     with started("solve", long, "--memory", "20B", "--json", setup=setup) as process:
         wait_for(process, "stuck")
@@ -243,8 +245,9 @@ crew.answer = slow
 """
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 1e6])
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "pause_s"), [*((number, 0.0) for number in SIGNALS), (signal.SIGINT, 1e6), (signal.SIGTERM, 1e6)]
+)
 def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Signals, pause_s: float) -> None:
     """Also where the point in work does not end."""
     source, storage = write_sweep(tmp_path), tmp_path / "dataset"
@@ -260,6 +263,28 @@ def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Sign
     result = run("sweep", source, "--storage", storage, "--resume")
     assert (result.returncode, without_notes(result.stderr)) == (0, "")
     assert f"{SMALL_POINTS} points of {SMALL_POINTS} on record ({recorded} of them before)" in result.stdout
+
+
+_SWEEP_ON_RAY = """
+from piper_ray.sweep.ray_crew import RayCrew
+replies = RayCrew.replies
+def told(*arguments):
+    print("at work", file=sys.stderr, flush=True)
+    return replies(*arguments)
+RayCrew.replies = told
+"""
+
+
+def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
+    """Ray has a handler of its own for SIGTERM, which prints a stack and aborts."""
+    arguments = ("sweep", write_sweep(tmp_path), "--storage", tmp_path / "dataset", "--address", "local")
+    with started(*arguments, setup=_SWEEP_ON_RAY) as process:
+        wait_for(process, "at work")
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM" not in errors
+    assert "to go on: piper-ray sweep" in errors
 
 
 _COMMANDS = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,14 @@ def run_unread(*arguments: object) -> subprocess.CompletedProcess[str]:
         )
     finally:
         os.close(writer)
+
+
+def run_in_shell(arguments: Sequence[object], redirections: str) -> subprocess.CompletedProcess[str]:
+    """``piper-ray ARGUMENTS REDIRECTIONS``."""
+    words = shlex.join([sys.executable, "-m", "piper_ray", *(str(argument) for argument in arguments)])
+    return subprocess.run(
+        ["sh", "-c", f"{words} {redirections}"], check=False, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
 
 
 @pytest.mark.parametrize("planner", ["piper", "gpipe"])
@@ -166,3 +176,40 @@ def test_a_closed_stderr_is_nobodys_fault(small: Path) -> None:
         os.close(writer)
     assert result.returncode == 0
     assert json.loads(result.stdout)["status"] == "optimal"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["solve", "sweep"])
+def test_streams_that_were_never_open_are_nobodys_fault(small: Path, tmp_path: Path, command: str, closed: str) -> None:
+    """Neither does a file take their place, and with it what others print."""
+    out = tmp_path / "plan.json"
+    arguments = {
+        "solve": ["solve", small, "--json", "--out", out],
+        "sweep": ["sweep", write_sweep(tmp_path), "--storage", tmp_path / "st"],
+    }[command]
+    result = run_in_shell(arguments, closed)
+    assert result.returncode == 0
+    if command == "solve":
+        assert json.loads(out.read_text())["stages"]
+    else:
+        assert piper_ray.read_dataset(tmp_path / "st").num_rows
+
+
+@needs_full
+def test_a_log_on_a_full_disk_costs_neither_the_plan_nor_the_exit_code(small: Path, tmp_path: Path) -> None:
+    """As with ``piper-ray solve ... > log 2>&1``: nobody can be told."""
+    out = tmp_path / "plan.json"
+    assert run_in_shell(["solve", small, "--out", out], f">{FULL} 2>{FULL}").returncode == 2
+    assert json.loads(out.read_text())["stages"]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_picture_that_cannot_be_written_costs_no_figures(
+    small: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    picture = tmp_path / "graph.svg"
+    picture.symlink_to(tmp_path / "nowhere" / "graph.svg")
+    result = run("info", small, "--draw", picture, *options)
+    assert result.returncode == 2
+    assert result.stdout == run("info", small, *options).stdout
+    assert f"{picture}: cannot be written" in result.stderr

@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray import Restrictions, SolveOptions
 from piper_ray.cli.baseline import PlannerName
 from piper_ray.model.errors import UsageError
-from piper_ray.planners import PLANNERS, DataParallel, Level, Megatron, PipeDream, PipeDream2BW, States, planner_of
+from piper_ray.planners import (
+    PLANNERS,
+    DataParallel,
+    Level,
+    Megatron,
+    PipeDream,
+    PipeDream2BW,
+    States,
+    Terms,
+    plan,
+    planner_of,
+)
 from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance
 
@@ -75,7 +87,7 @@ def test_each_planner_writes_a_plan_that_verify_takes_and_that_is_no_faster(
     instance = small_instance()
     plan = piper_ray.load_plan(out, instance)
     assert piper_ray.evaluate(instance, plan).time_per_sample_s == document["time_per_sample_s"]
-    best = piper_ray.solve(instance).time_per_sample
+    best = piper_ray.solve(instance).time_per_sample_s
     assert best is not None
     assert document["time_per_sample_s"] >= best * (1 - 1e-9)
 
@@ -84,7 +96,7 @@ def test_a_person_is_told_that_it_is_not_proved(small: Path) -> None:
     finished = run("solve", small, "--planner", "megatron")
     assert finished.returncode == 0
     assert "#  layers" in finished.stdout
-    assert "samples/s" in finished.stdout
+    assert "microbatches/s" in finished.stdout
     assert "not proved to be the best" in finished.stdout
 
 
@@ -117,3 +129,21 @@ def test_an_unknown_planner_is_named_before_anything_is_read() -> None:
     finished = run("solve", "nowhere.toml", "--planner", "best")
     assert finished.returncode == 2
     assert "planner 'best' is unknown" in finished.stderr
+
+
+def test_the_exact_solver_is_a_planner_like_the_others() -> None:
+    instance = small_instance()
+    found, solved = plan(instance, "piper"), piper_ray.solve(instance)
+    assert found.solution is not None
+    assert (found.solution.status, found.plan) == (solved.status, solved.plan)
+    assert found.time_per_sample_s == solved.time_per_sample_s
+    assert found.note == "proved"
+    limited = planner_of("piper", Terms(SolveOptions(gap=0.5))).propose(instance, Restrictions())
+    assert limited.solution is not None
+    assert limited.solution.gap is not None
+    assert limited.solution.gap <= 0.5
+
+
+def test_the_exact_planner_has_no_settings() -> None:
+    with pytest.raises(UsageError, match="planner piper has no setting 'gap'; it has none"):
+        planner_of("piper:gap=0.1")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import piper_ray
-from piper_ray import Solution, Status
+from piper_ray import Solution, Status, StoppedBy
 from piper_ray.cli import main
 from piper_ray.cli.search_options import parse_gap
 from piper_ray.cli.solve import check_own_plan, exit_code
@@ -194,12 +194,12 @@ def test_a_fault_of_ours_is_one_line_unless_the_traceback_is_wanted(
     ("outcome", "code"),
     [
         (solution(plan=small_plan()), 0),
-        (solution(Status.FEASIBLE, plan=small_plan(), stopped_by="time limit"), 0),
-        (solution(Status.FEASIBLE, plan=small_plan(), stopped_by="gap"), 0),
-        (solution(Status.FEASIBLE, plan=small_plan(), stopped_by="interrupt"), 130),
+        (solution(Status.FEASIBLE, plan=small_plan(), stopped_by=StoppedBy.TIME_LIMIT), 0),
+        (solution(Status.FEASIBLE, plan=small_plan(), stopped_by=StoppedBy.GAP), 0),
+        (solution(Status.FEASIBLE, plan=small_plan(), stopped_by=StoppedBy.INTERRUPT), 130),
         (solution(Status.INFEASIBLE), 4),
-        (solution(Status.UNKNOWN, stopped_by="time limit"), 5),
-        (solution(Status.UNKNOWN, stopped_by="interrupt"), 130),
+        (solution(Status.UNKNOWN, stopped_by=StoppedBy.TIME_LIMIT), 5),
+        (solution(Status.UNKNOWN, stopped_by=StoppedBy.INTERRUPT), 130),
     ],
 )
 def test_exit_codes_of_outcomes(outcome: Solution, code: int) -> None:
@@ -209,7 +209,7 @@ def test_exit_codes_of_outcomes(outcome: Solution, code: int) -> None:
 def test_an_interrupted_solve_prints_its_incumbent(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    incumbent = solution(Status.FEASIBLE, plan=small_plan(), lower_bound=0.009, stopped_by="interrupt")
+    incumbent = solution(Status.FEASIBLE, plan=small_plan(), lower_bound_s=0.009, stopped_by=StoppedBy.INTERRUPT)
     monkeypatch.setattr(piper_ray, "solve", lambda *_, **__: incumbent)
     out = tmp_path / "plan.json"
     assert _main(monkeypatch, "solve", small, "--json", "--out", out) == 130
@@ -231,11 +231,12 @@ def test_an_interrupt_outside_the_search_ends_with_130(
 
 # A command that is waiting when it says so.
 _WAITING = """
+import os
 import sys
 import piper_ray
 from piper_ray.cli import main
 def load(*_, **__):
-    print("waiting", file=sys.stderr, flush=True)
+    os.write(2, b"waiting\n")  # a signal that comes amid a print may have it written twice
     sys.stdin.read()
 piper_ray.load = load
 sys.argv = ["piper-ray", "solve", "some.json"]

@@ -51,7 +51,7 @@ def test_the_report(done: tuple[Path, Path, subprocess.CompletedProcess[str]], t
     _, location, _ = done
     shown = run("sweep-report", location, "--out", tmp_path / "r")
     assert (shown.returncode, shown.stderr) == (0, "")
-    for title in ("Planners", "Best plans", "Samples per second: chain, N = 4, B = 4 B/s", "Errors"):
+    for title in ("Planners", "Best plans", "Microbatches per second: chain, N = 4, B = 4 B/s", "Errors"):
         assert title in shown.stdout.splitlines()
     names = {path.name for path in (tmp_path / "r").iterdir()}
     assert {"tables.md", "points.csv"} < names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +15,8 @@ from tests.faults.machines import Machines, machines
 
 @pytest.fixture(scope="session", autouse=True)
 def isolation() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("network namespaces need Linux, and root")
     for program in ("ip", "unshare", "nsenter", "setpriv"):
         assert shutil.which(program), f"{program} is missing: install iproute2 and util-linux"
 

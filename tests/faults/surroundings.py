@@ -54,7 +54,7 @@ def with_other_kernels(folder: Path) -> Setup:
     """One whose piper_ray has the same version, and a line more in a kernel."""
     copy = folder / "installed"
     shutil.copytree(Path(piper_ray.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    with (copy / "kernels" / "level.py").open("a") as kernel:
+    with (copy / "engine" / "kernels" / "level.py").open("a") as kernel:
         kernel.write("\n# another line\n")
     return _at_start(folder / "start", _OTHER_PIPER_RAY.format(copy=copy))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from piper_ray.sweep import cluster as sweep_cluster
+from piper_ray.sweep import ray_crew
 from piper_ray.sweep.progress import Progress
 from piper_ray.sweep.run import run_sweep
 from tests.faults.machines import HEAD, LONG_S, Machines
@@ -143,7 +143,7 @@ def _hang(folder: Path, hanging: int) -> None:
                     os.kill(os.getpid(), signal.SIGSTOP)
         yield from stream
 
-    sweep_cluster.solve_batch = solve  # type: ignore[attr-defined]
+    ray_crew.solve_batch = solve  # type: ignore[attr-defined]
 
 
 def _run(source: str, storage: str, address: str, hanging: str) -> None:
@@ -157,7 +157,7 @@ def _run(source: str, storage: str, address: str, hanging: str) -> None:
             sys.stdin.readline()
 
     _hang(Path(source).parent, int(hanging))
-    sweep_cluster._OVERDUE_FLOOR_S = 2.0
+    ray_crew._OVERDUE_FLOOR_S = 2.0
     run_sweep(source, storage, address=address, listener=listen, on_warning=lambda text: _say(warning=text))
 
 

@@ -27,7 +27,7 @@ def test_a_solve_goes_on(cluster: Machines, local_plan: bytes, tmp_path: Path) -
         assert driver.finish() == local_plan
         (note,) = [note for note in driver.notes if "is lost" in note]
         host = re.escape(cluster.name(1))
-        assert re.fullmatch(rf"a worker on {host} is lost, 2 left; its blocks go to others: {host} {_KILLED}", note), (
+        assert re.fullmatch(rf"a worker on {host} is lost, 2 left; its chunks go to others: {host} {_KILLED}", note), (
             note
         )
 

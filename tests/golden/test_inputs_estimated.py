@@ -45,7 +45,7 @@ def optimum(instance: Instance) -> tuple[Plan, tuple[StageEvaluation, ...], floa
     assert solution.status is piper_ray.Status.OPTIMAL
     assert solution.plan is not None
     evaluation = piper_ray.evaluate(instance, solution.plan)
-    assert evaluation.time_per_sample_s == pytest.approx(solution.time_per_sample, rel=1e-9)
+    assert evaluation.time_per_sample_s == pytest.approx(solution.time_per_sample_s, rel=1e-9)
     return solution.plan, evaluation.stages, evaluation.time_per_sample_s
 
 

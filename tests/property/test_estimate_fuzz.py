@@ -17,7 +17,7 @@ from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.formats.documents import parse_toml
 from tests.formats_support import NASTY, TOKENS
 
-MODELS = Path(__file__).resolve().parents[2] / "piper_ray" / "estimate" / "models.toml"
+MODELS = Path(__file__).resolve().parents[2] / "piper_ray" / "workloads" / "estimate" / "models.toml"
 HARDWARE = MODELS.with_name("hardware.toml")
 
 

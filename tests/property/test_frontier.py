@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.frontier.frontier import Frontier, frontier
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, PROOF, tables
@@ -42,15 +44,15 @@ def assert_one_solve_for_each_point(
         expected = solve(instance.replace(devices=point.devices), restrictions=restrictions, options=ONE_THREAD)
         assert point.status is expected.status, point
         plan = found.plan(point.devices)
-        if expected.time_per_sample is None:
+        if expected.time_per_sample_s is None:
             assert plan is None
             assert values[point.devices] is None
             continue
-        assert values[point.devices] == pytest.approx(expected.time_per_sample, rel=2 * PROOF, abs=1e-99)
+        assert values[point.devices] == pytest.approx(expected.time_per_sample_s, rel=2 * PROOF, abs=1e-99)
         assert plan is not None
         assert expected.plan is not None
         assert plan.to_dict() == expected.plan.to_dict()
-        assert point.lower_bound <= expected.time_per_sample
+        assert point.lower_bound_s <= expected.time_per_sample_s
         assert point.gap is not None
         assert point.gap <= PROOF * (1 + 1e-6)
 
@@ -102,16 +104,16 @@ def time_with_budget(instance: Instance, budget: int) -> float | None:
     made = tables(instance)
     problem = made.problem.with_cluster(made.problem.cluster._replace(data_parallel_limit=budget))
     with closing(LocalBackend(1)) as backend:
-        search = Search(instance, made.contraction, problem, Evaluations(backend))
+        search = Search(Planning(instance, made.contraction), problem, Evaluations(backend))
         search.run()
-    return None if search.incumbent is None else search.incumbent[1]
+    return None if search.incumbent is None else search.incumbent.time_per_sample_s
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(25))
 def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "piper_ray.engine.search.search._CHAIN_SHARE", 10**9
+        "piper_ray.engine.search.chain._CHAIN_SHARE", 10**9
     )  # solve's chains know no bound but the instance's
     instance = random_instance(seed).replace(devices=9)
     if any(not any(t <= 9 for t in layer.tmpcs) for layer in instance.layers):
@@ -125,7 +127,7 @@ def test_bounds_on_the_sum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_threads_change_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.engine.frontier.search._LEAST_STRETCH", 4)
+    monkeypatch.setattr("piper_ray.engine.frontier.closing._LEAST_STRETCH", 4)
     instance = random_instance(seed, most_layers=7).replace(devices=40, microbatches=12)
     alone, together = (frontier(instance, options=SolveOptions(threads=threads)) for threads in (1, 3))
     assert alone.points() == together.points()
@@ -147,12 +149,12 @@ def test_a_gap_holds(seed: int) -> None:
         if value is None:
             assert point.status is Status.INFEASIBLE
             continue
-        assert point.time_per_sample is not None
+        assert point.time_per_sample_s is not None
         assert point.gap is not None
         assert point.gap <= 0.1 + PROOF
-        assert point.lower_bound <= value * (1 + PROOF)
-        assert value <= point.time_per_sample * (1 + PROOF)
+        assert point.lower_bound_s <= value * (1 + PROOF)
+        assert value <= point.time_per_sample_s * (1 + PROOF)
         plan = rough.plan(point.devices)
         assert plan is not None
         taken_s = evaluate(instance.replace(devices=point.devices), plan).time_per_sample_s
-        assert taken_s <= point.time_per_sample * (1 + PROOF)
+        assert taken_s <= point.time_per_sample_s * (1 + PROOF)

@@ -1,4 +1,4 @@
-"""Whatever happens to workers, in whatever order: each block is answered once or given up, and nobody idles."""
+"""Whatever happens to workers, in whatever order: each chunk is answered once or given up, and nobody idles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     MOST_DEATHS,
-    Block,
+    Chunk,
     Command,
     Coordinator,
     GiveUp,
@@ -34,7 +34,7 @@ class World(RuleBasedStateMachine):
         self.added = 0
         self.names = 0
         self.held: dict[int, list[int]] = {}  # of live workers; HERE is one while it computes
-        self.ghosts: list[tuple[int, int]] = []  # blocks of lost workers, whose replies may still come
+        self.ghosts: list[tuple[int, int]] = []  # chunks of lost workers, whose replies may still come
         self.open: set[int] = set()
         self.blamed: Counter[int] = Counter()
         self.most_deaths: dict[int, int] = {}
@@ -47,38 +47,38 @@ class World(RuleBasedStateMachine):
 
     def carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            assert command.block in self.open
+            assert command.chunk in self.open
             if isinstance(command, Late):
-                assert command.block in self.held[command.worker]
+                assert command.chunk in self.held[command.worker]
                 assert command.kept_s > Coordinator.OVERDUE_FLOOR_S
                 continue
             if isinstance(command, GiveUp):
-                assert command.deaths == self.blamed[command.block] == self.most_deaths[command.block]
-                self.open.remove(command.block)
+                assert command.deaths == self.blamed[command.chunk] == self.most_deaths[command.chunk]
+                self.open.remove(command.chunk)
                 continue
             assert command.worker not in self.leaving
             if command.worker == HERE:
                 assert self.without_workers is WithoutWorkers.CONTINUE
                 assert HERE not in self.held
                 self.held[HERE] = []
-            assert command.block not in self.held[command.worker], "the same block twice"
-            assert command.block not in self.suspects or not self.held[command.worker], "not alone"
-            self.held[command.worker].append(command.block)
+            assert command.chunk not in self.held[command.worker], "the same chunk twice"
+            assert command.chunk not in self.suspects or not self.held[command.worker], "not alone"
+            self.held[command.worker].append(command.chunk)
 
-    def reply(self, worker: int, block: int) -> None:
-        wanted, commands = self.coordinator.replied(worker, block, self.now)
-        assert wanted == (block in self.open)
-        self.open.discard(block)
+    def reply(self, worker: int, chunk: int) -> None:
+        wanted, commands = self.coordinator.replied(worker, chunk, self.now)
+        assert wanted == (chunk in self.open)
+        self.open.discard(chunk)
         self.carry_out(commands)
 
-    def let_go(self, worker: int, block: int) -> None:
-        self.held[worker].remove(block)
+    def let_go(self, worker: int, chunk: int) -> None:
+        self.held[worker].remove(chunk)
         if worker == HERE or (worker in self.leaving and not self.held[worker]):
             del self.held[worker]
             self.leaving.discard(worker)
 
     def somebody_busy(self, data: st.DataObject) -> tuple[int, int]:
-        pairs = [(worker, block) for worker, blocks in self.held.items() for block in blocks]
+        pairs = [(worker, chunk) for worker, chunks in self.held.items() for chunk in chunks]
         return data.draw(st.sampled_from(pairs))
 
     @rule(
@@ -87,11 +87,11 @@ class World(RuleBasedStateMachine):
         most_deaths=st.sampled_from([1, MOST_DEATHS]),
     )
     def add(self, count: int, expected_s: float, most_deaths: int) -> None:
-        blocks = [Block(self.added + number, expected_s, most_deaths) for number in range(count)]
-        self.most_deaths |= {block.id: most_deaths for block in blocks}
+        chunks = [Chunk(self.added + number, expected_s, most_deaths) for number in range(count)]
+        self.most_deaths |= {chunk.id: most_deaths for chunk in chunks}
         self.added += count
-        self.open |= {block.id for block in blocks}
-        self.carry_out(self.coordinator.add(blocks, self.now))
+        self.open |= {chunk.id for chunk in chunks}
+        self.carry_out(self.coordinator.add(chunks, self.now))
 
     @rule()
     def join(self) -> None:
@@ -103,36 +103,36 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
-        blocks = self.held.pop(worker)
+        chunks = self.held.pop(worker)
         self.leaving.discard(worker)
-        self.ghosts += [(worker, block) for block in blocks]
-        self.suspects |= set(blocks)
-        self.blamed.update(blocks[:1] if blocks[:1] and blocks[0] in self.open else [])
+        self.ghosts += [(worker, chunk) for chunk in chunks]
+        self.suspects |= set(chunks)
+        self.blamed.update(chunks[:1] if chunks[:1] and chunks[0] in self.open else [])
         self.carry_out(self.coordinator.lost(worker, self.now, "lost"))
         assert self.coordinator.lost(worker, self.now, "lost") == []
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        worker, block = self.somebody_busy(data)
-        self.let_go(worker, block)
-        self.reply(worker, block)
+        worker, chunk = self.somebody_busy(data)
+        self.let_go(worker, chunk)
+        self.reply(worker, chunk)
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        worker, block = self.somebody_busy(data)
-        self.let_go(worker, block)
-        self.blamed.update([block] if block in self.open else [])
-        self.suspects.add(block)
-        self.carry_out(self.coordinator.failed(worker, block, self.now, "failed"))
+        worker, chunk = self.somebody_busy(data)
+        self.let_go(worker, chunk)
+        self.blamed.update([chunk] if chunk in self.open else [])
+        self.suspects.add(chunk)
+        self.carry_out(self.coordinator.failed(worker, chunk, self.now, "failed"))
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        worker, block = self.somebody_busy(data)
-        self.let_go(worker, block)
-        self.carry_out(self.coordinator.returned(worker, block, self.now))
+        worker, chunk = self.somebody_busy(data)
+        self.let_go(worker, chunk)
+        self.carry_out(self.coordinator.returned(worker, chunk, self.now))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -148,9 +148,9 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data(), expected_s=st.sampled_from([0.0, 1.0]))
     def begin(self, data: st.DataObject, expected_s: float) -> None:
-        worker, block = self.somebody_busy(data)
-        self.carry_out(self.coordinator.began(worker, block, self.now))
-        self.coordinator.expect(block, expected_s)
+        worker, chunk = self.somebody_busy(data)
+        self.carry_out(self.coordinator.began(worker, chunk, self.now))
+        self.coordinator.expect(chunk, expected_s)
         self.carry_out(self.coordinator.tick(self.now))
 
     @precondition(lambda self: self.ghosts)
@@ -161,9 +161,9 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        blocks = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
-        self.open -= blocks
-        self.coordinator.cancel(blocks)
+        chunks = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
+        self.open -= chunks
+        self.coordinator.cancel(chunks)
         self.carry_out(self.coordinator.tick(self.now))  # what may go along now goes then
 
     @rule(seconds=st.sampled_from([0.0, 0.25, 1.5, 100.0]))
@@ -178,13 +178,13 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        held = {block for blocks in self.held.values() for block in blocks}
-        assert self.coordinator.open_blocks == len(self.open)
+        held = {chunk for chunks in self.held.values() for chunk in chunks}
+        assert self.coordinator.open_chunks == len(self.open)
         assert self.coordinator.in_flight == len(self.open & held)
 
     @invariant()
-    def no_block_waits_while_somebody_could_take_it(self) -> None:
-        held = {block for blocks in self.held.values() for block in blocks}
+    def no_chunk_waits_while_somebody_could_take_it(self) -> None:
+        held = {chunk for chunks in self.held.values() for chunk in chunks}
         if self.open - held:
             staying = [worker for worker in self.workers if worker not in self.leaving and not self.is_late(worker)]
             assert all(self.held[worker] for worker in staying)
@@ -203,8 +203,8 @@ class World(RuleBasedStateMachine):
             self.now += 1000.0
             self.carry_out(self.coordinator.tick(self.now))
             if HERE in self.held:
-                (block,) = self.held.pop(HERE)
-                self.reply(HERE, block)
+                (chunk,) = self.held.pop(HERE)
+                self.reply(HERE, chunk)
 
     def finish_with_one_worker(self) -> None:
         """All others hang, and nobody is told: they may have been given anything first."""
@@ -214,9 +214,9 @@ class World(RuleBasedStateMachine):
         self.carry_out(self.coordinator.joined(one, self.now))
         for _ in range(len(self.open) * (len(self.workers) + 1) + 1):
             while self.held[one]:
-                block = self.held[one][0]
-                self.let_go(one, block)
-                self.reply(one, block)
+                chunk = self.held[one][0]
+                self.let_go(one, chunk)
+                self.reply(one, chunk)
             self.now += 100_000.0
             self.carry_out(self.coordinator.tick(self.now))
 
@@ -227,7 +227,7 @@ class World(RuleBasedStateMachine):
             self.held.pop(HERE, None)
             self.finish_with_one_worker()
         assert not self.open
-        assert self.coordinator.open_blocks == self.coordinator.in_flight == 0
+        assert self.coordinator.open_chunks == self.coordinator.in_flight == 0
 
 
 class WorldGoingOn(World):
@@ -243,9 +243,9 @@ TestWaiting: type = WorldWaiting.TestCase
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
-def test_few_blocks_are_spread_over_all(workers: int) -> None:
+def test_few_chunks_are_spread_over_all(workers: int) -> None:
     coordinator = Coordinator()
     for worker in range(workers):
         coordinator.joined(worker, 0.0)
-    sends = coordinator.add([Block(block, 1.0) for block in range(workers)], 0.0)
+    sends = coordinator.add([Chunk(chunk, 1.0) for chunk in range(workers)], 0.0)
     assert sends == [Send(worker, worker) for worker in range(workers)]

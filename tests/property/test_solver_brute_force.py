@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.brute_force import brute_force
 from tests.instances import instances, named_instances, random_instance
@@ -25,7 +26,7 @@ def assert_solved_as_by_brute_force(instance: Instance, restrictions: Restrictio
         return
     assert_optimal(instance, solution)
     assert solution.plan is not None
-    assert solution.time_per_sample == pytest.approx(float(expected.time_per_sample), rel=1e-9, abs=0.0)
+    assert solution.time_per_sample_s == pytest.approx(float(expected.time_per_sample_s), rel=1e-9, abs=0.0)
     assert solution.plan.devices == expected.plan.devices
     assert len(solution.plan.stages) == len(expected.plan.stages)
 
@@ -122,7 +123,7 @@ def test_what_restrictions_cost(
 ) -> None:
     """On one chain: each restriction makes it slower somewhere, or impossible. Brute force finds the same."""
     instance = named_instances()["equal chain"].replace(devices=devices, memory_bytes=memory_bytes)
-    assert solve(instance, options=ONE_THREAD).time_per_sample == free_s
+    assert solve(instance, options=ONE_THREAD).time_per_sample_s == free_s
     for restrictions, expected_s in zip(RESTRICTIONS, restricted_s, strict=True):
-        assert solve(instance, restrictions=restrictions, options=ONE_THREAD).time_per_sample == expected_s
+        assert solve(instance, restrictions=restrictions, options=ONE_THREAD).time_per_sample_s == expected_s
         assert_solved_as_by_brute_force(instance, restrictions)

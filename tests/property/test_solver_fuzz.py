@@ -58,6 +58,6 @@ def assert_sound(instance: Instance, solution: Solution) -> None:
         return
     assert solution.status is Status.OPTIMAL
     assert solution.stopped_by is None
-    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
-    assert solution.time_per_sample is not None
-    assert solution.time_per_sample * (1 - 2e-9) <= solution.lower_bound <= solution.time_per_sample
+    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
+    assert solution.time_per_sample_s is not None
+    assert solution.time_per_sample_s * (1 - 2e-9) <= solution.lower_bound_s <= solution.time_per_sample_s

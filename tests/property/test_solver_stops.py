@@ -33,24 +33,24 @@ INSTANCES = {
 
 
 def optimum_of(instance: Instance) -> float:
-    optimum = solve(instance, options=ONE_THREAD).time_per_sample
+    optimum = solve(instance, options=ONE_THREAD).time_per_sample_s
     assert optimum is not None
     return optimum
 
 
 def assert_valid(instance: Instance, solution: Solution, optimum: float) -> None:
-    assert solution.lower_bound <= optimum * (1 + 1e-9)
+    assert solution.lower_bound_s <= optimum * (1 + 1e-9)
     if solution.plan is None:
         assert solution.status is Status.UNKNOWN
-        assert solution.time_per_sample is None
+        assert solution.time_per_sample_s is None
         assert solution.gap is None
     else:
         assert solution.status in {Status.OPTIMAL, Status.FEASIBLE}
         assert_plan_is_worth_its_value(instance, solution)
-        assert solution.time_per_sample is not None
-        assert solution.time_per_sample >= optimum * (1 - 1e-9)
+        assert solution.time_per_sample_s is not None
+        assert solution.time_per_sample_s >= optimum * (1 - 1e-9)
         if solution.status is Status.OPTIMAL:
-            assert solution.time_per_sample <= optimum * (1 + 1e-9)
+            assert solution.time_per_sample_s <= optimum * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("gap", [0.9, 0.3, 0.1, 0.03, 0.01, 0.001, 1e-6])
@@ -73,8 +73,8 @@ def test_gap_on_random_instances(seed: int) -> None:
     exact = solve(instance, options=ONE_THREAD)
     solution = solve(instance, options=SolveOptions(gap=0.25, threads=1))
     assert (solution.status is Status.INFEASIBLE) == (exact.status is Status.INFEASIBLE)
-    if exact.time_per_sample is not None:
-        assert_valid(instance, solution, exact.time_per_sample)
+    if exact.time_per_sample_s is not None:
+        assert_valid(instance, solution, exact.time_per_sample_s)
         assert solution.gap is not None
         assert solution.gap <= 0.25
 
@@ -86,7 +86,7 @@ def test_no_time_at_all(name: str) -> None:
     assert solution.status in {Status.FEASIBLE, Status.UNKNOWN}
     assert solution.stopped_by == "time limit"
     assert_valid(instance, solution, optimum_of(instance))
-    assert solution.lower_bound > 0.0
+    assert solution.lower_bound_s > 0.0
 
 
 def test_no_time_for_an_instance_without_a_plan() -> None:
@@ -94,15 +94,15 @@ def test_no_time_for_an_instance_without_a_plan() -> None:
     assert solve(instance, options=ONE_THREAD).status is Status.INFEASIBLE
     solution = solve(instance, options=SolveOptions(time_limit_s=1e-9, threads=1))
     assert (solution.status, solution.stopped_by) == (Status.UNKNOWN, "time limit")
-    assert (solution.plan, solution.time_per_sample, solution.gap) == (None, None, None)
-    assert 0.0 < solution.lower_bound < float("inf")
+    assert (solution.plan, solution.time_per_sample_s, solution.gap) == (None, None, None)
+    assert 0.0 < solution.lower_bound_s < float("inf")
 
 
 def test_a_long_time_limit_changes_nothing() -> None:
     instance = INSTANCES["towers"]
     solution = solve(instance, options=SolveOptions(time_limit_s=1e6, threads=1))
     assert solution.status is Status.OPTIMAL
-    assert solution.time_per_sample == optimum_of(instance)
+    assert solution.time_per_sample_s == optimum_of(instance)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -159,8 +159,8 @@ def test_an_interrupt_keeps_the_incumbent_and_its_bound(name: str) -> None:
     solution = solve(instance, options=ONE_THREAD, listener=Interrupter(last))
     incumbent = events[last - 1]
     assert isinstance(incumbent, IncumbentFound)
-    assert solution.time_per_sample == incumbent.time_per_sample_s == incumbent.bounds.upper_s
-    assert solution.lower_bound == incumbent.bounds.lower_s
+    assert solution.time_per_sample_s == incumbent.time_per_sample_s == incumbent.bounds.upper_s
+    assert solution.lower_bound_s == incumbent.bounds.lower_s
     assert solution.plan is not None
     assert (len(solution.plan.stages), solution.plan.devices) == (incumbent.stages, incumbent.devices)
 

@@ -13,7 +13,7 @@ import pytest
 import piper_ray
 from piper_ray import Recompute, Restrictions, SolveOptions, UsageError, baselines
 from piper_ray.engine.preparation import prepare
-from piper_ray.engine.solve import forecast_solve
+from piper_ray.engine.preview import forecast_solve
 from piper_ray.model.events import Note
 from piper_ray.model.options import Contract
 from piper_ray.planners.published import TmpcChoice, paper_table

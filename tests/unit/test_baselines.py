@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import PLANNERS, DataParallel, EqualRuns, Megatron, PipeDream2BW, PiperPublished, plan
 from piper_ray.planners.choices import uniform_choices
 from piper_ray.planners.order import run_order, topological_order
@@ -119,7 +120,7 @@ def test_runs_of_repeated_layers() -> None:
     result = plan(language_model(), grid, restrictions=NEVER)
     assert result.plan is not None
     assert [stage.layers for stage in result.plan.stages] == [(0, 1, 2, 3), (6, 4, 5)]  # in file order
-    assert result.time_per_sample == 6.5625
+    assert result.time_per_sample_s == 6.5625
     assert result.tried == 2  # d = 1 and 2; 4 is too many
     assert result.note == "2 stages, d = 2, t = 1, no recomputation"
 
@@ -179,7 +180,7 @@ def test_of_equally_fast_plans_the_one_on_fewest_devices() -> None:
     free = named_instances()["no cost at all"]
     result = plan(free, "pipedream-2bw")
     assert result.plan is not None
-    assert (result.time_per_sample, result.plan.devices, len(result.plan.stages)) == (0.0, 1, 1)
+    assert (result.time_per_sample_s, result.plan.devices, len(result.plan.stages)) == (0.0, 1, 1)
 
 
 # --- restrictions, and when there is no plan -------------------------------------------------------------------------
@@ -200,7 +201,7 @@ def test_restrictions_are_kept(name: str) -> None:
 @pytest.mark.parametrize("name", PLANNERS)
 def test_nothing_fits(name: str) -> None:
     result = plan(named_instances()["does not fit"], name)
-    assert (result.plan, result.evaluation, result.time_per_sample) == (None, None, None)
+    assert (result.plan, result.evaluation, result.time_per_sample_s) == (None, None, None)
     assert result.tried > 0
     assert "fits in memory" in result.note or name == "piper-published"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import InfeasibleError, LimitError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import Level, Partition, PipeDream, States, plan
 from piper_ray.planners.pipedream import states as states_module
 from tests.instances import build, equal_chain, named_instances, parallel_branches, tmpc, two_towers
@@ -128,7 +129,7 @@ def test_too_many_states(states: States, limit: str, monkeypatch: pytest.MonkeyP
 
 
 def test_too_much_work_for_lower_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.planners.pipedream.search._SEGMENT_WORK_LIMIT", 100.0)
+    monkeypatch.setattr("piper_ray.planners.pipedream.optimum._SEGMENT_WORK_LIMIT", 100.0)
     with pytest.raises(LimitError, match="with levels of machines has too many states, 9"):
         plan(equal_chain(8), PipeDream((Level(2, 1.0), Level(2, 1.0))))
     assert plan(equal_chain(8), PipeDream((Level(4, 1.0),))).plan is not None

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.solve import forecast_solve, solve
+from piper_ray.engine.preview import forecast_solve
+from piper_ray.engine.solve import solve
 from piper_ray.model.solution import EvaluationStats, Solution, SolveStats, Status
 from scripts.ray_benchmarks.cases import RAY_CASES, TOWERS, RayCase, towers
 from scripts.ray_benchmarks.meter import BatchRecord, Meter
@@ -16,7 +17,7 @@ from scripts.ray_benchmarks.results import EXECUTORS, LOCAL, ONE, TWO, RayResult
 from scripts.ray_benchmarks.tables import tables_of
 
 BATCH = BatchRecord(
-    first=True, levels=2, downsets=10_000, blocks=14, put_bytes=10_000_000, worked_s=1.0, began_s=5.0, seconds=1.01
+    first=True, levels=2, downsets=10_000, chunks=14, put_bytes=10_000_000, worked_s=1.0, began_s=5.0, seconds=1.01
 )
 FREE = Constants(0.0, 0.0, 0.0, 0.0)
 
@@ -88,10 +89,10 @@ def test_the_crossing_is_the_first_machine_count_above_half() -> None:
 
 
 def test_the_fit_finds_its_constants() -> None:
-    def batch(blocks: int) -> BatchRecord:
-        return dataclasses.replace(BATCH, blocks=blocks, worked_s=1.0, seconds=1.004 + 0.0005 * blocks)
+    def batch(chunks: int) -> BatchRecord:
+        return dataclasses.replace(BATCH, chunks=chunks, worked_s=1.0, seconds=1.004 + 0.0005 * chunks)
 
-    constants = fit([batch(blocks) for blocks in (1, 4, 9, 20)])
+    constants = fit([batch(chunks) for chunks in (1, 4, 9, 20)])
     assert constants.round_trip_s == pytest.approx(0.004)
     assert constants.call_s == pytest.approx(0.0005)
     one_size = fit([dataclasses.replace(BATCH, seconds=BATCH.worked_s)])
@@ -106,7 +107,7 @@ def test_answers_are_compared_by_threshold() -> None:
     result.runs[TWO] = [ahead]
     assert result.differences == []
     assert result.common_evaluations == 1
-    wrong = dataclasses.replace(ahead, solution=dataclasses.replace(ahead.solution, time_per_sample=2.5))
+    wrong = dataclasses.replace(ahead, solution=dataclasses.replace(ahead.solution, time_per_sample_s=2.5))
     result.runs[TWO] = [wrong]
     assert result.differences == [f"{result.case.title}: {TWO} does not answer as the local search does"]
 

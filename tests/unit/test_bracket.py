@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.bracket import Bracket, Phase
+from tests.bracket_by_flags import FlaggedBracket
 
 
 def drive(bracket: Bracket, plans: list[float], rng: Random) -> list[float]:
@@ -56,7 +57,7 @@ def test_closes_on_the_optimum(lower: float, factors: list[float], seed: int) ->
 
 @given(positive, st.floats(1.0, 1e12), st.booleans())
 def test_tells_when_there_is_no_plan(lower: float, factor: float, doubtful: bool) -> None:
-    bracket = Bracket(lower, lower * factor, doubtful=doubtful)
+    bracket = Bracket(lower, lower * factor, phase=Phase.DOUBTING if doubtful else Phase.STEPPING)
     asked = drive(bracket, [], Random(0))
     assert bracket.exhausted
     assert not bracket.closed
@@ -114,3 +115,42 @@ def test_closed_within_the_proof() -> None:
     assert Bracket(0.0, 9.0, upper=0.0).closed
     assert Bracket(0.0, 9.0, upper=0.0).gap() == 0.0
     assert Bracket(2.0, 9.0, upper=1.0).gap() == 0.0
+
+
+@given(
+    st.floats(0.0, 1e3),
+    st.lists(st.floats(0.5, 1e3), max_size=8),
+    st.booleans(),
+    st.floats(1e-3, 1.0) | st.none(),
+    st.integers(0, 2**32),
+)
+def test_phases_propose_what_four_flags_did(
+    lower: float, factors: list[float], doubtful: bool, known: float | None, seed: int
+) -> None:
+    """Whatever is recorded meanwhile: answers of evaluations, plans from elsewhere, doubts."""
+    ceiling, rng = max(lower, 1e-3) * 1e4, Random(seed)
+    upper = None if known is None else ceiling * known
+    phase = Phase.DOUBTING if doubtful else Phase.STEPPING
+    bracket = Bracket(lower, ceiling, upper, phase=phase)
+    flagged = FlaggedBracket(lower, ceiling, upper, doubtful=doubtful)
+    plans = [max(lower, 1e-3) * factor for factor in factors]
+    for _ in range(60):
+        assert (bracket.closed, bracket.exhausted, bracket.gap()) == (flagged.closed, flagged.exhausted, flagged.gap())
+        if bracket.is_done():
+            break
+        threshold = bracket.propose()
+        assert threshold == flagged.propose()
+        assert bracket.next_if_infeasible(threshold) == flagged.next_if_infeasible(threshold)
+        keep = [value for value in plans if value <= threshold]
+        value, share = rng.choice(keep or [threshold]), rng.choice([1.0, 0.995, 0.5, rng.random()])
+        for one in (bracket, flagged):
+            if keep:
+                one.record_feasible(threshold, value, share)
+            else:
+                one.record_infeasible(threshold)
+        if rng.random() < 0.2 and plans:  # a chain's plan
+            for one in (bracket, flagged):
+                one.record_plan(plans[0])
+        if rng.random() < 0.2:  # a chain without one
+            bracket.doubt()
+            flagged.doubtful = flagged.upper is None

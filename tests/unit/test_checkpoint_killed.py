@@ -142,7 +142,7 @@ def test_half_an_object_is_never_taken_for_a_whole_one() -> None:
 
 _DRIVER = """
 import sys
-from piper_ray.engine.checkpoint import lease
+from piper_ray.storage import lease
 from tests.checkpoint_support import Clock, ignored, opened
 from tests.unit.test_checkpoint_killed import solve
 
@@ -157,7 +157,8 @@ _RIVAL = """
 import sys
 import time
 
-from piper_ray.engine.checkpoint import CheckpointRefused, claim, lease
+from piper_ray.model.errors import CheckpointRefused
+from piper_ray.storage import claim, lease
 from tests.checkpoint_support import ignored, opened
 
 claim._POLL_S, lease.BEAT_S = 0.02, 0.01

@@ -25,6 +25,8 @@ HERE = Owner.current()
 ELSEWHERE = replace(HERE, host="elsewhere", boot_id="another machine", pid=4321)
 DRIVER = "a" * 32
 
+tells_of_processes = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells when a process began")
+
 
 @pytest.fixture(params=["local", "store"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
@@ -51,6 +53,7 @@ def process(pid: int) -> Owner:
     return replace(HERE, pid=pid, start_time=fields[19])
 
 
+@tells_of_processes
 def test_an_owner_is_written_and_read() -> None:
     content = HERE.encode(3)
     assert Owner.decode(content) == HERE
@@ -64,6 +67,7 @@ def test_half_a_lease_has_no_owner(content: bytes) -> None:
     assert Owner.decode(content) is None
 
 
+@tells_of_processes
 def test_which_processes_are_gone() -> None:
     assert not HERE.is_gone()
     assert finished_process().is_gone()
@@ -72,6 +76,7 @@ def test_which_processes_are_gone() -> None:
     assert not replace(finished_process(), pid_namespace="another container").is_gone()
 
 
+@tells_of_processes
 def test_a_process_that_its_parent_has_not_taken_note_of_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         owner = process(child.pid)
@@ -105,6 +110,7 @@ def test_epochs_go_on_from_the_files_there_are(folder: Folder) -> None:
     lease.release()
 
 
+@tells_of_processes
 @pytest.mark.parametrize("kind", [LEASE, CLAIM])
 def test_a_dead_process_is_succeeded_at_once(folder: Folder, kind: str) -> None:
     left = leave(folder, finished_process(), kind=kind)
@@ -117,6 +123,7 @@ def test_a_dead_process_is_succeeded_at_once(folder: Folder, kind: str) -> None:
     assert folder.names() == []
 
 
+@tells_of_processes
 def test_half_written_files_of_earlier_drivers_are_removed(tmp_path: Path) -> None:
     folder = LocalFolder(str(tmp_path))
     left = leave(folder, finished_process())
@@ -168,6 +175,7 @@ def test_a_driver_that_ends_meanwhile_is_succeeded_then(folder: Folder) -> None:
     lease.release()
 
 
+@tells_of_processes
 def test_a_driver_that_dies_meanwhile_is_succeeded_then(folder: Folder) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         leave(folder, process(child.pid))

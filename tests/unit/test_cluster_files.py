@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from jsonschema import Draft7Validator  # type: ignore[import-untyped]
+from jsonschema import Draft7Validator
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, ROOT, docker_instructions, document, pins

@@ -8,7 +8,7 @@ import pytest
 
 import piper_ray
 from piper_ray import LimitError, SolveOptions, Status
-from piper_ray.engine.solve import forecast_solve, lattice_input
+from piper_ray.engine.preview import forecast_solve, lattice_input
 from piper_ray.model.options import Contract
 from tests.instances import build, tmpc
 from tests.operator_graphs import transformer_operators
@@ -26,7 +26,7 @@ def test_thousands_of_operators_are_refused_and_then_planned() -> None:
     assert solution.status is Status.FEASIBLE
     assert solution.stopped_by == "blocks of operators"
     assert solution.plan is not None
-    assert piper_ray.evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
+    assert piper_ray.evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
     assert len(solution.plan.stages) > 2
     assert {layer for stage in solution.plan.stages for layer in stage.layers} == {x.id for x in instance.layers}
     blocks = solution.blocks
@@ -36,7 +36,7 @@ def test_thousands_of_operators_are_refused_and_then_planned() -> None:
     assert blocks.proved
     assert blocks.largest_share < 0.02
     work_s = sum(layer.tmpcs[1][0].time_per_sample_s for layer in instance.layers)
-    assert solution.lower_bound == pytest.approx(work_s / instance.devices)
+    assert solution.lower_bound_s == pytest.approx(work_s / instance.devices)
 
 
 def test_six_towers_are_planned_in_blocks() -> None:
@@ -45,7 +45,7 @@ def test_six_towers_are_planned_in_blocks() -> None:
     assert solution.plan is not None
     assert solution.gap is not None
     assert solution.gap < 0.15
-    assert piper_ray.evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
+    assert piper_ray.evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
     assert solution.blocks is not None
     assert solution.blocks.downsets_before == 28_704_376
     planned = lattice_input(instance, Contract.OPERATORS)
@@ -58,7 +58,7 @@ def test_what_is_narrow_enough_stays_as_it_is() -> None:
     solution = piper_ray.solve(instance, options=BY_BLOCKS)
     assert solution.blocks is None
     exact = piper_ray.solve(instance)
-    assert (solution.status, solution.plan, solution.lower_bound) == (exact.status, exact.plan, exact.lower_bound)
+    assert (solution.status, solution.plan, solution.lower_bound_s) == (exact.status, exact.plan, exact.lower_bound_s)
     planned = lattice_input(instance, Contract.OPERATORS)
     assert (planned.forecast, planned.blocks) == (forecast_solve(instance), None)
 
@@ -74,4 +74,4 @@ def test_blocks_that_do_not_fit_prove_nothing() -> None:
     solution = piper_ray.solve(instance, options=BY_BLOCKS)
     assert (solution.status, solution.plan, solution.infeasibility) == (Status.UNKNOWN, None, None)
     assert solution.blocks is not None
-    assert solution.blocks.time_per_sample is None
+    assert solution.blocks.time_per_sample_s is None

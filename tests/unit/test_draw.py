@@ -14,11 +14,11 @@ from piper_ray import LimitError, UsageError
 from piper_ray.cli.app import app
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_cuts
-from piper_ray.engine.lattice.graph import build_graph
-from piper_ray.engine.solve import lattice_input
+from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.preview import lattice_input
 from piper_ray.model.instance import Instance
 from piper_ray.report.graph.folding import fold
-from piper_ray.report.graph.picture import check_path, count_text, draw
+from piper_ray.report.graph.picture import check_path, count_text, draw_graph
 from tests.instances import build, equal_chain, tmpc, two_towers
 from tests.operator_graphs import transformer_operators
 from tests.solver_support import downsets_by_definition, random_graph
@@ -28,7 +28,7 @@ INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 
 def drawn(instance: Instance, path: Path) -> None:
     planned = lattice_input(instance)
-    draw(instance, planned.outline.graph, planned.outline.contraction.members(instance), path)
+    draw_graph(instance, planned.outline.graph, planned.outline.contraction.members(instance), path)
 
 
 def as_graph(instance: Instance, folder: Path) -> pygraphviz.AGraph:

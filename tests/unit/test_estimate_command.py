@@ -47,6 +47,17 @@ def test_a_workload_that_loads_and_says_how_it_was_made(config: Path, tmp_path: 
     assert len(text.splitlines()) < 100
 
 
+@pytest.mark.parametrize("shards", [2, 8])
+def test_shards_of_the_optimizer_state_do_not_lessen_what_all_gpus_need(
+    config: Path, tmp_path: Path, shards: int
+) -> None:
+    """The GPUs hold no less together where replicas share it out: each has the rest of its own."""
+    arguments = (config, "--gpu", "H100-SXM", "--nodes", 2, "-o", tmp_path / "tiny.toml")
+    sharded, whole = (run(*arguments, *more).output.splitlines()[-1] for more in (("--zero", shards), ()))
+    assert sharded == whole
+    assert whole.startswith("Memory    at least ")
+
+
 def test_the_same_on_stdout_and_as_json(config: Path, tmp_path: Path) -> None:
     arguments = (config, "--gpu", "H100-SXM", "--nodes", 2)
     printed, out = run(*arguments).output, tmp_path / "tiny.json"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate, in_flight_microbatches, objective_s
+from piper_ray.evaluate import MEMORY_TOLERANCE, binding, evaluate, in_flight_microbatches, objective_s
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -93,15 +93,17 @@ def test_the_objective_is_the_slowest_stage() -> None:
 
 
 def test_what_binds() -> None:
-    # Memory in use is 8 and 13 (see above); with one microbatch more in flight it would be 10 and 16.
-    assert [s.binding for s in evaluate(chain(memory_bytes=16.0), PLAN).stages] == [(), ("time",)]
-    assert [s.binding for s in evaluate(chain(memory_bytes=15.0), PLAN).stages] == [(), ("time", "memory")]
+    # Memory in use is 8 and 13 (see above).
+    assert [s.binding for s in evaluate(chain(memory_bytes=14.0), PLAN).stages] == [(), ("time",)]
+    assert [s.binding for s in evaluate(chain(memory_bytes=13.5), PLAN).stages] == [(), ("time", "memory")]
     plan = Plan((stage({10: "vanilla"}), stage({20: "lean", 30: "wide"}, d=4)))
-    # Stage 1: 6 + 2 * 17/8 = 10.25 s with y = 5, 27 bytes and 31 with one more; stage 2 is faster, 8 bytes and 10.
-    assert [s.binding for s in evaluate(chain(memory_bytes=30.0, microbatches=8), plan).stages] == [
+    # Stage 1: 6 + 2 * 17/8 = 10.25 s with y = 5, 27 bytes; stage 2 is faster, 8 bytes.
+    assert [s.binding for s in evaluate(chain(memory_bytes=28.0, microbatches=8), plan).stages] == [
         ("time", "memory"),
         (),
     ]
+    assert binding(chain(memory_bytes=100.0), 10.0, 9.991, 94.9) == ("time",)
+    assert binding(chain(memory_bytes=100.0), 10.0, 9.989, 95.0) == ("memory",)
 
 
 def test_memory_may_fit_exactly_but_for_rounding() -> None:

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.lattice.graph import LayerGraph
-from piper_ray.engine.solve import forecast_solve, solve
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.preview import forecast_solve
+from piper_ray.engine.solve import solve
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions

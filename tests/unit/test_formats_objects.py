@@ -15,7 +15,7 @@ import pytest
 
 import piper_ray
 from piper_ray import InputError, Instance, InvalidPlan, Tmpc, UsageError
-from piper_ray.engine.solve import forecast_solve, lattice_input
+from piper_ray.engine.preview import forecast_solve, lattice_input
 from piper_ray.model.instance import divisors
 from piper_ray.model.options import Contract
 from piper_ray.planners.published import paper_table
@@ -212,7 +212,7 @@ def test_a_sync_figure_that_is_missing_is_zero(seed: int, tmp_path: Path) -> Non
     assert (solution.plan is None) == (best is None)
     assert solution.plan == piper_ray.solve(full, options=ONE_THREAD).plan
     if best is not None and solution.plan is not None:
-        assert solution.time_per_sample == pytest.approx(float(best.time_per_sample), rel=1e-9)
+        assert solution.time_per_sample_s == pytest.approx(float(best.time_per_sample_s), rel=1e-9)
         assert piper_ray.evaluate(bare, solution.plan) == piper_ray.evaluate(full, solution.plan)
     assert paper_table(bare).plan == paper_table(full).plan
     operators = replace(ONE_THREAD, contract=Contract.OPERATORS)

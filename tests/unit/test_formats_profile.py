@@ -45,7 +45,8 @@ def read(path: Path, in_flight: InFlight | str | None = None) -> tuple[tuple[Lay
 def layer(
     number: int, name: str, activation: float, fixed: float, before: list[int], after: list[int], weights: float = 3.0
 ) -> Layer:
-    tmpc = Tmpc("vanilla", 0.002, weights, activation, fixed, dict.fromkeys(before, 0.0), dict.fromkeys(after, 0.0))
+    sync = dict.fromkeys(before, 0.0), dict.fromkeys(after, 0.0)
+    tmpc = Tmpc("vanilla", 0.002, weights, activation, fixed, *sync, forward_s=0.0015, backward_s=0.0005)
     return Layer(number, name, {1: (tmpc,)})
 
 
@@ -125,6 +126,16 @@ def test_a_fault_is_reported_at_its_line(tmp_path: Path, old: str, new: str, pat
     with pytest.raises(InputError) as caught:
         read(write(tmp_path, PROFILE.replace(old, new, 1)))
     assert [fault for fault in caught.value.faults if fault.path == path and words in fault.message], str(caught.value)
+
+
+def test_without_any_backward_time_how_times_part_is_not_known(tmp_path: Path) -> None:
+    some = PROFILE.replace("backward_compute_time=0.5", "backward_compute_time=0", 5)
+    layers, _ = read(write(tmp_path, some))
+    assert [(x.tmpcs[1][0].forward_s, x.tmpcs[1][0].backward_s) for x in layers] == [(1.5e-3, 0.0)] * 3 + [
+        (1.5e-3, 0.5e-3)
+    ]
+    layers, _ = read(write(tmp_path, PROFILE.replace("backward_compute_time=0.5", "backward_compute_time=0")))
+    assert {(x.tmpcs[1][0].time_per_sample_s, x.tmpcs[1][0].forward_s) for x in layers} == {(1.5e-3, None)}
 
 
 def test_nothing_left_but_ends(tmp_path: Path) -> None:

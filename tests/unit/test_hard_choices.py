@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
+from piper_ray.engine.kernels.types import Items
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Instance
@@ -43,7 +44,7 @@ def test_a_large_one_ends_with_a_plan_and_its_gap() -> None:
     solution = solve(instance, options=ONE_THREAD)
     assert (solution.status, solution.stopped_by) == (Status.FEASIBLE, "TMPC choice too hard")
     assert solution.plan is not None
-    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample
+    assert evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
     assert solution.gap is not None
     assert 0.0 < solution.gap < 0.05
 
@@ -56,9 +57,10 @@ def test_least_cost_says_when_it_gives_up_and_still_finds_one_within_a_budget() 
     cost[1::2], memory[0::2] = sizes, sizes
     limit = float(sizes.sum() / 2)
     choice = np.zeros(40, np.int64)
-    assert least_cost(start, cost, memory, limit, np.inf, False, choice) == TOO_HARD
+    items = Items(start, cost, memory)
+    assert least_cost(items, limit, np.inf, False, choice) == TOO_HARD
     budget = (float(sizes.sum()) - limit) * 1.0001
-    found = least_cost(start, cost, memory, limit, budget, True, choice)
+    found = least_cost(items, limit, budget, True, choice)
     assert found == pytest.approx(cost[choice].sum(), rel=1e-12)
     assert found <= budget
     assert memory[choice].sum() <= limit

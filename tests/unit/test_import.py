@@ -40,7 +40,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = piper_ray.slove
 
 
-@pytest.mark.parametrize(("name", "module"), [("evaluate", "piper_ray.evaluate"), ("solve", "piper_ray.engine.solve")])
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("evaluate", "piper_ray.evaluate"), ("solve", "piper_ray.engine.solve"), ("simulate", "piper_ray.simulate.run")],
+)
 def test_public_functions_are_not_hidden_by_their_modules(name: str, module: str) -> None:
     import_module(module)
     function = getattr(piper_ray, name)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.errors import LimitError
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility, Status
-from piper_ray.model.stop import StopSearch
+from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
 from tests.instances import build, instances, named_instances, random_instance, tmpc
 from tests.solver_support import ONE_THREAD
@@ -21,8 +22,8 @@ NO_RESTRICTION = Restrictions()
 def infeasibility_of(instance: Instance, restrictions: Restrictions = NO_RESTRICTION) -> Infeasibility:
     solution = solve(instance, restrictions=restrictions, options=ONE_THREAD)
     assert solution.status is Status.INFEASIBLE
-    assert (solution.plan, solution.time_per_sample, solution.gap) == (None, None, None)
-    assert solution.lower_bound == float("inf")
+    assert (solution.plan, solution.time_per_sample_s, solution.gap) == (None, None, None)
+    assert solution.lower_bound_s == float("inf")
     assert solution.stopped_by is None
     assert solution.infeasibility is not None
     return solution.infeasibility
@@ -126,14 +127,14 @@ def test_least_memory_of_arbitrary_figures(seed: int) -> None:
     assert solve(instance.replace(memory_bytes=least * (1 - 1e-6)), options=ONE_THREAD).status is Status.INFEASIBLE
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopSearch("time limit"), LimitError("too hard")])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopSearch(StoppedBy.TIME_LIMIT), ChoiceTooHard()])
 def test_what_stops_the_search_for_the_memory_leaves_the_proof(
     stop: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object) -> Infeasibility:
         raise stop
 
-    monkeypatch.setattr("piper_ray.engine.solve.explain", stopped)
+    monkeypatch.setattr("piper_ray.engine.layers.explain", stopped)
     found = infeasibility_of(build({0: {1: [tmpc(1, 0, 5, 5)]}}, {}, devices=1, memory_bytes=1.0))
     assert found.least_memory_bytes is None
     assert "stopped" in found.reason

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +17,12 @@ from typing import Any, NamedTuple, cast
 
 import numba
 import pytest
+from numba.core.dispatcher import Dispatcher
 
+import piper_ray
 from piper_ray.compiled import jit
-from piper_ray.compiled.cache import KernelCache, observed
+from piper_ray.compiled.cache import KernelCache
+from piper_ray.compiled.observers import observed
 from tests.cli_cases import ROOT, run, write_small
 
 
@@ -153,10 +159,37 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> Non
     assert call([folder], 0.5) == (1.5, False, [])
 
 
-def test_each_observer_is_told_once() -> None:
+def test_a_folder_where_this_user_may_not_look_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that another user's first run left behind."""
+    ours = tmp_path / "__pycache__"
+    ours.mkdir()
+    jit.sources_digest()  # of the true sources
+    stat = os.stat
+
+    def denied(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, (str, Path)) and ours in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != ours)  # noqa: ARG005
+    (folder,) = jit.cache_folders.__wrapped__()
+    assert folder.parent == tmp_path / "home" / "piper_ray"
+
+
+def below_a_file(folder: Path) -> Path:
+    """Where no folder can be made."""
+    (folder / "file").touch()
+    return folder / "file" / "nowhere"
+
+
+def test_each_observer_is_told_once(tmp_path: Path) -> None:
     """And nobody else is."""
     told: list[str] = []
-    folder = Path("/proc/nowhere")
+    folder = below_a_file(tmp_path)
     with observed(compiling=lambda: told.append("outer"), note=lambda text: None):  # noqa: ARG005
         call([folder], 14)
         call([folder], 0.5)
@@ -182,8 +215,10 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
     assert not call([tmp_path / "kernels"], 14).compiled
 
 
-def test_one_compiles_waits_for_nobody_where_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jit, "cache_folders", lambda: (Path("/proc/nowhere"),))
+def test_one_compiles_waits_for_nobody_where_there_is_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jit, "cache_folders", lambda: (below_a_file(tmp_path),))
     with jit.one_compiles():
         pass
 
@@ -223,3 +258,41 @@ def test_the_program_goes_on_without_a_damaged_kernel_and_without_room(kept: Pat
     result = run("solve", small, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert "note           compiled kernels cannot be kept" in result.stdout
+
+
+def test_every_kernel_is_kept_in_these_files_and_lets_other_threads_run() -> None:
+    """Numba's own files are not checked, and what keeps the interpreter's lock keeps signals waiting."""
+    found = [
+        (f"{module.name}.{name}", kernel)
+        for module in pkgutil.walk_packages(piper_ray.__path__, "piper_ray.")
+        if re.search(r"\b(kernels?|compiled|cost)\b", module.name)
+        for name, kernel in vars(importlib.import_module(module.name)).items()
+        if isinstance(kernel, Dispatcher)
+    ]
+    assert {name.rpartition(".")[0].split(".")[1] for name, _ in found} >= {"cost", "engine", "planners"}
+    for name, kernel in found:
+        assert isinstance(vars(kernel)["_cache"], KernelCache), name
+        assert kernel.targetoptions["nogil"], name
+
+
+def test_kernels_are_compiled_in_listed_folders_only() -> None:
+    """The others' sources would not count in the name of the folder where they are kept."""
+    package = Path(piper_ray.__file__).parent
+    decorated = re.compile(r"^@(?:\w+\.)?(?:\w*kernel|njit|jit)\b", re.MULTILINE)
+    sources = {
+        str(path.parent.relative_to(package)) for path in package.rglob("*.py") if decorated.search(path.read_text())
+    }
+    assert "planners/published" in sources
+    assert sources <= set(jit._FOLDERS)
+
+
+def test_a_planner_goes_on_without_a_damaged_kernel(kept: Path, tmp_path: Path) -> None:
+    small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
+    command = ("solve", small, "--planner", "pipedream")
+    assert run(*command, env=environment).returncode == 0
+    (entry,) = kept.glob("*/kernel.best_first_stage.*")
+    entry.write_bytes(entry.read_bytes()[:5000])
+    first, second = (run(*command, env=environment) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert f"note: a compiled kernel in {entry.parent} is damaged: it is compiled anew" in first.stderr
+    assert second.stderr == ""

@@ -12,22 +12,22 @@ State = tuple[int, int]
 
 
 class Front:
-    """A front under test: states (cost, sum) in the kernels' arrays, which hold garbage behind the last."""
+    """A front under test: states (tally, sum) in the kernels' arrays, which hold garbage behind the last."""
 
     def __init__(self, room: int) -> None:
-        self.costs = np.full(room, -(10**9), np.int64)
+        self.tallies = np.full(room, -(10**9), np.int64)
         self.sums = np.full(room, -(10**9), np.int64)
         self.size = 0
 
     def is_dominated(self, state: State) -> bool:
-        return bool(is_dominated(self.costs, self.sums, self.size, *state))
+        return bool(is_dominated(self.tallies, self.sums, self.size, *state))
 
     def insert(self, state: State) -> None:
-        self.size = insert(self.costs, self.sums, self.size, *state)
+        self.size = insert(self.tallies, self.sums, self.size, *state)
 
     @property
     def states(self) -> list[State]:
-        return list(zip(self.costs[: self.size].tolist(), self.sums[: self.size].tolist(), strict=True))
+        return list(zip(self.tallies[: self.size].tolist(), self.sums[: self.size].tolist(), strict=True))
 
 
 def dominates(one: State, other: State) -> bool:

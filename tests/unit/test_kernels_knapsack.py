@@ -11,28 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.kernels.knapsack import INFEASIBLE, cheapest, hull_steps, least_cost
+from piper_ray.engine.kernels.types import Items
 
 Option = tuple[float, float]  # cost, memory
-Items = list[list[Option]]
+Choices = list[list[Option]]
 
 
-def arrays(items: Items) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def arrays(items: Choices) -> Items:
     start = np.cumsum([0, *map(len, items)]).astype(np.int64)
     options = [option for item in items for option in item]
-    return start, np.array([c for c, _ in options], float), np.array([m for _, m in options], float)
+    return Items(start, np.array([c for c, _ in options], float), np.array([m for _, m in options], float))
 
 
-def by_trying_all(items: Items, limit: float) -> float:
+def by_trying_all(items: Choices, limit: float) -> float:
     costs = (
         sum(cost for cost, _ in chosen) for chosen in product(*items) if sum(memory for _, memory in chosen) <= limit
     )
     return min(costs, default=INFEASIBLE)
 
 
-def assert_least_cost(items: Items, limit: float, budget: float = INFEASIBLE) -> float:
+def assert_least_cost(items: Choices, limit: float, budget: float = INFEASIBLE) -> float:
     start, cost, memory = arrays(items)
     choice = np.full(len(items), -7, np.int64)
-    least = float(least_cost(start, cost, memory, limit, budget, False, choice))
+    least = float(least_cost(arrays(items), limit, budget, False, choice))
     expected = by_trying_all(items, limit)
     if expected > budget or expected == INFEASIBLE:
         assert least == INFEASIBLE
@@ -49,12 +50,12 @@ small_items = st.lists(options, min_size=1, max_size=6)
 
 
 @given(small_items, st.integers(0, 24))
-def test_small_items(items: Items, limit: int) -> None:
+def test_small_items(items: Choices, limit: int) -> None:
     assert_least_cost(items, float(limit))
 
 
 @given(small_items, st.integers(0, 24), st.integers(0, 20))
-def test_a_budget_cuts_off(items: Items, limit: int, budget: int) -> None:
+def test_a_budget_cuts_off(items: Choices, limit: int, budget: int) -> None:
     assert_least_cost(items, float(limit), float(budget))
 
 
@@ -64,7 +65,7 @@ def test_equal_items(item: list[Option], count: int, limit: int) -> None:
 
 
 @given(small_items)
-def test_every_limit_that_some_choice_meets_exactly(items: Items) -> None:
+def test_every_limit_that_some_choice_meets_exactly(items: Choices) -> None:
     for limit in {sum(memory for _, memory in chosen) for chosen in product(*items)}:
         least = assert_least_cost(items, float(limit))
         assert least < INFEASIBLE
@@ -82,7 +83,7 @@ def test_arbitrary_figures(seed: int) -> None:
 
 
 def test_by_hand() -> None:
-    two: Items = [[(0.0, 10.0), (3.0, 4.0)], [(0.0, 10.0), (5.0, 1.0)]]
+    two: Choices = [[(0.0, 10.0), (3.0, 4.0)], [(0.0, 10.0), (5.0, 1.0)]]
     assert assert_least_cost(two, 20.0) == 0.0
     assert assert_least_cost(two, 14.0) == 3.0
     assert assert_least_cost(two, 13.9) == 5.0
@@ -92,7 +93,7 @@ def test_by_hand() -> None:
 
 def test_greedy_along_the_hull_is_not_enough() -> None:
     # By ratio the first item steps first (6 bytes for 1 s), then the second as well: 4 s. The second alone does: 3 s.
-    items: Items = [[(0.0, 6.0), (1.0, 0.0)], [(0.0, 10.0), (3.0, 0.0)]]
+    items: Choices = [[(0.0, 6.0), (1.0, 0.0)], [(0.0, 10.0), (3.0, 0.0)]]
     assert assert_least_cost(items, 7.0) == 3.0
 
 
@@ -101,13 +102,13 @@ def test_options_off_the_hull_can_be_best() -> None:
 
 
 def test_steps_that_cost_nothing() -> None:
-    items: Items = [[(2.0, 9.0), (2.0, 3.0), (2.0, 3.0)], [(1.0, 8.0), (1.0, 8.0)], [(0.0, 0.0)]]
+    items: Choices = [[(2.0, 9.0), (2.0, 3.0), (2.0, 3.0)], [(1.0, 8.0), (1.0, 8.0)], [(0.0, 0.0)]]
     assert assert_least_cost(items, 11.0) == 3.0
     assert assert_least_cost(items, 10.0) == INFEASIBLE
 
 
 def test_no_items() -> None:
-    assert least_cost(*arrays([]), 0.0, 0.0, False, np.empty(0, np.int64)) == 0.0
+    assert least_cost(arrays([]), 0.0, 0.0, False, np.empty(0, np.int64)) == 0.0
 
 
 def test_many_equal_items_of_three_options() -> None:
@@ -120,23 +121,23 @@ def test_many_equal_items_of_three_options() -> None:
         for last in range(count + 1 - middle)
         if 9.0 * (count - middle - last) + 6.0 * middle + 1.0 * last <= limit
     )
-    assert least_cost(*arrays([item] * count), limit, INFEASIBLE, False, np.empty(count, np.int64)) == expected
+    assert least_cost(arrays([item] * count), limit, INFEASIBLE, False, np.empty(count, np.int64)) == expected
 
 
 @given(small_items)
-def test_cheapest(items: Items) -> None:
-    start, cost, memory = arrays(items)
+def test_cheapest(items: Choices) -> None:
+    _, cost, memory = arrays(items)
     for k, item in enumerate(items):
-        chosen = cheapest(start, cost, memory, k)
+        chosen = cheapest(arrays(items), k)
         assert (cost[chosen], memory[chosen]) == min(item)
 
 
 @given(small_items)
-def test_hull_steps(items: Items) -> None:
+def test_hull_steps(items: Choices) -> None:
     """From the cheapest option to the smallest, each step the best ratio; so ratios fall, item by item and overall."""
     start, cost, memory = arrays(items)
-    begin = np.array([cheapest(start, cost, memory, k) for k in range(len(items))], np.int64)
-    reached, extra, saved = hull_steps(start, cost, memory, begin)
+    begin = np.array([cheapest(arrays(items), k) for k in range(len(items))], np.int64)
+    reached, extra, saved = hull_steps(arrays(items), begin)
     at = begin.copy()
     for option, seconds, size in zip(reached.tolist(), extra.tolist(), saved.tolist(), strict=True):
         k = int(np.searchsorted(start, option, side="right")) - 1

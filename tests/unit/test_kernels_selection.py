@@ -20,6 +20,7 @@ from piper_ray.engine.kernels.selection import (
     stage_items,
     steps_slot,
 )
+from piper_ray.engine.kernels.types import StageKey
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.model.instance import Instance, Tmpc
@@ -46,11 +47,10 @@ def test_items_of_a_stage(seed: int) -> None:
     instance = random_instance(seed, most_layers=5).replace(devices=4)
     whole = tables(instance, contraction=without_contraction())
     problem, options = whole.problem, whole.problem.workload.options
-    bits = problem.lattice.bits
     rng = Random(seed)
     for i, j, r, layers in nested_pairs(whole):
         d, y = rng.randint(1, 6), rng.randint(1, 9)
-        vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.tables, r, d, y)
+        vertices, (start, cost, memory) = stage_items(StageKey(i, j, r), d, y, problem.tables)
         assert [whole.graph.layer_ids[v] for v in vertices] == list(layers)
         assert start[0] == 0
         assert start[-1] == cost.size == memory.size
@@ -102,7 +102,7 @@ def test_exact_fit_against_brute_force(seed: int) -> None:
         least = least_stage_time(instance, layers, d, t, y)
         for factor in (1 + 1e-10, 1 - 1e-6, 2.0):
             budget_s = factor * d * float(least if least is not None else 5)
-            fits = exact_fit(i, j, problem.tables, r, d, y, budget_s)
+            fits = exact_fit(StageKey(i, j, r), d, y, problem.tables, budget_s)
             assert fits == (least is not None and (factor > 1 or least == 0))
 
 
@@ -143,13 +143,11 @@ def test_quick_fit_never_contradicts_exact_fit() -> None:
             if excess_bytes <= 0:
                 continue
             more_s = rng.choice([rng.randint(0, 12), rng.random() * 12])
-            slot = steps_slot(cache, problem.options, r, d, y)
-            answer = quick_fit(
-                i, j, problem.lattice.bits, problem.options.class_bits, cache, slot, excess_bytes, more_s + 1e-9
-            )
+            slot, bits = steps_slot(cache, problem.options, r, d, y), problem.lattice.bits
+            answer = quick_fit(bits[j], bits[i], problem.options.class_bits, cache, slot, excess_bytes, more_s + 1e-9)
             budget_s = fast_s + more_s + 1e-9
             limited = problem.tables._replace(cluster=problem.cluster._replace(memory_bytes=memory_bytes))
-            exact = exact_fit(i, j, limited, r, d, y, budget_s)
+            exact = exact_fit(StageKey(i, j, r), d, y, limited, budget_s)
             assert exact == any(s <= budget_s and size <= memory_bytes for s, size, _ in choices)
             assert answer in ({YES, UNKNOWN} if exact else {NO, UNKNOWN})
             answers[answer] += 1
@@ -161,8 +159,7 @@ def test_quick_fit_never_contradicts_exact_fit() -> None:
 def figures_of_choices(whole: Tables, i: int, j: int, r: int, d: int, y: int) -> list[tuple[float, float, float]]:
     """(cost, memory, activation) of every choice for the stage; fastest first, of equal ones the one of least a."""
     problem = whole.problem
-    bits = problem.lattice.bits
-    vertices, start, cost, memory = stage_items(bits[j], bits[i], problem.tables, r, d, y)
+    vertices, (start, cost, memory) = stage_items(StageKey(i, j, r), d, y, problem.tables)
     a_bytes = [x.activation_bytes for v in vertices.tolist() for x in problem.workload.options.tmpcs[r][v]]
     ranges = [range(int(start[k]), int(start[k + 1])) for k in range(vertices.size)]
     choices = [list(choice) for choice in product(*ranges)]

@@ -11,7 +11,7 @@ import pytest
 from piper_ray.engine.lattice.bits import bit_rows, members, offsets
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice, chain_lattice
-from piper_ray.engine.lattice.graph import build_graph, descendants
+from piper_ray.engine.lattice.layer_graph import build_graph, descendants
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
 from tests.instances import equal_chain, named_instances, random_instance, two_towers

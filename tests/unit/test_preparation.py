@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from piper_ray.engine.preparation import Shape, prepare
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution
 from tests.instances import equal_chain, named_instances, two_towers
 
@@ -23,7 +24,7 @@ def figures(solution: Solution) -> tuple[object, ...]:
     stats = solution.stats
     plan = None if solution.plan is None else json.dumps(solution.plan.to_dict())
     size = (stats.layers, stats.contracted_layers, stats.downsets, stats.levels, stats.pairs, len(stats.evaluations))
-    return solution.status, solution.time_per_sample, solution.lower_bound, plan, solution.infeasibility, size
+    return solution.status, solution.time_per_sample_s, solution.lower_bound_s, plan, solution.infeasibility, size
 
 
 @given(

@@ -42,7 +42,7 @@ def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device
     text = out.read_text()
     assert f"#   piper-ray profile {GPT} --microbatch 2 --out {out} " in text
     assert "# 2-97    blocks.0 " in text
-    assert len(text.splitlines()) < 70
+    assert len(text.splitlines()) < 72
     assert not list(tmp_path.glob("*.partial"))
     instance = load(out, devices=8)
     assert len({layer.tmpcs[1][0].time_per_sample_s for layer in instance.layers if layer.name == "Block"}) == 1
@@ -58,7 +58,7 @@ def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device
     assert solution.status == "optimal"
     assert solution.plan is not None
     assert len(solution.plan.stages) > 0
-    assert solution.time_per_sample == pytest.approx(evaluate(instance, solution.plan).time_per_sample_s)
+    assert solution.time_per_sample_s == pytest.approx(evaluate(instance, solution.plan).time_per_sample_s)
 
 
 @pytest.mark.parametrize(("model", "layers", "edges"), [("small_resnet", 7, 6), ("two_towers", 8, 10)])

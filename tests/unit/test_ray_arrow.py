@@ -93,7 +93,7 @@ def test_tables_are_views_of_what_was_fetched(problem: Problem) -> None:
 def test_limits_come_back_bit_for_bit() -> None:
     target = Target(0.1 + 0.2, 7, 1, np.array([0, 2**40, 3]), np.array([5, 0, 1]))
     table = through_a_stream(target_table(target))
-    found = target_of(table, target.threshold_s, target.device_cost, target.stage_cost)
+    found = target_of(table, target.threshold_s, target.device_weight, target.stage_weight)
     assert_same_bytes(found, target)
     assert lies_in(found.device_limit, table)
     assert lies_in(found.data_parallel_limit, table)
@@ -125,7 +125,7 @@ def test_states_come_back(fronts: list[list[tuple[int, int]]], first: int) -> No
     pairs = [pair for front in fronts for pair in front]
     states = LevelStates(
         np.array([len(front) for front in fronts], np.int64),
-        np.array([cost for cost, _ in pairs], np.int64),
+        np.array([tally for tally, _ in pairs], np.int64),
         np.array([data_parallel_sum for _, data_parallel_sum in pairs], np.int64),
         np.zeros(4, np.int64),
     )

@@ -1,4 +1,4 @@
-"""Batches and blocks of every size: never none, never more than there is, and growing with the work."""
+"""Batches and chunks of every size: never none, never more than there is, and growing with the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.backends.ray.pacing import Pacing
-from piper_ray.engine.kernels.blocks import BLOCK_SIZE
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.tables.rate import Rate
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-12, 1e9))
@@ -19,29 +19,29 @@ LEVELS = st.lists(st.integers(1, 10**6), min_size=1, max_size=30)
 
 
 @given(SECONDS, WORKERS, DOWNSETS)
-def test_at_least_one_block_and_none_without_a_downset(seconds: float, workers: int, downsets: int) -> None:
-    assert 1 <= Pacing().blocks(seconds, workers, downsets) <= downsets
+def test_at_least_one_chunk_and_none_without_a_downset(seconds: float, workers: int, downsets: int) -> None:
+    assert 1 <= Pacing().chunks(seconds, workers, downsets) <= downsets
 
 
 @given(st.lists(SECONDS, min_size=2, max_size=6), WORKERS, DOWNSETS)
-def test_more_work_makes_no_fewer_blocks(work: list[float], workers: int, downsets: int) -> None:
-    counts = [Pacing().blocks(seconds, workers, downsets) for seconds in sorted(work)]
+def test_more_work_makes_no_fewer_chunks(work: list[float], workers: int, downsets: int) -> None:
+    counts = [Pacing().chunks(seconds, workers, downsets) for seconds in sorted(work)]
     assert counts == sorted(counts)
 
 
 @given(SECONDS, st.lists(WORKERS, min_size=2, max_size=6), DOWNSETS)
-def test_more_workers_get_no_fewer_blocks(seconds: float, workers: list[int], downsets: int) -> None:
-    counts = [Pacing().blocks(seconds, count, downsets) for count in sorted(workers)]
+def test_more_workers_get_no_fewer_chunks(seconds: float, workers: list[int], downsets: int) -> None:
+    counts = [Pacing().chunks(seconds, count, downsets) for count in sorted(workers)]
     assert counts == sorted(counts)
 
 
-def test_blocks_by_hand() -> None:
+def test_chunks_by_hand() -> None:
     pacing = Pacing()
-    assert pacing.blocks(0.0, 8, 1000) == 1
-    assert pacing.blocks(0.010, 8, 1000) == 2, "of 5 ms each, though there are more workers"
-    assert pacing.blocks(0.5, 8, 1000) == 16, "two for each worker"
-    assert pacing.blocks(7.5, 8, 1000) == 100, "none longer than 75 ms"
-    assert pacing.blocks(7.5, 8, 30) == 30, "no more than downsets"
+    assert pacing.chunks(0.0, 8, 1000) == 1
+    assert pacing.chunks(0.010, 8, 1000) == 2, "of 5 ms each, though there are more workers"
+    assert pacing.chunks(0.5, 8, 1000) == 16, "two for each worker"
+    assert pacing.chunks(7.5, 8, 1000) == 100, "none longer than 75 ms"
+    assert pacing.chunks(7.5, 8, 30) == 30, "no more than downsets"
 
 
 @given(LEVELS, st.data(), st.floats(1e-15, 1.0), st.floats(0.0, 10.0))
@@ -57,7 +57,7 @@ def test_batch_has_a_level_and_all_its_bounds(
     extra = near = 0
     for size in sizes[level : span.end_level]:
         near += size * extra
-        extra += 1 + size // BLOCK_SIZE
+        extra += 1 + size // BUCKET_SIZE
     assert span.near == near
     if span.end_level > level + 1:
         assert near * s_per_bound <= round_trip_s * (1 + 1e-12)

@@ -35,6 +35,8 @@ def test_a_solved_instance() -> None:
         "edges": 5,
         "devices": 4,
         "microbatches": 8,
+        "samples_per_microbatch": None,
+        "tokens_per_sample": None,
         "memory_bytes": 8 * 2**30,
         "bandwidth_bytes_per_s": 25 * 2**30,
     }
@@ -44,6 +46,9 @@ def test_a_solved_instance() -> None:
     assert document["evaluation"]["bottleneck"] == 0
     assert document["plan"]["stages"][0] == {
         **small_plan().to_dict()["stages"][0],  # type: ignore[index]
+        "names": [small_instance().layer_by_id[layer].name for layer in small_plan().stages[0].layers],
+        "paths": [""] * len(small_plan().stages[0].layers),
+        "ranks": [0, 1],
         "figures": {
             "devices": 2,
             "time_s": 0.01004,
@@ -60,7 +65,7 @@ def test_a_solved_instance() -> None:
 
 
 def test_an_infeasible_instance_has_no_infinity_in_its_document() -> None:
-    infeasible = solution(Status.INFEASIBLE, lower_bound=float("inf"), infeasibility=Infeasibility("too small", 9.0))
+    infeasible = solution(Status.INFEASIBLE, lower_bound_s=float("inf"), infeasibility=Infeasibility("too small", 9.0))
     document = _document(infeasible)
     assert (document["status"], document["lower_bound_s"], document["plan"]) == ("infeasible", None, None)
     assert document["infeasibility"] == {"reason": "too small", "least_memory_bytes": 9.0}

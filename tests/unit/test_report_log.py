@@ -64,7 +64,7 @@ def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
     with SolverLog(console) as log:
         log(EVENTS[2])
         assert log.live_line().plain.startswith(
-            "evaluation 1 at 7.00000 ms, level 2 of 5, 43% of 7 downsets, gap 49.1525 %, 8 blocks on 4 workers, "
+            "evaluation 1 at 7.00000 ms, level 2 of 5, 43% of 7 downsets, gap 49.1525 %, 8 chunks on 4 workers, "
             "about 27 s left of it, "
         )
         log(EVENTS[3])

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given
 
+from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.search.search import ceiling_s, lower_bound_s
 from piper_ray.engine.solve import solve
 from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
@@ -35,9 +35,9 @@ def test_every_plan_lies_between_the_bound_and_the_ceiling(instance: Instance) -
     best = brute_force(instance)
     if best is not None:
         whole = tables(instance, contraction=without_contraction())
-        assert lower_bound_s(whole.problem) <= best.time_per_sample
-        assert lower_bound_s(tables(instance).problem) <= best.time_per_sample
-        assert best.time_per_sample <= ceiling_s(instance)
+        assert whole.problem.lower_bound_s() <= best.time_per_sample_s
+        assert tables(instance).problem.lower_bound_s() <= best.time_per_sample_s
+        assert best.time_per_sample_s <= ceiling_s(instance)
 
 
 def test_ceiling_by_hand() -> None:
@@ -53,14 +53,14 @@ def test_bounds_by_hand() -> None:
     instance = build({0: {1: [tmpc(2)]}, 1: row}, {(0, 1): 0})
 
     def bound(devices: int, microbatches: int) -> float:
-        return lower_bound_s(tables(instance.replace(devices=devices, microbatches=microbatches)).problem)
+        return tables(instance.replace(devices=devices, microbatches=microbatches)).problem.lower_bound_s()
 
     assert bound(2, 2) == pytest.approx((2 + 4) / 2)  # work over devices
     assert bound(8, 1) == pytest.approx((2 + 2) / 1)  # replicas over data-parallel sum
     assert bound(3, 9) == pytest.approx((2 + 4) / 3)
     heavy = build({0: {1: [tmpc(2, weights=6)]}}, {}, devices=8, microbatches=4, bandwidth_bytes_per_s=1.0)
     # d = 1: 2 s; d = 2: (2 + 6) / 2 s; d = 4: (2 + 18) / 4 s.
-    assert lower_bound_s(tables(heavy).problem) == pytest.approx(2.0)
+    assert tables(heavy).problem.lower_bound_s() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -68,7 +68,7 @@ def test_evaluations_agree_with_the_optimum(seed: int) -> None:
     instance = random_instance(seed, most_layers=7, most_devices=10)
     solution = solve(instance, options=ONE_THREAD)
     for evaluation in solution.stats.evaluations:
-        optimum = float("inf") if solution.time_per_sample is None else solution.time_per_sample
+        optimum = float("inf") if solution.time_per_sample_s is None else solution.time_per_sample_s
         if evaluation.feasible:
             assert evaluation.threshold_s >= optimum * (1 - 1e-9)
         else:
@@ -85,7 +85,7 @@ def test_statistics() -> None:
     assert stats.threads == 3
     assert min(stats.lattice_s, stats.stage_costs_s, stats.search_s) >= 0.0
     assert any(evaluation.stages_costed > 0 for evaluation in stats.evaluations)
-    assert all(e.blocks_tested >= 0 and e.candidates_tested >= 0 for e in stats.evaluations)
+    assert all(e.buckets_tested >= 0 and e.candidates_tested >= 0 for e in stats.evaluations)
 
 
 def test_events_come_in_order() -> None:
@@ -108,7 +108,7 @@ def test_events_come_in_order() -> None:
     incumbents = [event for event in log.events if isinstance(event, IncumbentFound)]
     values = [event.time_per_sample_s for event in incumbents]
     assert values == sorted(values, reverse=True)
-    assert values[-1] == pytest.approx(solution.time_per_sample, rel=1e-9)
+    assert values[-1] == pytest.approx(solution.time_per_sample_s, rel=1e-9)
     assert {event.origin for event in incumbents} <= {"chain", "evaluation"}
 
 
@@ -127,7 +127,7 @@ def test_fewest_devices_and_stages_among_equally_fast_plans() -> None:
     instance = build(layers, edges, devices=14, microbatches=101)
     solution = solve(instance, options=ONE_THREAD)
     assert_optimal(instance, solution)
-    assert solution.time_per_sample == 8.0
+    assert solution.time_per_sample_s == 8.0
     assert solution.plan is not None
     assert solution.plan.devices == 3
     assert len(solution.plan.stages) == 3
@@ -137,7 +137,7 @@ def test_one_stage_rather_than_two_on_as_many_devices() -> None:
     """Two layers of 4 s: one stage with d = 2, or two stages, both 4 s on two devices."""
     instance = build({0: {1: [tmpc(4)]}, 1: {1: [tmpc(4)]}}, {(0, 1): 0}, devices=2, microbatches=2)
     solution = solve(instance, options=ONE_THREAD)
-    assert solution.time_per_sample == 4.0
+    assert solution.time_per_sample_s == 4.0
     assert solution.plan is not None
     assert [stage.data_parallel_degree for stage in solution.plan.stages] == [2]
 
@@ -147,7 +147,7 @@ def test_a_stage_runs_as_fast_as_its_memory_allows() -> None:
     row = {1: [tmpc(2, fixed=9, name="fast"), tmpc(4, fixed=1, name="small")]}
     instance = build({0: row, 1: {1: [tmpc(10)]}}, {(0, 1): 0}, devices=2, microbatches=3, memory_bytes=10.0)
     solution = solve(instance, options=ONE_THREAD)
-    assert solution.time_per_sample == 10.0
+    assert solution.time_per_sample_s == 10.0
     assert solution.plan is not None
     assert [stage.tmpc_ids for stage in solution.plan.stages] == [{0: "fast"}, {1: "vanilla"}]
 
@@ -159,15 +159,15 @@ def test_no_plan_at_all_is_better_by_the_independent_check(instance: Instance) -
     solution = solve(instance, options=ONE_THREAD)
     assert (solution.status is Status.INFEASIBLE) == (least is None)
     if least is not None:
-        assert solution.time_per_sample == pytest.approx(least, rel=1e-9, abs=0.0)
+        assert solution.time_per_sample_s == pytest.approx(least, rel=1e-9, abs=0.0)
 
 
 def test_lower_bound_of_an_unlimited_solve_is_the_proof() -> None:
     instance = parallel_branches(1, 4, devices=5, microbatches=8, memory_bytes=70.0)
     solution = solve(instance, options=ONE_THREAD)
-    assert solution.time_per_sample is not None
-    assert solution.lower_bound >= solution.time_per_sample * (1 - 1e-9)
-    assert solution.lower_bound <= solution.time_per_sample
+    assert solution.time_per_sample_s is not None
+    assert solution.lower_bound_s >= solution.time_per_sample_s * (1 - 1e-9)
+    assert solution.lower_bound_s <= solution.time_per_sample_s
 
 
 def test_plans_that_are_almost_as_fast() -> None:

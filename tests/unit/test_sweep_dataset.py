@@ -211,7 +211,7 @@ def test_finished_points_are_not_overwritten_by_accident(tmp_path: Path) -> None
 
 def test_of_another_version_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).close()
-    monkeypatch.setattr("piper_ray.__version__", "99")
+    monkeypatch.setattr("piper_ray.sweep.dataset.__version__", "99")
     with pytest.raises(CheckpointRefused, match=r"was made by piper_ray 0\.1\.0, this is 99: give another storage"):
         opened(tmp_path, resume=True)
 
@@ -297,6 +297,7 @@ print(threads() - before)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads of any kind are counted in /proc")
 def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
     """One of Arrow's that lets go of Python's memory while the interpreter ends takes the process down (exit 134)."""
     with opened(tmp_path) as written:

@@ -16,7 +16,7 @@ import pytest
 from piper_ray.engine.backends.ray import software
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
 from piper_ray.model.errors import ClusterError
-from piper_ray.sweep import cluster
+from piper_ray.sweep import ray_crew as cluster
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.progress import Progress
 from piper_ray.sweep.run import run_sweep
@@ -173,7 +173,7 @@ def test_points_too_large_for_a_worker_go_to_the_whole_cluster(tmp_path: Path, m
     text = '[workloads]\ntowers = "towers.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = [2, 3]\n'
     source = write_small(tmp_path, text)
     run_sweep(source, tmp_path / "here")
-    monkeypatch.setattr(cluster.Cluster, "holds", lambda _self, _bytes: False)
+    monkeypatch.setattr(cluster.RayCrew, "holds", lambda _self, _bytes: False)
     run_sweep(source, tmp_path / "memory", address="local")
     monkeypatch.undo()
     one = write_small(tmp_path, text.replace("[2, 3]", "2"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from piper_ray import InputError, Restrictions
-from piper_ray.model.restrictions import Recompute
+from piper_ray.model.constraints import Recompute
 from piper_ray.sweep.point import Point
 from piper_ray.sweep.read import read_sweep
 from piper_ray.sweep.schema import counts

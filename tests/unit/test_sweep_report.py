@@ -67,8 +67,8 @@ def test_the_best_of_each_memory_size() -> None:
 
 def test_tables_as_lines_and_as_markdown() -> None:
     by_title = {table.title: table for table in tables(RECORDS)}
-    assert list(by_title) == ["Planners", "Best plans", "Samples per second: w, N = 8, B = 25 GB/s", "Errors"]
-    speeds = by_title["Samples per second: w, N = 8, B = 25 GB/s"]
+    assert list(by_title) == ["Planners", "Best plans", "Microbatches per second: w, N = 8, B = 25 GB/s", "Errors"]
+    speeds = by_title["Microbatches per second: w, N = 8, B = 25 GB/s"]
     assert speeds.heads == ("K", "piper 8 GiB", "piper 4 GiB", "piper, no TP 8 GiB", "gpipe 8 GiB", "gpipe 4 GiB")
     assert speeds.rows[1] == ("8", "1", "none", "0.66667", "1", "error")
     assert speeds.rows[3] == ("32", "", "", "", "10", "")

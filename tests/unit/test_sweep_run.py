@@ -11,7 +11,7 @@ import pytest
 
 import piper_ray
 from piper_ray import Restrictions, baselines, evaluate, load_plan
-from piper_ray.model.restrictions import Recompute
+from piper_ray.model.constraints import Recompute
 from piper_ray.sweep.crew import Here
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from piper_ray.sweep.progress import Progress
@@ -40,10 +40,10 @@ def test_each_row_is_what_solve_answers(done: tuple[Path, Path, Progress]) -> No
         restrictions = Restrictions(recompute=Recompute(row["recompute"]))
         solution = piper_ray.solve(instance, restrictions=restrictions)
         assert row["status"] == solution.status.value
-        assert (row["time_per_sample_s"], row["gap"]) == (solution.time_per_sample, solution.gap)
+        assert (row["time_per_sample_s"], row["gap"]) == (solution.time_per_sample_s, solution.gap)
         plan = None if solution.plan is None else solution.plan.to_dict()
         assert (None if row["plan"] is None else json.loads(row["plan"])) == plan
-        assert row["lower_bound_s"] == (solution.lower_bound if plan else None)
+        assert row["lower_bound_s"] == (solution.lower_bound_s if plan else None)
         least = solution.infeasibility.least_memory_bytes if solution.infeasibility else None
         assert row["least_memory_bytes"] == least
         size = (row["downsets"], row["levels"], row["pairs"], row["evaluations"])
@@ -64,7 +64,7 @@ def test_each_row_of_a_baseline_is_its_answer(done: tuple[Path, Path, Progress])
         result = baselines.plan(instance, "gpipe", restrictions=Restrictions(recompute=Recompute(row["recompute"])))
         assert row["status"] == ("infeasible" if result.plan is None else "feasible")
         assert (row["time_per_sample_s"], row["tried"], row["note"]) == (
-            result.time_per_sample,
+            result.time_per_sample_s,
             result.tried,
             result.note,
         )
@@ -149,7 +149,9 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, stop: type[BaseExceptio
     assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
-@pytest.mark.parametrize("place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.solve.explain"])
+@pytest.mark.parametrize(
+    "place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.layers.explain"]
+)
 def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """At Ctrl-C the solver returns what it has: its best plan, or a proof without the memory that would do."""
 

@@ -1,8 +1,7 @@
-"""The default executor: threads of this process. The kernels hold no GIL."""
+"""The default backend: threads of this process. The kernels hold no GIL."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,12 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
-from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
-from piper_ray.engine.kernels.blocks import BLOCK_SIZE
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.level import evaluate_downsets
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
-from piper_ray.engine.kernels.types import LevelStates, OptionArrays
+from piper_ray.engine.kernels.types import Earlier, LevelStates, OptionArrays
 from piper_ray.model.events import Listener
 
 _TASK_S = 0.02
@@ -36,7 +36,7 @@ class LocalBackend:
     """Splits a level into tasks of about equal cost for ``threads`` threads."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or usable_cores()
         self._scratch = threading.local()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="piper-ray")
 
@@ -64,26 +64,17 @@ class LocalBackend:
     def stats(self) -> None:
         return None
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
-        # Every downset looks at the same blocks, so equal counts are about equal cost.
-        bounds = (last - first) * states.blocks_used
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
+        # Every downset looks at the same buckets, so equal counts are about equal cost.
+        bounds = (last - first) * states.buckets_used
         tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
-        loaded = is_loaded(evaluate_downsets)
+        loaded, arrays = is_loaded(evaluate_downsets), states.arrays
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> tuple[LevelStates, float]:
             began = time.perf_counter()
-            found: LevelStates = evaluate_downsets(
-                begin,
-                end,
-                states.tables,
-                states.target,
-                states.fronts,
-                states.blocks,
-                0,
-                no_states(end - begin),
-                self._scratch_of(states.tables.options),
-            )
+            steps = self._scratch_of(states.tables.options)
+            found: LevelStates = evaluate_downsets(begin, end, arrays, Earlier(0, no_states(end - begin)), steps)
             return found, time.perf_counter() - began
 
         futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]
@@ -92,11 +83,11 @@ class LocalBackend:
         try:
             for future in futures:
                 while not wait([future], timeout=_HEARTBEAT_S).done:
-                    heartbeat(edges[len(parts)] - first)
+                    on_progress(edges[len(parts)] - first)
                 part, seconds = future.result()
                 parts.append(part)
                 worked_s += seconds
-                heartbeat(edges[len(parts)] - first)
+                on_progress(edges[len(parts)] - first)
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -120,17 +111,17 @@ class LocalBackend:
 def end_of_small_levels(states: StateTables) -> int:
     """The level after the last that is small and of a run worth one kernel call, from the first unfinished one on.
 
-    Costs are in block bounds, were every downset in between live and every block of theirs full.
+    Costs are in bucket bounds, were every downset in between live and every bucket of theirs full.
     """
     starts = states.tables.lattice.level_start
-    level, blocks, total = states.level, states.blocks_used, 0
+    level, buckets, total = states.level, states.buckets_used, 0
     rate = states.rates.far
     longest = rate.bounds_within(_LONG_RUN_S)
     while level < starts.size - 1:
         size = int(starts[level + 1] - starts[level])
-        total += size * blocks
-        if rate.seconds(size * blocks) > _SMALL_LEVEL_S or (total > longest and level > states.level):
+        total += size * buckets
+        if rate.seconds(size * buckets) > _SMALL_LEVEL_S or (total > longest and level > states.level):
             break
-        blocks += 1 + size // BLOCK_SIZE
+        buckets += 1 + size // BUCKET_SIZE
         level += 1
     return level

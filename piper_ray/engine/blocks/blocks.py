@@ -19,7 +19,7 @@ from piper_ray.cost.variants import Variant
 from piper_ray.engine.blocks.quotient import Quotient
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.graph import LayerGraph, number_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, number_graph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.cost.variants import Variant
+from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import find_blocks
-from piper_ray.engine.blocks.instance import BlockInstance, build_instance
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.lattice.contracted import ContractedGraph
-from piper_ray.engine.lattice.downsets import chain_lattice
+from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.search.search import Search, lower_bound_s
-from piper_ray.engine.tables.options import build_options
-from piper_ray.engine.tables.problem import Problem, Workload, build_problem
-from piper_ray.evaluate import evaluate
-from piper_ray.model.events import Listener, Note, StepFinished
+from piper_ray.engine.request import Request
+from piper_ray.engine.search.chain import chain_problem
+from piper_ray.engine.search.planning import Planning, ValuedPlan
+from piper_ray.engine.search.search import Search
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.model.events import StepFinished
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import SolveOptions
+from piper_ray.model.options import Contract
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import BlockStats, Solution, SolveStats, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
-STOPPED_BY = "blocks of operators"
-_STOPPED_EARLY = ("time limit", INTERRUPT, "TMPC choice too hard")
+_STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD)
 
 _CHAIN_GAP = 1e-4
 """How exactly borders within blocks are placed: far finer than what the blocks may cost."""
@@ -38,117 +37,140 @@ _MOST_ON_CHAIN = 1_000
 """Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
 
 
-def merge_operators(
-    instance: Instance, variants: Sequence[Variant], contracted: ContractedGraph
-) -> tuple[BlockInstance, BlockStats] | None:
-    """The blocks as an instance of their own, and what was given up; None if the layers are few enough as they are.
+@dataclass(frozen=True)
+class MergedOperators:
+    """The blocks as an instance of their own, and what was given up."""
+
+    blocks: BlockInstance
+    stats: BlockStats
+
+
+def merge_operators(instance: Instance, outline: Outline) -> MergedOperators | None:
+    """None if the layers are few enough as they are, or one of them has no TMPC that is allowed.
 
     Raises LimitError if they cannot be merged into few enough blocks.
     """
-    blocks = find_blocks(instance, variants, contracted)
-    if len(blocks.members) == contracted.graph.size:
+    variants, contracted = outline.variants, outline.contracted
+    if layer_without_choice(instance, variants) is not None:
+        return None  # there is no plan, whatever is merged
+    found = find_blocks(instance, variants, contracted)
+    if len(found.members) == contracted.graph.size:
         return None
-    merged = build_instance(instance, variants, blocks.members)
+    blocks = build_instance(instance, variants, found.members)
     stats = BlockStats(
         layers=len(instance.layers),
-        blocks=len(blocks.members),
+        blocks=len(found.members),
         downsets_before=contracted.downsets,
-        downsets=blocks.downsets,
-        largest_share=blocks.largest_share,
-        choices_dropped=merged.dropped,
+        downsets=found.downsets,
+        largest_share=found.largest_share,
+        choices_dropped=blocks.dropped,
     )
-    return merged, stats
+    return MergedOperators(blocks, stats)
 
 
-def solve_by_blocks(
-    instance: Instance,
-    outline: Outline,
-    restrictions: Restrictions,
-    options: SolveOptions,
-    listener: Listener,
-    solve_exactly: Callable[[Instance, Stop[Solution]], Solution],
-    stop: Stop[Solution],
-) -> Solution:
+def solve_by_blocks(request: Request) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
 
     The lower bound is that of the layers: all their work over all devices, or the dearest of them. So a plan of blocks
     is "optimal" only if it meets that, and that no plan of blocks fits proves nothing of the layers.
     Raises LimitError as ``merge_operators``.
     """
-    started = time.perf_counter()
-    found = merge_operators(instance, outline.variants, outline.contracted)
-    if found is None:
-        return solve_exactly(instance, stop)
-    merged, blocks = found
-    merging_s = time.perf_counter() - started
-    listener(StepFinished("blocks", merging_s, f"{blocks.layers:,} layers in {blocks.blocks:,} blocks"))
-    listener(Note("the bounds of this log are those of plans of whole blocks"))
-    part = stop.part()
+    outline = Outline.of(request.instance, request.restrictions)
+    merged = merge_operators(request.instance, outline)
+    exact = replace(request, options=replace(request.options, contract=Contract.SAFE))
+    if merged is None:
+        return solve_layers(exact)
+    merging_s = time.perf_counter() - request.started_s
+    request.listener(
+        StepFinished("blocks", merging_s, f"{merged.stats.layers:,} layers in {merged.stats.blocks:,} blocks")
+    )
+    request.note("the bounds of this log are those of plans of whole blocks")
+    part: Stop[Solution] = request.stop.part()
+    request.stop.offer(lambda: _while_blocks_are_planned(request, outline, merged, part.answer()))
+    of_blocks = solve_layers(replace(exact, instance=merged.blocks.instance, stop=part))
+    return _ChainSearch(request, outline, merged, of_blocks, merging_s).run()
 
-    def before_the_chain() -> Solution | None:
-        """The solution so far while blocks are planned."""
-        of_blocks = part.answer()
-        if of_blocks is None:
-            return None
-        plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
-        incumbent = None if plan is None else (plan, evaluate(instance, plan).time_per_sample_s)
-        bound_s = lower_bound_s(_chain_problem(instance, outline, restrictions, None))
-        return _solution(incumbent, bound_s, options.gap, INTERRUPT, of_blocks.stats, blocks)
 
-    stop.offer(before_the_chain)
-    of_blocks = solve_exactly(merged.instance, part)
-    began = time.perf_counter()
-    plan = None if of_blocks.plan is None else merged.expand(of_blocks.plan, instance)
-    problem = _chain_problem(instance, outline, restrictions, plan)
-    bound_s = lower_bound_s(problem)
-    blocks = replace(blocks, time_per_sample=of_blocks.time_per_sample, proved=of_blocks.status is Status.OPTIMAL)
-    with closing(LocalBackend(options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
-        search = Search(
-            instance,
-            outline.contraction,
-            problem,
-            evaluations,
-            gap=max(options.gap, _CHAIN_GAP),
-            stop=stop,
-            started=started,
+def _while_blocks_are_planned(
+    request: Request, outline: Outline, merged: MergedOperators, of_blocks: Solution | None
+) -> Solution | None:
+    """The solution so far. of_blocks: that of the blocks' own solve."""
+    if of_blocks is None:
+        return None
+    known = _expanded(request.instance, merged, of_blocks)
+    bound_s = _chain_through(request, outline, None).lower_bound_s()
+    return _solution(known, bound_s, request.options.gap, StoppedBy.INTERRUPT, of_blocks.stats, merged.stats)
+
+
+@dataclass(frozen=True)
+class _ChainSearch:
+    """The second part of a solve by blocks: single layers, along an order that passes the borders of its plan."""
+
+    request: Request
+    outline: Outline
+    merged: MergedOperators
+    of_blocks: Solution
+    merging_s: float
+    began_s: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> Solution:
+        """Where the blocks' solve ended early, or the chain is long, what is known is the answer."""
+        request, chain = self.request, self._problem
+        limits = replace(request.limits, gap=max(request.options.gap, _CHAIN_GAP))
+        planning = Planning(request.instance, self.outline.contraction)
+        with closing(LocalBackend(request.options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
+            search = Search(planning, chain, evaluations, limits, started_s=request.started_s, known=self._known)
+            request.stop.offer(lambda: self._answer(search, StoppedBy.INTERRUPT))
+            ended_early = self.of_blocks.stopped_by in _STOPPED_EARLY
+            if not ended_early and chain.workload.lattice.graph.size <= _MOST_ON_CHAIN:
+                search.run()
+            return self._answer(search, self.of_blocks.stopped_by, search.stopped_by)
+
+    @cached_property
+    def _known(self) -> ValuedPlan | None:
+        return _expanded(self.request.instance, self.merged, self.of_blocks)
+
+    @cached_property
+    def _problem(self) -> Problem:
+        return _chain_through(self.request, self.outline, None if self._known is None else self._known.plan)
+
+    def _answer(self, search: Search, *reasons: StoppedBy | None) -> Solution:
+        before = self.of_blocks.stats
+        stats = replace(
+            before,
+            layers=len(self.request.instance.layers),
+            lattice_s=before.lattice_s + self.merging_s,
+            search_s=before.search_s + time.perf_counter() - self.began_s,
+            evaluations=(*before.evaluations, *search.stats),
         )
-        if options.time_limit_s is not None:
-            search.deadline = started + options.time_limit_s
-        if plan is not None:
-            search.incumbent = plan, evaluate(instance, plan).time_per_sample_s
-            search.bracket.record_plan(search.incumbent[1])
-
-        def solution(*reasons: str | None) -> Solution:
-            stats = replace(
-                of_blocks.stats,
-                layers=len(instance.layers),
-                lattice_s=of_blocks.stats.lattice_s + merging_s,
-                search_s=of_blocks.stats.search_s + time.perf_counter() - began,
-                evaluations=(*of_blocks.stats.evaluations, *search.evaluations),
-            )
-            early = next((reason for reason in reasons if reason in _STOPPED_EARLY), None)
-            return _solution(search.incumbent, bound_s, options.gap, early or STOPPED_BY, stats, blocks)
-
-        stop.offer(lambda: solution(INTERRUPT))
-        if of_blocks.stopped_by not in _STOPPED_EARLY and problem.workload.lattice.graph.size <= _MOST_ON_CHAIN:
-            search.run()
-        return solution(of_blocks.stopped_by, search.stopped_by)
+        proved = self.of_blocks.status is Status.OPTIMAL
+        blocks = replace(self.merged.stats, time_per_sample_s=self.of_blocks.time_per_sample_s, proved=proved)
+        early = next((reason for reason in reasons if reason in _STOPPED_EARLY), StoppedBy.OPERATOR_BLOCKS)
+        return _solution(
+            search.incumbent, self._problem.lower_bound_s(), self.request.options.gap, early, stats, blocks
+        )
 
 
-def _chain_problem(instance: Instance, outline: Outline, restrictions: Restrictions, plan: Plan | None) -> Problem:
+def _expanded(instance: Instance, merged: MergedOperators, of_blocks: Solution) -> ValuedPlan | None:
+    """The plan of the blocks, in layers."""
+    return None if of_blocks.plan is None else ValuedPlan.of(instance, merged.blocks.expand(of_blocks.plan, instance))
+
+
+def _chain_through(request: Request, outline: Outline, plan: Plan | None) -> Problem:
     """The layers in an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
     graph = outline.graph
     stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
     order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
-    workload = Workload.build(chain_lattice(graph, order), build_options(instance, graph, outline.variants))
-    return build_problem(workload, instance, restrictions.data_parallelism)
+    options = build_options(request.instance, graph, outline.variants)
+    degrees = request.restrictions.data_parallel_degrees(request.instance)
+    return chain_problem(request.instance, graph, options, order, degrees)
 
 
 def _solution(
-    incumbent: tuple[Plan, float] | None,
+    incumbent: ValuedPlan | None,
     bound_s: float,
     gap: float,
-    stopped_by: str,
+    stopped_by: StoppedBy,
     stats: SolveStats,
     blocks: BlockStats,
 ) -> Solution:
@@ -159,10 +181,10 @@ def _solution(
     within_gap = bound_s >= time_per_sample_s * (1.0 - gap)
     return Solution(
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-        time_per_sample=time_per_sample_s,
-        lower_bound=min(bound_s, time_per_sample_s),
+        time_per_sample_s=time_per_sample_s,
+        lower_bound_s=min(bound_s, time_per_sample_s),
         plan=plan,
         stats=stats,
-        stopped_by=None if optimal else "gap" if within_gap else stopped_by,
+        stopped_by=None if optimal else StoppedBy.GAP if within_gap else stopped_by,
         blocks=blocks,
     )

@@ -20,6 +20,7 @@ _IDENTITY, _KEY = b"identity", b"key"
 
 
 def encode_outcomes(identity: Facts, outcomes: Mapping[EvaluationKey, Outcome]) -> bytes:
+    """The answers of a search, as JSON, under the identity that they belong to."""
     rows = [{"key": list(key), **_outcome_row(outcome)} for key, outcome in outcomes.items()]
     return json.dumps({"identity": identity, "outcomes": rows}).encode()
 
@@ -31,6 +32,7 @@ def identity_of_outcomes(content: bytes) -> Facts:
 
 
 def decode_outcomes(content: bytes) -> dict[EvaluationKey, Outcome]:
+    """The answers in what ``encode_outcomes`` wrote, whatever their identity."""
     return {EvaluationKey(*row["key"]): _outcome(row) for row in json.loads(content)["outcomes"]}
 
 
@@ -88,6 +90,7 @@ def identity_of_levels(content: bytes) -> Facts:
 
 
 def decode_levels(content: bytes) -> tuple[EvaluationKey, LevelStates]:
+    """The evaluation in what ``encode_levels`` wrote, and the states of its finished levels."""
     reader = _reader(content)
     row = reader.get_batch(0)
     arrays = [row.column(name).values.to_numpy().astype(np.int64) for name in LevelStates._fields]

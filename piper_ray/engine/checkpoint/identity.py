@@ -10,7 +10,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 """Of a checkpoint's files; one higher whenever an older program could misread them."""
 
 _DIGEST = "digest"
@@ -42,6 +42,7 @@ class Identity:
                     "tensor parallelism": _allowed(restrictions.tensor_parallelism),
                     "data parallelism": _allowed(restrictions.data_parallelism),
                     "recompute": restrictions.recompute.value,
+                    **{type(constraint).__name__: repr(constraint) for constraint in restrictions.others},
                 },
                 "version": {"piper_ray": __version__, "format": str(FORMAT)},
             }

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 
 import numpy as np
 
-from piper_ray.cost.chunk_schedules import PipelineShape
 from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
 from piper_ray.engine.kernels.chunk_moves import anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import V_SHAPED
 
 _MOST_TURNS = 70
 _HEAT = 0.003
@@ -32,6 +34,27 @@ class Candidate:
     cuts: IndexArray
     choice: IndexArray
     batch_s: float
+
+    def plan(self) -> Plan:
+        """Its chunks as stages, layers in file order."""
+        order = self.task.tables.order
+        file_position = {layer.id: index for index, layer in enumerate(order.instance.layers)}
+        stages = []
+        for first, end in pairwise(self.cuts.tolist()):
+            tmpc_ids = {
+                order.layers[x]: self.tables.tmpcs[x][int(self.choice[x] - self.tables.option_start[x])].id
+                for x in range(first, end)
+            }
+            layers = tuple(sorted(tmpc_ids, key=file_position.__getitem__))
+            stages.append(
+                Stage(
+                    layers,
+                    self.task.data_parallel_degree,
+                    self.task.tensor_parallel_degree,
+                    {layer: tmpc_ids[layer] for layer in layers},
+                )
+            )
+        return Plan(tuple(stages))
 
 
 class Candidates:
@@ -107,7 +130,7 @@ def _even_sizes(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
     """What chunks may want of the layers, float64[stages]: all the same; and where ranks take turns, all of a turn the same,
     some turns a layer more than others, as a turn goes at the pace of its largest chunk."""
     yield np.ones(shape.stages)
-    if shape.schedule.v_shaped or shape.chunks == 1:
+    if shape.schedule.name in V_SHAPED or shape.chunks == 1:
         return
     least, more = divmod(layers // shape.ranks, shape.chunks)
     for turns in islice(combinations(range(shape.chunks), more), _MOST_TURNS):

@@ -27,7 +27,7 @@ from piper_ray.engine.kernels.chunk_bound import (
     spread,
     window,
 )
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, build_program, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _MOST_PATHS = 160
@@ -111,8 +111,8 @@ class Relaxation:
         """All plans of a task. None if none fits, or the schedule cannot run so as its ranks would wait for each other."""
         shape, d = task.shape, task.data_parallel_degree
         p = shape.ranks
-        runs, program = build_program(shape.schedule.code, p, shape.chunks, shape.microbatches, shape.group)
-        if not runs:
+        program = shape.program()
+        if program is None:
             return None
         held, moment_rank = moments(program, _MOST_MOMENTS)
         nothing = np.zeros((p, 0))
@@ -157,9 +157,7 @@ class Relaxation:
             least_units=self.limits.least_units.copy(), most_units=self.limits.most_units.copy()
         )
         copied = [
-            kinds._replace(
-                first_chunk=kinds.first_chunk.copy(), last_chunk=kinds.last_chunk.copy()
-            )
+            kinds._replace(first_chunk=kinds.first_chunk.copy(), last_chunk=kinds.last_chunk.copy())
             for kinds in (self.exact_kinds, self.kinds)
         ]
         found = replace(

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.candidates import Candidate, Candidates
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.types import FloatArray
-from piper_ray.model.stop import INTERRUPT, Stop
-
-PROOF = 1e-9
-"""Relative: nothing that much below a value exists if it is called optimal."""
-
-TIME_LIMIT = "time limit"
-GAP = "gap"
-BOUND = "bound"
+from piper_ray.model.stop import Stop, StoppedBy
 
 _SURVEYED = 64
 """Tasks that are looked at once before all else."""
@@ -125,8 +119,9 @@ class ChunkSearch:
     gap: float = 0.0
     deadline: float | None = None
     stop: Stop[Any] = field(default_factory=Stop)
+    on_found: Callable[[Candidate], None] | None = None
     best: Candidate | None = None
-    stopped_by: str | None = None
+    stopped_by: StoppedBy | None = None
     bounded: int = 0
     cases: int = 0
 
@@ -177,15 +172,15 @@ class ChunkSearch:
             for future, index in running.items():
                 self._take(index, future.result())
         if self.stopped_by is None and not self.proved:
-            self.stopped_by = BOUND
+            self.stopped_by = StoppedBy.NO_BETTER_BOUND
 
     def _ends(self) -> bool:
         if self.stop.requested:
-            self.stopped_by = INTERRUPT
+            self.stopped_by = StoppedBy.INTERRUPT
         elif self.deadline is not None and time.perf_counter() >= self.deadline:
-            self.stopped_by = TIME_LIMIT
+            self.stopped_by = StoppedBy.TIME_LIMIT
         elif self.best is not None and self.lower_s >= self.upper_s * (1.0 - self.gap) and not self.proved:
-            self.stopped_by = GAP
+            self.stopped_by = StoppedBy.GAP
         return self.stopped_by is not None
 
     def _take(self, index: int, outcome: Outcome) -> list[int]:
@@ -193,6 +188,8 @@ class ChunkSearch:
         found = outcome.best
         if found is not None and (self.best is None or _rank(found) < _rank(self.best)):
             self.best = found
+            if self.on_found is not None:
+                self.on_found(found)
         if not outcome.children:
             return [index]
         self.cases += len(outcome.children)

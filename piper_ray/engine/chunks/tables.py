@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from piper_ray.cost.split_passes import SplitPasses, split_passes
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
@@ -30,8 +29,9 @@ from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.graph import LayerGraph, build_graph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, descendants
 from piper_ray.model.instance import Edge, Instance, Tmpc
+from piper_ray.simulate.pass_times import PassTimes, pass_times
 
 _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
@@ -102,9 +102,14 @@ class ModelOrder:
         return tuple(found)
 
     @cached_property
+    def downsets(self) -> int | None:
+        """None if there are too many to be counted."""
+        return count_downsets(self.graph)
+
+    @cached_property
     def lattice(self) -> Lattice | None:
         """None if it is too large to be looked through."""
-        count = count_downsets(self.graph)
+        count = self.downsets
         return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
 
     @cached_property
@@ -149,8 +154,8 @@ class DegreeTables:
         return cls(order, degree, tuple(found))
 
     @cached_property
-    def passes(self) -> tuple[tuple[SplitPasses, ...], ...]:
-        return tuple(tuple(split_passes(tmpc) for tmpc in row) for row in self.tmpcs)
+    def passes(self) -> tuple[tuple[PassTimes, ...], ...]:
+        return tuple(tuple(pass_times(tmpc) for tmpc in row) for row in self.tmpcs)
 
     @cached_property
     def option_start(self) -> IndexArray:
@@ -304,7 +309,7 @@ def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:
 
 def _fastest_first(tmpc: Tmpc) -> tuple[float, ...]:
     return (
-        sum(split_passes(tmpc)),
+        sum(pass_times(tmpc)),
         tmpc.weights_bytes,
         tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes,
         sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()),
@@ -315,7 +320,7 @@ def _never_worse(one: Tmpc, other: Tmpc) -> bool:
     """Memory is a y + b + shared / d. It is linear in 1 / d, and y is 0 or more: while its rank holds the most, a chunk may
     have nothing in flight."""
     return (
-        all(mine <= theirs for mine, theirs in zip(split_passes(one), split_passes(other), strict=True))
+        all(mine <= theirs for mine, theirs in zip(pass_times(one), pass_times(other), strict=True))
         and one.weights_bytes <= other.weights_bytes
         and one.activation_bytes <= other.activation_bytes
         and one.fixed_bytes <= other.fixed_bytes

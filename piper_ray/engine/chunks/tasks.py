@@ -1,22 +1,30 @@
-"""The (d, t, p, v) that a plan may have, each with a bound that is quickly known."""
+"""The (d, t, p, v) that a plan may have, with a first bound on what any plan of theirs takes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from piper_ray.cost.chunk_schedules import ChunkSchedule, PipelineShape, pipeline_shape
 from piper_ray.cost.step import StepFactors
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.chunks.records import ChunkRules
+from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables, ModelOrder
-from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.kernels.chunk_bound import FIXED
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import Schedule
 
-MEMORY_TOLERANCE = 5e-10
-"""Relative. Sums in other orders round otherwise; ``evaluate`` allows twice as much."""
+
+@dataclass(frozen=True)
+class PlanSpace:
+    """What plans may be. ranks: p; None: any number. data_parallel_degrees: those that d may be."""
+
+    schedules: Sequence[Schedule]
+    variants: Sequence[Variant]
+    data_parallel_degrees: Sequence[int]
+    ranks: int | None
+    all_devices: bool
 
 
 @dataclass(frozen=True)
@@ -35,98 +43,73 @@ class Task:
 
     @property
     def tensor_parallel_degree(self) -> int:
+        """t"""
         return self.tables.degree
 
     @property
     def devices(self) -> int:
+        """d t p"""
         return self.data_parallel_degree * self.tensor_parallel_degree * self.shape.ranks
 
 
-def list_tasks(
-    instance: Instance,
-    order: ModelOrder,
-    schedule: ChunkSchedule,
-    variants: Collection[Variant],
-    constraints: FlushConstraints,
-    rules: ChunkRules,
-    factors: StepFactors,
-    data_parallelism: bool,
-) -> list[Task]:
-    """Those that fit the cluster and the constraints, by rising bound."""
+def list_tasks(instance: Instance, order: ModelOrder, space: PlanSpace) -> list[Task]:
+    """Those that fit the cluster, by rising bound."""
     found: list[Task] = []
-    known: dict[tuple[int, ...], tuple[DegreeTables, tuple[DegreeTables, ...]] | None] = {}
-    variants = list(variants)
-    for d in divisors(instance.microbatches) if data_parallelism else [1]:
-        for t in sorted({variant.degree for variant in variants}):
-            ranks = _ranks(instance, constraints, d, t)
-            if not constraints.allows(d, t) or not ranks:
-                continue
+    known: dict[tuple[int, ...], tuple[DegreeTables, ...]] = {}
+    for d in space.data_parallel_degrees:
+        for t in sorted({variant.degree for variant in space.variants}):
             usable = tuple(
                 index
-                for index, variant in enumerate(variants)
+                for index, variant in enumerate(space.variants)
                 if variant.degree == t and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
             )
             if usable not in known:
-                known[usable] = _tables(order, t, [variants[index] for index in usable])
-            tables = known[usable]
-            if tables is not None:
-                found += _of_degrees(instance, schedule, rules, factors, d, *tables, ranks)
+                known[usable] = _tables(order, t, [space.variants[index] for index in usable])
+            if known[usable]:
+                found += _of_degrees(instance, space, d, known[usable])
     found.sort(key=lambda task: (task.lower_s, task.devices, task.data_parallel_degree, task.shape.stages))
     return found
 
 
-def _ranks(instance: Instance, constraints: FlushConstraints, d: int, t: int) -> range:
-    """p"""
-    most, asked = instance.devices // (d * t), constraints.stages
-    if constraints.all_devices:
-        if instance.devices % (d * t) or asked not in (None, most):
-            return range(0)
-        return range(most, most + 1) if most <= len(instance.layers) else range(0)
-    most = min(most, len(instance.layers))
-    if asked is None:
-        return range(1, most + 1)
-    return range(asked, asked + 1) if asked <= most else range(0)
+def _ranks(instance: Instance, space: PlanSpace, devices: int) -> range:
+    """p, where each rank takes so many devices."""
+    most = instance.devices // devices
+    if space.all_devices and instance.devices % devices:
+        return range(0)
+    least = most if space.all_devices else 1
+    if space.ranks is not None:
+        least, most = max(least, space.ranks), min(most, space.ranks)
+    return range(least, min(most, len(instance.layers)) + 1)
 
 
-def _tables(
-    order: ModelOrder, t: int, variants: list[Variant]
-) -> tuple[DegreeTables, tuple[DegreeTables, ...]] | None:
+def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> tuple[DegreeTables, ...]:
+    """That of all variants together, then each one's; none if some layer may run nothing."""
     together = DegreeTables.of(order, t, variants)
     if together is None:
-        return None
+        return ()
     if len(variants) == 1:
-        return together, (together,)
+        return together, together
     each = (DegreeTables.of(order, t, [variant]) for variant in variants)
-    return together, tuple(tables for tables in each if tables is not None)
+    return together, *(tables for tables in each if tables is not None)
 
 
-def _of_degrees(
-    instance: Instance,
-    schedule: ChunkSchedule,
-    rules: ChunkRules,
-    factors: StepFactors,
-    d: int,
-    tables: DegreeTables,
-    choices: tuple[DegreeTables, ...],
-    ranks: range,
-) -> list[Task]:
+def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[DegreeTables, ...]) -> list[Task]:
+    tables, *choices = known
     m = instance.microbatches // d
-    sync_s_per_byte = factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s)
+    sync_s_per_byte = StepFactors().sync_s_per_byte(d, instance.bandwidth_bytes_per_s)
     figures = tables.figures(d)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-    fixed_bytes = sum(
-        float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist())
-    )
+    fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))
     found = []
-    for p in ranks:
+    for p in _ranks(instance, space, d * tables.degree):
         if fixed_bytes > p * memory_bytes:
             continue
-        for v in rules.chunk_counts(schedule, tables.order.size // p):
-            shape = pipeline_shape(schedule, p, v, m, rules.group)
-            if shape is None:
+        for schedule in space.schedules:
+            shape = PipelineShape(schedule, p, m)
+            if shape.stages > tables.order.size or not shape.runs:
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
             lower_s = (m * tables.least_s + sync_s_per_byte * tables.least_weights_bytes) / p
             lower_s = max(lower_s, tables.least_s)
-            found.append(Task(shape, d, tables, choices, sync_s_per_byte, memory_bytes, lower_s))
+            found.append(Task(shape, d, tables, tuple(choices), sync_s_per_byte, memory_bytes, lower_s))
     return found

@@ -107,7 +107,6 @@ class Units:
                 found[:, _TIMES + n] = np.floor(task.memory_bytes / self.bytes_each[:, n])
         return found
 
-
     def finer(self, kinds: LayerKinds, task: Task, crossing_s: FloatArray, target_s: float) -> tuple[Units, bool]:
         """With the fine unit of which all ranks together have the least to spare, and whether that is not enough: then no
         plan takes less than ``target_s``."""

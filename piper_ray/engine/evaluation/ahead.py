@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.outcome import Outcome
-from piper_ray.engine.evaluation.threshold import OnProgress
 
 _POLL_S = 0.1
 
@@ -24,7 +24,7 @@ class Ahead:
     threshold_s: float
     evaluate: Callable[[OnProgress], Outcome]
     _cancelled: threading.Event = field(default_factory=threading.Event)
-    _done: tuple[int, int] = (0, 1)
+    _done: int = 0
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-ahead")
@@ -34,7 +34,7 @@ class Ahead:
         """The outcome, when it is there; what ``on_progress`` raises meanwhile ends the evaluation."""
         try:
             while not wait([self._outcome], timeout=_POLL_S).done:
-                on_progress(*self._done)
+                on_progress(self._done)
             return self._outcome.result()
         finally:
             self.cancel()
@@ -44,7 +44,7 @@ class Ahead:
         self._cancelled.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _on_progress(self, done: int, total: int) -> None:
-        self._done = done, total
+    def _on_progress(self, done: int) -> None:
+        self._done = done
         if self._cancelled.is_set():
             raise _NotWanted

@@ -10,7 +10,9 @@ from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.events import Listener
 from piper_ray.model.solution import ClusterStats
 
-Heartbeat = Callable[[int], None]
+OnProgress = Callable[[int], None]
+"""Called about ten times a second with what is done so far, of downsets or whatever the caller counts; what it raises
+ends the work."""
 
 
 class NextBatch(NamedTuple):
@@ -28,30 +30,38 @@ class Activity(NamedTuple):
     """What a backend is doing at this moment."""
 
     workers: int
-    blocks_in_flight: int
+    chunks_in_flight: int
 
 
-class Backend(Protocol):
-    """Computes fronts of a range of downsets over all finished levels; every backend returns the same arrays."""
-
-    @property
-    def threads(self) -> int:
-        """How many downsets are worked on at a time."""
-        ...
+class Scheduling(Protocol):
+    """Who does what next, and how much of it."""
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Which levels should come next, and who should do them."""
         ...
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def has_room(self) -> bool:
+        """Whether a second evaluation can go on beside one at little cost to it: from another thread."""
+        ...
+
+
+class Work(Protocol):
+    """Computes fronts of a range of downsets over all finished levels; whoever does it returns the same arrays."""
+
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         """Fronts of downsets first .. last - 1, all in unfinished levels, over every J of a finished one.
 
-        Calls ``heartbeat`` about ten times a second with the number of downsets done; what it raises ends the work.
+        on_progress: gets the number of these downsets done.
         """
         ...
 
-    def has_room(self) -> bool:
-        """Whether a second evaluation can go on beside one at little cost to it: from another thread."""
+
+class Display(Protocol):
+    """What the user is shown of the work."""
+
+    @property
+    def threads(self) -> int:
+        """How many downsets are worked on at a time."""
         ...
 
     def listen(self, listener: Listener) -> None:
@@ -65,4 +75,16 @@ class Backend(Protocol):
 
     def stats(self) -> ClusterStats | None:
         """What a cluster did for this solve; None for threads of this process."""
+        ...
+
+
+class Evaluator(Scheduling, Work, Protocol):
+    """All that an evaluation needs."""
+
+
+class Backend(Evaluator, Display, Protocol):
+    """All that a solve needs. Who makes it closes it."""
+
+    def close(self) -> None:
+        """Ends threads, actors and connections; nothing is asked of it after that."""
         ...

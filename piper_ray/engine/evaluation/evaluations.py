@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from piper_ray.engine.evaluation.ahead import Ahead
-from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.evaluation.backend import Backend, OnProgress
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.evaluation.threshold import OnProgress, evaluate_threshold
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.tables.problem import Problem
 

@@ -1,4 +1,4 @@
-"""Fronts and blocks of one evaluation, which grow as levels are finished."""
+"""Fronts and buckets of one evaluation, which grow as levels are finished."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
-from piper_ray.engine.kernels.blocks import add_level, empty_blocks
+from piper_ray.engine.kernels.buckets import add_level, empty_buckets
 from piper_ray.engine.kernels.evaluation import evaluate_levels, store_states
 from piper_ray.engine.kernels.level import COUNTERS
 from piper_ray.engine.kernels.selection import StepCache
-from piper_ray.engine.kernels.types import BlockArrays, FrontArrays, IndexArray, LevelStates, Tables, Target
+from piper_ray.engine.kernels.types import (
+    BucketArrays,
+    Earlier,
+    FrontArrays,
+    IndexArray,
+    LevelStates,
+    StateArrays,
+    Tables,
+    Target,
+)
 from piper_ray.engine.tables.rate import Rates
 
 
@@ -39,81 +48,66 @@ class StateTables:
         self.fronts = FrontArrays(
             start=np.zeros(self._downsets, np.int64),
             states=np.zeros(self._downsets, np.int64),
-            cost=np.zeros(room, np.int64),
+            tally=np.zeros(room, np.int64),
             data_parallel_sum=np.zeros(room, np.int64),
         )
-        self.blocks = self._blocks(1024)
+        self.buckets = self._buckets(1024)
         self.used = 1
         self.level = 1
         self.tested: IndexArray = np.zeros(COUNTERS, np.int64)
         self.rates = rates or Rates()
         self.fronts.states[0] = 1
-        add_level(0, 1, target.device_cost, tables.lattice, tables.costs, self.fronts, self.blocks)
+        add_level(0, 1, self.arrays)
 
     @property
-    def blocks_used(self) -> int:
-        return int(self.blocks.used[0])
+    def arrays(self) -> StateArrays:
+        """All of it, as the kernels take it."""
+        return StateArrays(self.tables, self.target, self.fronts, self.buckets)
+
+    @property
+    def buckets_used(self) -> int:
+        return int(self.buckets.used[0])
 
     def downsets(self, end_level: int) -> tuple[int, int]:
         """The ids of the levels from the first unfinished one to ``end_level`` - 1, as a range."""
         level_start = self.tables.lattice.level_start
         return int(level_start[self.level]), int(level_start[end_level])
 
-    def evaluate(
-        self, end_level: int, cache: StepCache, begin_block: int = 0, before: LevelStates | None = None
-    ) -> None:
+    def evaluate(self, end_level: int, steps: StepCache, earlier: Earlier | None = None) -> None:
         """Evaluates and finishes the levels up to ``end_level`` - 1 here, in one kernel call or a few as tables grow.
 
-        before: their fronts over the blocks before ``begin_block``, and what those took.
+        steps: scratch of the calling thread. earlier: what is known of these levels.
         """
-        began, blocks, loaded = time.perf_counter(), self.blocks_used - begin_block, is_loaded(evaluate_levels)
         first, last = self.downsets(end_level)
         downsets = last - first
-        self._reserve_blocks(last - first)
-        rest = no_states(last - first) if before is None else before
-        self.tested += rest.tested
+        known = Earlier(0, no_states(downsets)) if earlier is None else earlier
+        began, loaded = time.perf_counter(), is_loaded(evaluate_levels)
+        buckets = self.buckets_used - known.buckets
+        self._reserve_buckets(downsets)
+        self.tested += known.states.tested
         while self.level < end_level:
             first = self.downsets(end_level)[0]
-            level, used = evaluate_levels(
-                self.level,
-                end_level,
-                self.tables,
-                self.target,
-                self.fronts,
-                self.blocks,
-                begin_block,
-                rest,
-                cache,
-                self.used,
-                self.tested,
-            )
+            level, used = evaluate_levels(self.level, end_level, self.arrays, known, steps, self.used, self.tested)
             self.level, self.used = int(level), int(used)
             if self.level < end_level:
-                self._reserve_states(self.fronts.cost.size)
-                rest = without_first(rest, self.downsets(end_level)[0] - first)
-        mean_blocks = (blocks + self.blocks_used - begin_block) / 2
-        rate = self.rates.far if before is None else self.rates.near
+                self._reserve_states(self.fronts.tally.size)
+                done = self.downsets(end_level)[0] - first
+                known = Earlier(known.buckets, without_first(known.states, done))
+        mean_buckets = (buckets + self.buckets_used - known.buckets) / 2
+        rate = self.rates.far if earlier is None else self.rates.near
         if loaded:
-            rate.record(int(downsets * mean_blocks), time.perf_counter() - began)
+            rate.record(int(downsets * mean_buckets), time.perf_counter() - began)
 
     def take(self, states: LevelStates) -> None:
         """Takes in finished levels; their downsets are the first unfinished ones."""
         first = int(self.tables.lattice.level_start[self.level])
         last = first + states.counts.size
-        self._reserve_states(states.costs.size)
-        self._reserve_blocks(states.counts.size)
+        self._reserve_states(states.tallies.size)
+        self._reserve_buckets(states.counts.size)
         self.used = int(store_states(first, states, self.used, self.fronts))
         level_start = self.tables.lattice.level_start
         while self.level < level_start.size - 1 and level_start[self.level] < last:
-            add_level(
-                int(level_start[self.level]),
-                int(level_start[self.level + 1]),
-                self.target.device_cost,
-                self.tables.lattice,
-                self.tables.costs,
-                self.fronts,
-                self.blocks,
-            )
+            add_level(int(level_start[self.level]), int(level_start[self.level + 1]), self.arrays)
             self.level += 1
         self.tested += states.tested
 
@@ -125,44 +119,44 @@ class StateTables:
         end = start + int(counts.sum())
         return LevelStates(
             counts,
-            self.fronts.cost[start:end],
+            self.fronts.tally[start:end],
             self.fronts.data_parallel_sum[start:end],
             np.zeros(COUNTERS, np.int64),
         )
 
     def _reserve_states(self, more: int) -> None:
-        size = self.fronts.cost.size
+        size = self.fronts.tally.size
         if self.used + more > size:
             extra = np.zeros(max(more, size), np.int64)
             self.fronts = self.fronts._replace(
-                cost=np.concatenate((self.fronts.cost, extra)),
+                tally=np.concatenate((self.fronts.tally, extra)),
                 data_parallel_sum=np.concatenate((self.fronts.data_parallel_sum, extra)),
             )
 
-    def _reserve_blocks(self, more: int) -> None:
-        have, used = self.blocks.least_cost.size, self.blocks_used
+    def _reserve_buckets(self, more: int) -> None:
+        have, used = self.buckets.least_tally.size, self.buckets_used
         if used + more <= have:
             return
-        grown = self._blocks(max(used + more, 2 * have))
-        for old, new in zip(self.blocks, grown, strict=True):
+        grown = self._buckets(max(used + more, 2 * have))
+        for old, new in zip(self.buckets, grown, strict=True):
             new[tuple(slice(length) for length in old.shape)] = old
-        self.blocks = grown
+        self.buckets = grown
 
-    def _blocks(self, capacity: int) -> BlockArrays:
-        return empty_blocks(capacity, self.tables.lattice, self.tables.costs)
+    def _buckets(self, capacity: int) -> BucketArrays:
+        return empty_buckets(capacity, self.tables.lattice, self.tables.costs)
 
 
 def without_first(states: LevelStates, downsets: int) -> LevelStates:
     """The states of all but the first downsets."""
     skipped = int(states.counts[:downsets].sum())
-    return LevelStates(states.counts[downsets:], states.costs[skipped:], states.sums[skipped:], states.tested)
+    return LevelStates(states.counts[downsets:], states.tallies[skipped:], states.sums[skipped:], states.tested)
 
 
 def joined(parts: Sequence[LevelStates]) -> LevelStates:
     """The states of consecutive ranges of downsets as those of one."""
     return LevelStates(
         np.concatenate([part.counts for part in parts]),
-        np.concatenate([part.costs for part in parts]),
+        np.concatenate([part.tallies for part in parts]),
         np.concatenate([part.sums for part in parts]),
         np.sum([part.tested for part in parts], axis=0, dtype=np.int64),
     )

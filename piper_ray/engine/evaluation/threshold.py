@@ -8,45 +8,26 @@ front is a single state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
-from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import find_first_stage
 from piper_ray.engine.kernels.level import CHOICES_ABANDONED
-from piper_ray.engine.kernels.types import FrontArrays, IndexArray, LevelStates, Target, frozen
+from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates, Target, frozen
 from piper_ray.engine.tables.problem import Problem
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 
-OnProgress = Callable[[int, int], None]
 OnFinished = Callable[[StateTables], None]
-
-_TOO_HARD = (
-    "the exact TMPC choice of a stage has more than a million partial choices to compare: its layers all differ and "
-    "all save memory at about the same rate. Give the layers fewer TMPCs, or let each stage recompute as a whole "
-    "(--recompute all-or-none)"
-)
 
 _GUARD = 1e-9
 
 
-@dataclass(frozen=True)
-class _Offset:
-    """A level's heartbeat as progress of the whole evaluation."""
-
-    on_progress: OnProgress
-    first: int
-    total: int
-
-    def __call__(self, done: int) -> None:
-        self.on_progress(self.first + done, self.total)
-
-
-def _ignore(done: int, total: int) -> None:
+def _ignore(done: int) -> None:
     pass
 
 
@@ -56,7 +37,7 @@ def _keep_nothing(states: StateTables) -> None:
 
 def evaluate_threshold(
     problem: Problem,
-    backend: Backend,
+    backend: Evaluator,
     threshold_s: float,
     *,
     fewest_stages: bool = False,
@@ -64,16 +45,15 @@ def evaluate_threshold(
     finished: LevelStates | None = None,
     on_finished: OnFinished = _keep_nothing,
 ) -> Outcome:
-    """Evaluates one threshold. ``on_progress`` gets the downsets done and all of them; what it raises ends it.
+    """Evaluates one threshold. ``on_progress`` gets the downsets done; what it raises ends it.
 
-    Raises LimitError if a TMPC choice is too hard to make exactly.
+    Raises ChoiceTooHard if a TMPC choice is too hard to make exactly.
 
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
     finished: states of levels 1 .. that an earlier run of the same evaluation had. on_finished: gets the states after
     each batch of levels, to keep them for a later one.
     """
-    target = _target(problem, threshold_s, fewest_stages)
-    states = StateTables(problem.tables, target, problem.rates)
+    states = StateTables(problem.tables, _target(problem, threshold_s, fewest_stages), problem.rates)
     if finished is not None:
         states.take(finished)
     level_start = problem.lattice.level_start
@@ -85,24 +65,29 @@ def evaluate_threshold(
             states.evaluate(batch.end_level, problem.scratch)
         else:
             first, last = states.downsets(batch.end_level)
-            found = backend.evaluate_downsets(states, first, last, _Offset(on_progress, first, last_downset + 1))
+            found = backend.evaluate_downsets(states, first, last, partial(_advance, on_progress, first))
             if batch.end_level == states.level + 1:
                 states.take(found)
             else:
-                states.evaluate(batch.end_level, problem.scratch, begin_block=states.blocks_used, before=found)
+                states.evaluate(batch.end_level, problem.scratch, Earlier(states.buckets_used, found))
         if states.tested[CHOICES_ABANDONED] > 0:
-            raise LimitError(_TOO_HARD)
-        on_progress(int(level_start[states.level]), last_downset + 1)
+            raise ChoiceTooHard
+        on_progress(int(level_start[states.level]))
         on_finished(states)
 
-    fronts = states.fronts
+    fronts, target = states.fronts, states.target
     feasible = bool(fronts.states[last_downset] > 0)
     live = int(np.count_nonzero(fronts.states))
     if not feasible:
         return Outcome(False, 0, (), live, states.used, states.tested)
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
-    stages = _trace(problem, target, fronts, last_downset, best)
-    return Outcome(True, int(fronts.cost[best]) // target.device_cost, stages, live, states.used, states.tested)
+    stages = _trace(states, last_downset, best)
+    return Outcome(True, int(fronts.tally[best]) // target.device_weight, stages, live, states.used, states.tested)
+
+
+def _advance(on_progress: OnProgress, first: int, done: int) -> None:
+    """What is done of a batch, as progress of the whole evaluation."""
+    on_progress(first + done)
 
 
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
@@ -119,25 +104,21 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target
     return frozen(
         Target(
             threshold_s=keep,
-            device_cost=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
-            stage_cost=1 if fewest_stages else 0,
+            device_weight=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
+            stage_weight=1 if fewest_stages else 0,
             device_limit=limit(cluster.devices, sums.device_work_s),
             data_parallel_limit=limit(cluster.data_parallel_limit, sums.replica_work_s),
         )
     )
 
 
-def _trace(problem: Problem, target: Target, fronts: FrontArrays, i: int, state: int) -> tuple[TracedStage, ...]:
+def _trace(states: StateTables, i: int, state: int) -> tuple[TracedStage, ...]:
+    """The stages of a plan with state number ``state``, one of downset i."""
+    fronts, target = states.fronts, states.target
     stages: list[TracedStage] = []
     while i != 0:
-        j, variant, d, behind = find_first_stage(
-            i,
-            int(fronts.cost[state]),
-            int(fronts.data_parallel_sum[state]),
-            problem.tables,
-            target,
-            fronts,
-        )
+        tally, total = int(fronts.tally[state]), int(fronts.data_parallel_sum[state])
+        j, variant, d, behind = find_first_stage(i, tally, total, states.arrays)
         if j < 0:
             raise AssertionError(f"state {state} of downset {i} has no origin")
         later_sum = int(fronts.data_parallel_sum[behind])

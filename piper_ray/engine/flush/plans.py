@@ -7,14 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.engine.flush.tables import Workload
-from piper_ray.engine.kernels.flush_choices import choice_front, least_time_choice, stage_items
+from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList
+from piper_ray.engine.kernels.flush_paths import step_s
 from piper_ray.engine.kernels.flush_simulation import simulate_step
 from piper_ray.engine.kernels.flush_states import in_flight, least_figures
-from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, FlushTables, FlushTask
+from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+
+_MOST_PASSES = 10_000_000
+"""Forward passes of a step that are simulated one by one; of longer steps the formula tells the same."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +72,18 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         outer, inner, r = int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k])
         y = in_flight(task.schedule, task.microbatches, p - 1 - k)
         vertices, start, items = stage_items(outer, inner, r, y, tables, task)
-        chosen = _chosen(int(stages.choice[k]), start, items, task.memory_bytes)
         least = least_figures(outer, inner, r, tables, task)
+        items[:, 2] *= task.sync_s_per_byte
+        wanted = stages.seconds[k] - np.array([least.tensor_forward_s, least.tensor_backward_s, 0.0])
+        chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes)
         totals = items[chosen].sum(axis=0)
         seconds[k, 0] = totals[0] + least.tensor_forward_s
         seconds[k, 1] = totals[1] + least.tensor_backward_s
-        seconds[k, 2] = totals[2] * task.sync_s_per_byte
+        seconds[k, 2] = totals[2]
         options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
     columns = [seconds[:, column].copy() for column in range(3)]
-    batch_s = float(simulate_step(task.schedule, task.microbatches, *columns))
+    quick = task.schedule != TWO_BW and p * task.microbatches <= _MOST_PASSES
+    batch_s = float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
     return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
 
 
@@ -99,17 +106,19 @@ def build_flush_plan(instance: Instance, workload: Workload, chosen: ChosenStage
     return FlushPlan(Plan(tuple(built)), chosen.batch_s, chosen.seconds, chosen.task.microbatches)
 
 
-def _chosen(choice: int, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
-    """The option of each layer, as an index into ``items``."""
+def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
+    """The option of each layer, as an index into ``items``. wanted: the seconds to take, or to come close to."""
     chosen = start[:-1].copy()
     if choice == FASTEST:
         return chosen
     if choice == LEAST_TIME:
         least_time_choice(start, items, memory_bytes, chosen)
         return chosen
-    _, rows, ids, before, taken = choice_front(start, items, memory_bytes)
-    row = choice if choice >= 0 else int(np.argmin(rows[:, 0] + rows[:, 1]))
-    at = int(ids[row])
+    most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
+    status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY)
+    if status == NONE_FITS:  # what is wanted is a bound
+        _, rows, ids, before, taken = choice_front(start, items, memory_bytes, np.inf, FEW)
+    at = int(ids[np.argmin(np.abs(rows - wanted).sum(axis=1))])
     for k in range(chosen.size - 1, -1, -1):
         chosen[k] = taken[at]
         at = int(before[at])

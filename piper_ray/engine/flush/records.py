@@ -9,13 +9,15 @@ from piper_ray.engine.flush.plans import FlushPlan
 from piper_ray.model.errors import UsageError
 from piper_ray.model.plan import Plan
 from piper_ray.model.solution import Status
+from piper_ray.model.stop import StoppedBy
 
 
 @dataclass(frozen=True)
 class FlushConstraints:
     """Which plans may be chosen, beside the restrictions of TMPCs. Raises UsageError for figures that make no sense.
 
-    stages: p. all_devices: d t p = K. tensor_parallel_degrees, data_parallel_degrees: those that t and d may be. None: any.
+    stages: p. all_devices: d t p = K. tensor_parallel_degrees, data_parallel_degrees: those that t and d may be. None:
+    any.
     """
 
     stages: int | None = None
@@ -40,6 +42,7 @@ class FlushStats:
     """
 
     downsets: int
+    levels: int
     threads: int
     tasks: int
     searched: int
@@ -53,8 +56,8 @@ class FlushStats:
 class FlushSolution:
     """The best plan found, what its batch takes simulated, and what is proved of every plan's batch under the schedule.
 
-    lower_bound_batch_s: inf if there is no plan. stopped_by: what ended the search before a proof ("time limit", "gap",
-    "interrupt", "too many plans", "too many states", "TMPC choices merged"); None if it ended by itself.
+    lower_bound_batch_s: inf if there is no plan. stopped_by: what ended the search before a proof; None if it ended by
+    itself.
     reason: why there is no plan, where there is none.
     """
 
@@ -64,7 +67,7 @@ class FlushSolution:
     best: FlushPlan | None
     lower_bound_batch_s: float
     stats: FlushStats
-    stopped_by: str | None = None
+    stopped_by: StoppedBy | None = None
     reason: str | None = None
 
     @property

@@ -18,7 +18,7 @@ from piper_ray.engine.forecast import downset_limit, over_limit
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
-from piper_ray.engine.lattice.graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -43,10 +43,11 @@ def solve_flush(
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
-    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. Raises LimitError if the lattice does not fit.
+    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. Raises LimitError if the lattice does not
+    fit.
 
-    The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets the stages
-    before it start with one more forward pass. So none may be merged with a neighbour.
+    The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets the
+    stages before it start with one more forward pass. So none may be merged with a neighbour.
     """
     started = time.perf_counter()
     stop = stop or Stop()
@@ -69,6 +70,7 @@ def solve_flush(
     def solution() -> FlushSolution:
         stats = FlushStats(
             downsets=workload.lattice.size,
+            levels=workload.lattice.levels,
             threads=threads,
             tasks=len(tasks),
             searched=search.searched,
@@ -125,7 +127,7 @@ def _solution(instance: Instance, schedule: FlushSchedule, search: FlushSearch, 
 def _without_plan(
     instance: Instance, schedule: FlushSchedule, reason: str, stats: FlushStats | None = None
 ) -> FlushSolution:
-    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
     return FlushSolution(Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason)
 
 

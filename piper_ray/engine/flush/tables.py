@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.cost.passes import backward_s, forward_s
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.kernels.flush_types import (
     COLUMNS,
@@ -30,8 +29,9 @@ from piper_ray.engine.kernels.sums import crossing_edges, downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.passes import passes_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class _Option:
-    """One TMPC of a vertex. charges_s: for each in-edge, then for each out-edge that costs something, (c + extra) / B."""
+    """One TMPC of a vertex. charges_s: for each in-edge, then for each out-edge that costs something, (c + extra) /
+    B.
+    """
 
     tmpc: Tmpc
     forward_s: float
@@ -155,7 +157,8 @@ class _Edges:
             (self._edge[e].communication_bytes + extra) / self._bandwidth
             for e, extra in zip(edges, extras, strict=True)
         )
-        return _Option(tmpc, forward_s(tmpc), backward_s(tmpc), charges)
+        passes = passes_of(tmpc)
+        return _Option(tmpc, passes.forward_s, passes.backward_s, charges)
 
     def crossings(self, lattice: Lattice) -> tuple[IndexArray, IndexArray]:
         """For each downset those from outside to inside."""
@@ -191,7 +194,7 @@ def _undominated(options: Sequence[_Option]) -> list[_Option]:
 
 
 def _sums(lattice: Lattice, options: Sequence[Sequence[Sequence[_Option]]]) -> FloatArray:
-    """float64[r, m, COLUMNS]"""
+    """float64[r, m, COLUMNS]: of each downset, in each variant."""
     sums = np.zeros((len(options), lattice.size, COLUMNS))
     for r, of_variant in enumerate(options):
         values = np.zeros((lattice.graph.size, COLUMNS))

@@ -12,11 +12,14 @@ from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.flush.tables import Workload
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_states import AheadArrays, look_ahead
-from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, FlushTask
+from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
 from piper_ray.model.instance import Instance, divisors
 
 MEMORY_TOLERANCE = 5e-10
 """Relative. Sums of prefix differences round otherwise than sums over a stage; ``evaluate`` allows twice as much."""
+
+
+_CODES = {FlushSchedule.GPIPE: GPIPE, FlushSchedule.ONE_F_ONE_B: ONE_F_ONE_B, FlushSchedule.TWO_BW: TWO_BW}
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ def list_tasks(
 ) -> list[Task]:
     """Those that fit the cluster and the constraints, by rising bound."""
     found: list[Task] = []
-    code = GPIPE if schedule is FlushSchedule.GPIPE else ONE_F_ONE_B
+    code = _CODES[schedule]
     ahead_of: dict[tuple[int, ...], AheadArrays] = {}
     for d in divisors(instance.microbatches) if data_parallelism else [1]:
         for t in sorted({variant.degree for variant in workload.variants}):
-            stages = _stages(instance, constraints, d, t)
+            stages = _stages(instance, schedule, constraints, d, t)
             if not constraints.allows(d, t) or stages is None:
                 continue
             fixed, most = stages
@@ -77,13 +80,15 @@ def list_tasks(
                 float(ahead.ahead_forward_s[0]),
                 empty_tail(code),
             )
-            if np.isfinite(lower_s):
+            if lower_s < np.inf:
                 found.append(Task(0, arrays, ahead, max(0.0, float(lower_s))))
     found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))
     return [replace(task, order=order) for order, task in enumerate(found)]
 
 
-def _stages(instance: Instance, constraints: FlushConstraints, d: int, t: int) -> tuple[int, int] | None:
+def _stages(
+    instance: Instance, schedule: FlushSchedule, constraints: FlushConstraints, d: int, t: int
+) -> tuple[int, int] | None:
     """The number of stages asked for (0: any), and the most; None if there can be no plan."""
     most = instance.devices // (d * t)
     fixed = constraints.stages or 0
@@ -91,6 +96,8 @@ def _stages(instance: Instance, constraints: FlushConstraints, d: int, t: int) -
         if instance.devices % (d * t) or fixed not in (0, most):
             return None
         fixed = most
+    if schedule is FlushSchedule.TWO_BW:  # Piper's bound on the sum of d
+        most = min(most, instance.data_parallel_limit // d)
     if most < max(1, fixed) or fixed > len(instance.layers):
         return None
     return fixed, fixed or most

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.search.search import lower_bound_s
 from piper_ray.engine.tables.problem import Problem
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -53,7 +52,7 @@ class Curve:
     def _new(
         cls, by_sum: bool, positions: IndexArray, other_limit: int, lower_s: FloatArray, problem: Problem, gap: float
     ) -> Curve:
-        lower_s = np.maximum(lower_s * (1.0 - 1e-12), lower_bound_s(problem))
+        lower_s = np.maximum(lower_s * (1.0 - 1e-12), problem.lower_bound_s())
         return cls(by_sum, positions, other_limit, lower_s, np.full(positions.size, np.inf), gap)
 
     @classmethod

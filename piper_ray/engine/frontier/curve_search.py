@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.evaluation.threshold import OnProgress
+from piper_ray.engine.frontier.closing import close_point, is_dense, walk_curve
 from piper_ray.engine.frontier.curve import Curve
+from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
+from piper_ray.engine.frontier.curve_tables import CurvePreparation
 from piper_ray.engine.frontier.listed import ListedStages
 from piper_ray.engine.frontier.oracles import LatticeOracle
 from piper_ray.engine.frontier.points import FrontierStats
-from piper_ray.engine.frontier.preparation import CurvePreparation
-from piper_ray.engine.frontier.progress import CurveAdvanced, FrontierListener, PointClosed
-from piper_ray.engine.frontier.search import close_point, is_dense, walk_curve
-from piper_ray.engine.lattice.downsets import chain_lattice
-from piper_ray.engine.search.search import ceiling_s
-from piper_ray.engine.tables.problem import Workload, build_problem
-from piper_ray.model.errors import LimitError
-from piper_ray.model.events import Bounds, EvaluationAdvanced
+from piper_ray.engine.search.bracket import Phase
+from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph
+from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.search.planning import Planning
+from piper_ray.engine.search.watch import EvaluationWatch
+from piper_ray.model.errors import ChoiceTooHard
+from piper_ray.model.events import Bounds
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.stop import INTERRUPT, Stop, StopSearch
+from piper_ray.model.stop import StoppedBy, StopSearch
 
-_CHAIN_SHARE = 4
-"""A chain pays when the lattice has this many times as many downsets."""
 _CHAIN_GAP = 1e-6
 _PASSES = (0.1, 0.03, 0.01)
 """Gaps of the first passes over a large lattice: where a proof takes minutes, all points should have bounds soon."""
@@ -38,71 +37,69 @@ _PASSES = (0.1, 0.03, 0.01)
 
 @dataclass
 class CurveSearch:
-    """``run`` closes a curve. started: what the time limit counts from. stop: ends it as an interrupt does."""
+    """``run`` closes a curve. started_s: what events count from. evaluations: of curves before too."""
 
     instance: Instance
     preparation: CurvePreparation
-    options: SolveOptions
+    threads: int | None
+    limits: Limits
     listener: FrontierListener
-    started: float
-    stats: FrontierStats
-    stop: Stop[Any]
+    started_s: float
+    evaluations: int = 0
+    _began_s: float = field(default_factory=time.perf_counter)
+    _ended_s: float | None = None
 
     def __post_init__(self) -> None:
         self._problem = self.preparation.problem(self.instance)
         self._ceiling_s = ceiling_s(self.instance)
 
-    def run(self, curve: Curve) -> str | None:
+    def run(self, curve: Curve) -> StoppedBy | None:
         """Closes the brackets, or returns what stopped it; the curve keeps what is proved until then."""
-        began = time.perf_counter()
         try:
-            listed = ListedStages.of(self._problem, self.check)
-            with closing(LocalBackend(self.options.threads)) as backend:
-                self.stats.threads = backend.threads
+            listed = ListedStages.of(self._problem, self.limits.check)
+            with closing(LocalBackend(self.threads)) as backend:
+                self.threads = backend.threads
                 if listed is not None:
-                    self._close_listed(curve, listed)
+                    self._close_listed(curve, listed, _Told(self, curve, listed, self.evaluations))
                 else:
                     self._close_by_backend(curve, backend)
         except StopSearch as stop:
             return stop.reason
         except KeyboardInterrupt:
-            return INTERRUPT
-        except LimitError:
-            return "TMPC choice too hard"
+            return StoppedBy.INTERRUPT
+        except ChoiceTooHard:
+            return StoppedBy.CHOICE_TOO_HARD
         finally:
             curve.share_bounds()
-            self.stats.search_s += time.perf_counter() - began
+            self._ended_s = time.perf_counter()
         return None
 
-    def _close_listed(self, curve: Curve, listed: ListedStages) -> None:
-        before = self.stats.evaluations
+    def added_to(self, stats: FrontierStats) -> FrontierStats:
+        """What came before with what this search took, so far or in all. For other threads too."""
+        ended_s = time.perf_counter() if self._ended_s is None else self._ended_s
+        search_s = stats.search_s + ended_s - self._began_s
+        return replace(stats, threads=self.threads or 0, evaluations=self.evaluations, search_s=search_s)
 
-        def advanced(closed: int) -> None:
-            self.stats.evaluations = before + listed.evaluations
-            self._tell(curve, closed)
-            self.check()
+    def advance(self, curve: Curve, closed: int, evaluations: int) -> None:
+        """So many positions are closed, after so many evaluations of all curves; what ends the search is raised."""
+        self.evaluations = evaluations
+        self._tell(curve, closed)
+        self.limits.check()
 
-        self._close(curve, listed, advanced)
-
-    def _close(self, curve: Curve, listed: ListedStages, advanced: Callable[[int], None]) -> None:
+    def _close_listed(self, curve: Curve, listed: ListedStages, on_progress: OnProgress) -> None:
         if is_dense(curve):
-            walk_curve(curve, listed, self._ceiling_s, self.stats.threads, advanced)
+            walk_curve(curve, listed, self._ceiling_s, self.threads or 1, on_progress)
             return
         for index in reversed(range(curve.positions.size)):
             close_point(curve, index, listed, self._ceiling_s)
             curve.share_bounds()
-            advanced(int(curve.closed().sum()))
+            on_progress(int(curve.closed().sum()))
 
     def _close_by_backend(self, curve: Curve, backend: LocalBackend) -> None:
+        planning = Planning(self.instance, self.preparation.contraction)
         with closing(Evaluations(backend)) as evaluations:
-            oracle = LatticeOracle(
-                self.instance,
-                self.preparation.contraction,
-                self._problem,
-                evaluations,
-                lambda threshold_s: self._on_progress(backend, threshold_s),
-            )
-            self._bound_by_chain(curve, list(range(self._problem.workload.lattice.graph.size)))
+            oracle = LatticeOracle(planning, self._problem, evaluations, lambda s: self._watch(backend, s))
+            self._bound_by_chain(curve, order_of_graph(self._problem))
             for gap in (*(gap for gap in _PASSES if gap > curve.gap), curve.gap):
                 self._pass(replace(curve, gap=gap), oracle)
 
@@ -111,19 +108,19 @@ class CurveSearch:
         for index in reversed(range(curve.positions.size)):
             if curve.is_closed(index):
                 continue
-            before = oracle.evaluations
+            before = oracle.asked
             try:
-                close_point(curve, index, oracle, self._ceiling_s, doubtful=True)
+                close_point(curve, index, oracle, self._ceiling_s, Phase.DOUBTING)
             finally:
                 curve.share_bounds()
-                self.stats.evaluations += oracle.evaluations - before
+                self.evaluations += oracle.asked - before
             self.listener(
                 PointClosed(
                     curve.by_sum,
                     int(curve.positions[index]),
                     float(curve.lower_s[index]),
                     float(curve.upper_s[index]),
-                    oracle.evaluations - before,
+                    oracle.asked - before,
                     self._elapsed_s(),
                 )
             )
@@ -131,57 +128,58 @@ class CurveSearch:
             if oracle.order is not None:
                 self._bound_by_chain(curve, oracle.order)
 
-    def _bound_by_chain(self, curve: Curve, order: list[int]) -> None:
-        """Plans whose stages are runs of ``order``: upper bounds all along the curve, for next to nothing."""
-        lattice = self._problem.workload.lattice
-        if lattice.size < _CHAIN_SHARE * lattice.graph.size:
+    def _bound_by_chain(self, curve: Curve, order: Sequence[int]) -> None:
+        """Plans whose stages are runs of ``order``: upper bounds all along the curve."""
+        workload = self._problem.workload
+        if not is_worth_a_chain(workload.lattice):
             return
-        workload = Workload.build(chain_lattice(lattice.graph, order), self._problem.workload.options)
-        chain = build_problem(workload, self.instance, self.preparation.restrictions.data_parallelism)
-        listed = ListedStages.of(chain, self.check)
+        degrees = self.preparation.restrictions.data_parallel_degrees(self.instance)
+        chain = chain_problem(self.instance, workload.lattice.graph, workload.options, order, degrees)
+        listed = ListedStages.of(chain, self.limits.check)
         if listed is None:
             return
         left = np.flatnonzero(~curve.closed())
         if left.size == 0:
             return
         bounds = curve.part(left, max(curve.gap, _CHAIN_GAP))
-        self._close(bounds, listed, lambda _: self.check())
+        self._close_listed(bounds, listed, self._check)
         curve.upper_s[left] = np.minimum(curve.upper_s[left], bounds.upper_s)
         curve.share_bounds()
 
     def _tell(self, curve: Curve, closed: int) -> None:
-        self.listener(
-            CurveAdvanced(curve.by_sum, closed, curve.positions.size, self.stats.evaluations, self._elapsed_s())
+        elapsed_s = self._elapsed_s()
+        self.listener(CurveAdvanced(curve.by_sum, closed, curve.positions.size, self.evaluations, elapsed_s))
+
+    def _watch(self, backend: LocalBackend, threshold_s: float) -> EvaluationWatch:
+        return EvaluationWatch(
+            index=self.evaluations + 1,
+            threshold_s=threshold_s,
+            level_start=self._problem.lattice.level_start,
+            limits=self.limits,
+            listener=self.listener,
+            bounds=self._bounds,
+            display=backend,
         )
 
-    def _on_progress(self, backend: LocalBackend, threshold_s: float) -> OnProgress:
-        level_start, began = self._problem.lattice.level_start, time.perf_counter()
+    def _check(self, done: int) -> None:  # noqa: ARG002 - as progress that nobody is told of
+        self.limits.check()
 
-        def on_progress(done: int, total: int) -> None:
-            self.check()
-            self.listener(
-                EvaluationAdvanced(
-                    index=self.stats.evaluations + 1,
-                    threshold_s=threshold_s,
-                    done=done,
-                    total=total,
-                    bounds=Bounds(0.0, None, self._elapsed_s()),
-                    seconds=time.perf_counter() - began,
-                    level=int(np.searchsorted(level_start, done, side="right")) - 1,
-                    levels=level_start.size - 1,
-                    workers=backend.activity().workers,
-                    blocks_in_flight=0,
-                )
-            )
-
-        return on_progress
-
-    def check(self) -> None:
-        """Raises StopSearch after the time limit, and when it is asked to stop."""
-        self.stop.check()
-        limit_s = self.options.time_limit_s
-        if limit_s is not None and self._elapsed_s() > limit_s:
-            raise StopSearch("time limit")
+    def _bounds(self) -> Bounds:
+        """A curve has none of its own: each point has."""
+        return Bounds(0.0, None, self._elapsed_s())
 
     def _elapsed_s(self) -> float:
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self.started_s
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The progress of a walk: positions that are closed."""
+
+    search: CurveSearch
+    curve: Curve
+    listed: ListedStages
+    before: int  # evaluations of other curves
+
+    def __call__(self, done: int) -> None:
+        self.search.advance(self.curve, done, self.before + self.listed.evaluations)

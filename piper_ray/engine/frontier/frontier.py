@@ -10,18 +10,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.compiled.cache import observed
+from piper_ray.compiled.observers import observed
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.frontier.curve import Curve
+from piper_ray.engine.frontier.curve_events import FrontierListener, silent
 from piper_ray.engine.frontier.curve_search import CurveSearch
+from piper_ray.engine.frontier.curve_tables import CurvePreparation
 from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats, points_of
-from piper_ray.engine.frontier.preparation import CurvePreparation
-from piper_ray.engine.frontier.progress import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.search.planning import build_plan
+from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.search.planning import Planning
 from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -31,7 +32,7 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, SolveStats, Status
-from piper_ray.model.stop import INTERRUPT, Stop
+from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import Source, instance_of
 
 Numbers = Iterable[int] | str
@@ -41,8 +42,8 @@ Numbers = Iterable[int] | str
 class Frontier:
     """Optima along the number of devices, and along the bound on the sum of data-parallel degrees at all of them.
 
-    instance: at the most devices asked for. stopped_by: "time limit", "interrupt" or "TMPC choice too hard", if
-    something ended a search early: then what is not proved has a gap. reason: why there is no plan at all, where that
+    instance: at the most devices asked for. stopped_by: what ended a search
+    early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that
     is known beforehand.
     """
 
@@ -58,9 +59,9 @@ class Frontier:
         """Searches along ``devices``, which rise to the instance's."""
         self.instance, self.restrictions, self.options = instance, restrictions, options
         self.stats = FrontierStats()
-        self.stopped_by: str | None = None
+        self.stopped_by: StoppedBy | None = None
         self.reason: str | None = None
-        self._listener, self._started, self._stop = listener, time.perf_counter(), stop
+        self._listener, self._started_s, self._stop = listener, time.perf_counter(), stop
         self._preparations: dict[tuple[int, ...], CurvePreparation] = {}
         self._budgets: dict[tuple[int, ...], Curve] = {}
         self._plans: dict[tuple[tuple[int, ...], int], Plan] = {}
@@ -76,28 +77,29 @@ class Frontier:
         instance = self.instance
         preparation = self._prepare(instance)
         lattice = preparation.workload.lattice
-        self.stats.contracted_layers, self.stats.downsets, self.stats.levels = (
-            lattice.graph.size,
-            lattice.size,
-            lattice.levels,
+        self.stats = FrontierStats(
+            contracted_layers=lattice.graph.size,
+            downsets=lattice.size,
+            levels=lattice.levels,
+            preparation_s=time.perf_counter() - self._started_s,
         )
-        self.stats.preparation_s = time.perf_counter() - self._started
         note = f"{lattice.size:,} downsets in {lattice.levels:,} levels, with their stage costs"
         self._listener(StepFinished("lattice", self.stats.preparation_s, note))
         self._devices = Curve.along_devices(preparation.problem(instance), devices, self.options.gap)
-        self._stop.offer(self._so_far)
-        self._search(self._devices)
+        search = self._new_search()
+        self._stop.offer(lambda: self._so_far(search))
+        self._run(search, self._devices)
 
     def by_devices(self) -> dict[int, float | None]:
         """{K: least time per sample in s}; None where no plan fits, or none is known."""
-        return {point.devices: point.time_per_sample for point in self.points()}
+        return {point.devices: point.time_per_sample_s for point in self.points()}
 
     def by_budget(self, budgets: Numbers | None = None) -> dict[int, float | None]:
         """{bound on the sum of data-parallel degrees: least time per sample in s} on all devices of the instance.
 
         budgets: rising, or a text such as "8..64"; every bound up to min(N, K) if not given. Found at the first call.
         """
-        return {point.data_parallel_budget: point.time_per_sample for point in self.budget_points(budgets)}
+        return {point.data_parallel_budget: point.time_per_sample_s for point in self.budget_points(budgets)}
 
     def points(self) -> tuple[FrontierPoint, ...]:
         """By rising number of devices."""
@@ -149,12 +151,12 @@ class Frontier:
         value_s = None
         if plan is not None:
             value_s = evaluate(self.instance.replace(devices=devices), plan).time_per_sample_s
-        lower_s = point.lower_bound if value_s is None else min(point.lower_bound, value_s)
+        lower_s = point.lower_bound_s if value_s is None else min(point.lower_bound_s, value_s)
         stats = self.stats
         return Solution(
             status=point.status,
-            time_per_sample=value_s,
-            lower_bound=lower_s,
+            time_per_sample_s=value_s,
+            lower_bound_s=lower_s,
             plan=plan,
             stats=SolveStats(
                 layers=len(self.instance.layers),
@@ -175,12 +177,13 @@ class Frontier:
         listener = self._listener
         return observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text)))
 
-    def _so_far(self) -> Frontier:
+    def _so_far(self, search: CurveSearch) -> Frontier:
         """What is known of the points at this moment, for another thread than the one that searches."""
         known = copy(self)
         known._devices = self._devices.part(np.arange(self._devices.positions.size), self._devices.gap)
         known._devices.share_bounds()
-        known.stopped_by = INTERRUPT
+        known.stopped_by = StoppedBy.INTERRUPT
+        known.stats = search.added_to(self.stats)
         return known
 
     def _preferred_plan(self, devices: int, value_s: float) -> Plan:
@@ -189,27 +192,30 @@ class Frontier:
         problem = preparation.problem(instance)
         with closing(LocalBackend(self.options.threads)) as backend:
             outcome = evaluate_threshold(problem, backend, value_s, fewest_stages=True)
-        return build_plan(instance, problem, preparation.contraction, outcome.stages)
+        return Planning(instance, preparation.contraction).plan(problem, outcome.stages)
 
     def _budget_curve(self, budgets: Sequence[int]) -> Curve:
         if self.reason is not None:
             return Curve.without_plans(True, budgets, self.instance.devices)
         problem = self._prepare(self.instance).problem(self.instance)
         curve = Curve.along_sums(problem, budgets, self.options.gap)
-        self._search(curve)
+        self._run(self._new_search(), curve)
         return curve
 
-    def _search(self, curve: Curve) -> None:
-        search = CurveSearch(
+    def _new_search(self) -> CurveSearch:
+        return CurveSearch(
             self.instance,
             self._prepare(self.instance),
-            self.options,
+            self.options.threads,
+            Limits.of(self.options, self._started_s, self._stop),
             self._listener,
-            self._started,
-            self.stats,
-            self._stop,
+            self._started_s,
+            self.stats.evaluations,
         )
+
+    def _run(self, search: CurveSearch, curve: Curve) -> None:
         self.stopped_by = search.run(curve) or self.stopped_by
+        self.stats = search.added_to(self.stats)
 
     def _prepare(self, instance: Instance) -> CurvePreparation:
         """The tables for the variants that the instance's devices allow."""
@@ -244,6 +250,7 @@ def frontier(
     does not know, and StopSearch if ``stop`` asks before the search began.
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    restrictions.require_stages_alone("frontier")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.function("listener", listener)
     if options.resume is not None:

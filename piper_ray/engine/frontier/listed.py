@@ -15,6 +15,8 @@ from piper_ray.engine.kernels.staircase import (
     FEASIBLE,
     NO_ROOM,
     TOO_HARD,
+    CurveArrays,
+    Exactness,
     StageTables,
     WorkBounds,
     best_state,
@@ -23,7 +25,7 @@ from piper_ray.engine.kernels.staircase import (
     walk,
 )
 from piper_ray.engine.tables.problem import Problem
-from piper_ray.model.errors import LimitError
+from piper_ray.model.errors import ChoiceTooHard
 
 MOST_DOWNSETS = 5_000
 MOST_COSTS = 1_000_000
@@ -89,36 +91,24 @@ class ListedStages:
 
         Calls ``check`` with the first position that is still open, about 20 times a second; what it raises ends it.
         """
+        arrays = CurveArrays(curve.positions, curve.lower_s, curve.upper_s, curve.by_sum, curve.other_limit)
+        exactness = Exactness(max(PROOF, curve.gap), THRESHOLD_TOLERANCE, RESOLUTION)
         at, reach, most = begin, 1, 4
         while at < end:
             check(at)
             self._before()
             began = time.perf_counter()
-            at, status, done, reach = walk(
-                curve.positions,
-                curve.lower_s,
-                curve.upper_s,
-                at,
-                end,
-                curve.by_sum,
-                curve.other_limit,
-                self._known(),
-                max(PROOF, curve.gap),
-                THRESHOLD_TOLERANCE,
-                RESOLUTION,
-                reach,
-                most,
-            )
+            at, status, done, reach = walk(arrays, at, end, self._known(), exactness, reach, most)
             self._again(status, done)
             if time.perf_counter() - began < _CALL_S:
                 most *= 2
         check(end)
 
     def _again(self, status: int, evaluations: int) -> bool:
-        """Counts evaluations; whether the last is to be made again, with more room. Raises LimitError."""
+        """Counts evaluations; whether the last is to be made again, with more room. Raises ChoiceTooHard."""
         self._counts.append(evaluations)
         if status == TOO_HARD:
-            raise LimitError("TMPC choice too hard")
+            raise ChoiceTooHard
         if status == NO_ROOM:
             self._scratch.known = self._make(2 * self._scratch.known.fronts.devices.size)
         return bool(status == NO_ROOM)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.evaluation.threshold import OnProgress
-from piper_ray.engine.lattice.contraction import Contraction
-from piper_ray.engine.search.planning import build_plan, chain_through
+from piper_ray.engine.search.chain import order_through
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.tables.problem import Problem
-from piper_ray.evaluate import evaluate
-from piper_ray.model.instance import Instance
 
 
 class Found(NamedTuple):
@@ -29,38 +27,37 @@ class Oracle(Protocol):
     """Answers for one problem, at any limits up to the problem's own."""
 
     def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
-        """A plan with every stage at most ``threshold_s``, or None if there is none. Raises LimitError."""
+        """A plan with every stage at most ``threshold_s``, or None if there is none. Raises ChoiceTooHard."""
         ...
 
 
 class LatticeOracle:
     """Evaluates the whole lattice by a backend: for lattices of any size.
 
-    order: the vertices in an order through the last plan's stages, for chains. on_progress: as ``evaluate_threshold``.
+    order: of the vertices, through the last plan's stages. asked: thresholds so far. on_progress: of each, as
+    ``evaluate_threshold`` takes it.
     """
 
     def __init__(
         self,
-        instance: Instance,
-        contraction: Contraction,
+        planning: Planning,
         problem: Problem,
-        executor: Evaluations,
+        evaluations: Evaluations,
         on_progress: Callable[[float], OnProgress],
     ) -> None:
-        self._instance, self._contraction, self._problem = instance, contraction, problem
-        self._executor, self._on_progress = executor, on_progress
-        self.evaluations = 0
+        self._planning, self._problem = planning, problem
+        self._evaluations, self._on_progress = evaluations, on_progress
+        self.asked = 0
         self.order: list[int] | None = None
 
     def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
         cluster = self._problem.cluster._replace(devices=devices, data_parallel_limit=data_parallel_sum)
         problem = self._problem.with_cluster(cluster)
-        self.evaluations += 1
-        outcome = self._executor.evaluate(problem, threshold_s, on_progress=self._on_progress(threshold_s))
+        self.asked += 1
+        outcome = self._evaluations.evaluate(problem, threshold_s, on_progress=self._on_progress(threshold_s))
         if not outcome.feasible:
             return None
-        plan = build_plan(self._instance, problem, self._contraction, outcome.stages)
-        self.order = chain_through(problem, outcome.stages)
-        value_s = evaluate(self._instance, plan).time_per_sample_s
+        plan, value_s = self._planning.valued(problem, outcome.stages)
+        self.order = order_through(problem, outcome.stages)
         # Its plan is one of fewest devices, not of least sum.
         return Found(plan.data_parallel_sum if by_sum else plan.devices, value_s, not by_sum)

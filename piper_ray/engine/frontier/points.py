@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper_ray.engine.frontier.curve import Curve
+from piper_ray.model.gap import relative_gap
+from piper_ray.model.renamed import renamed
 from piper_ray.model.solution import Status
 
 
@@ -14,28 +16,29 @@ from piper_ray.model.solution import Status
 class FrontierPoint:
     """The answer on ``devices`` devices with the sum of data-parallel degrees at most ``data_parallel_budget``.
 
-    time_per_sample: in s; None where there is no plan or none is known. lower_bound: no plan is faster, in s; inf
+    time_per_sample_s: None where there is no plan or none is known. lower_bound_s: no plan is faster; inf
     where there is none. is_step: less time than at the point before it on its curve.
     """
 
     devices: int
     data_parallel_budget: int
     status: Status
-    time_per_sample: float | None
-    lower_bound: float
+    time_per_sample_s: float | None
+    lower_bound_s: float
     is_step: bool
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
+    lower_bound = renamed("lower_bound", "lower_bound_s")
 
     @property
     def gap(self) -> float | None:
-        """(time_per_sample - lower_bound) / time_per_sample."""
-        if self.time_per_sample is None:
+        """(time_per_sample_s - lower_bound_s) / time_per_sample_s."""
+        if self.time_per_sample_s is None:
             return None
-        if self.time_per_sample == 0.0:
-            return 0.0
-        return max(0.0, (self.time_per_sample - self.lower_bound) / self.time_per_sample)
+        return relative_gap(self.time_per_sample_s, self.lower_bound_s)
 
 
-@dataclass
+@dataclass(frozen=True)
 class FrontierStats:
     """Figures of the lattice, threads, evaluations of all curves so far, and seconds."""
 

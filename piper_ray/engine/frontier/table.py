@@ -60,10 +60,11 @@ def frontier_table(
 ) -> pa.Table:
     """points: of each curve, by its name. plans: of steps along the devices, by number of devices.
 
-    Times in s. lower_bound_s is null where there is no plan at all; plan columns are null where no plan was written.
+    Times in s, of a microbatch. The throughput is in samples where the batch says how many a microbatch holds, else in
+    microbatches. lower_bound_s is null where there is no plan at all; plan columns are null where no plan was written.
     """
     rows = [
-        _row(curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
+        _row(instance, curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
         for curve, of_curve in points.items()
         for point in of_curve
     ]
@@ -97,17 +98,17 @@ def refuse_other_formats(path: Path) -> None:
         raise UsageError(f"{path}: tables are written as {' or '.join(FORMATS)}")
 
 
-def _row(curve: str, point: FrontierPoint, entry: PlanEntry | None) -> dict[str, object]:
-    time_s = point.time_per_sample
+def _row(instance: Instance, curve: str, point: FrontierPoint, entry: PlanEntry | None) -> dict[str, object]:
+    time_s = point.time_per_sample_s
     return {
         "curve": curve,
         "devices": point.devices,
         "data_parallel_budget": point.data_parallel_budget,
         "status": point.status.value,
         "time_per_sample_s": time_s,
-        "lower_bound_s": point.lower_bound if math.isfinite(point.lower_bound) else None,
+        "lower_bound_s": point.lower_bound_s if math.isfinite(point.lower_bound_s) else None,
         "gap": point.gap,
-        "throughput_samples_per_s": 1.0 / time_s if time_s else None,
+        "throughput_samples_per_s": (instance.batch.samples_per_microbatch or 1) / time_s if time_s else None,
         "is_step": point.is_step,
         "plan_devices": entry.plan.devices if entry else None,
         "plan_data_parallel_sum": entry.plan.data_parallel_sum if entry else None,

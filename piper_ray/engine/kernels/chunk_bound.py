@@ -215,9 +215,7 @@ def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
 
 
 @leaf_kernel
-def _priced(
-    kinds: LayerKinds, o: int, k: int, hub: int, costs: _Costs, prices: Prices, limits: ShapeLimits
-) -> float:
+def _priced(kinds: LayerKinds, o: int, k: int, hub: int, costs: _Costs, prices: Prices, limits: ShapeLimits) -> float:
     """Of one layer with option o in chunk k."""
     figures, r = kinds.figures, limits.rank_of[k]
     cost = (
@@ -277,7 +275,9 @@ def _on_simplex(values: FloatArray) -> None:
 
 
 @kernel
-def spread(kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def spread(
+    kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """float64[s, COLUMNS], units float64[p, units] and layers float64[s]: what chunks hold when layers are spread over chunks and options by shares.
 
     share: float64[cells], for each kind, chunk of its window and option the part of its layers. The seconds hold what
@@ -407,9 +407,7 @@ def better_prices(
 
 
 @kernel
-def _lengths(
-    limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _lengths(limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Seconds along each path, and the bytes of each moment. by_pass: float64[s, PASSES, paths], the paths' counts."""
     s, p = limits.rank_of.size, limits.most_units.shape[0]
     weights, fixed = np.zeros(p), np.zeros(p)

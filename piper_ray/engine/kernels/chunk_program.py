@@ -10,9 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
-from piper_ray.engine.kernels.chunk_lists import BACKWARD, DUALPIPE_V, FORWARD, INPUTS, WEIGHTS, ZB_V, rank_list
+from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+# Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the inputs
+# and of the weights.
+FORWARD = 0
+BACKWARD = 1
+INPUTS = 2
+WEIGHTS = 3
 
 PASSES = 3
 """Columns of durations and of counts: forward, gradients of inputs, gradients of weights. A whole backward pass takes the
@@ -38,28 +44,20 @@ class ChunkProgram(NamedTuple):
     held: IndexArray  # int64[.., v]
 
 
-@leaf_kernel
-def stage_of_chunk(schedule: int, p: int, rank: int, chunk: int) -> int:
-    """The stage that a rank holds as its ``chunk``-th."""
-    if chunk == 1 and (schedule == ZB_V or schedule == DUALPIPE_V):
-        return 2 * p - 1 - rank
-    return chunk * p + rank
-
-
 @kernel
-def build_program(schedule: int, p: int, v: int, m: int, group: int) -> tuple[bool, ChunkProgram]:
-    """Arguments as in ``PipelineShape``. False if the ranks would wait for each other for ever."""
-    s = p * v
-    start = np.zeros(p + 1, np.int64)
-    listed = np.empty((3 * s * m, 3), np.int64)
+def build_program(
+    microbatches: int, listed: IndexArray, start: IndexArray, stage_of: IndexArray
+) -> tuple[bool, ChunkProgram]:
+    """False if the ranks would wait for each other for ever.
+
+    listed: int64[n, 3], the ranks' lists one after the other, as in ``simulate.actions``: kind, chunk, microbatch.
+    start: int64[p + 1], where each begins. stage_of: int64[p, v].
+    """
+    p, v = stage_of.shape
+    s, m = p * v, microbatches
     rank_of = np.empty(s, np.int64)
-    stage_of = np.empty((p, v), np.int64)
     for r in range(p):
-        actions = rank_list(schedule, p, r, m, v, group)
-        start[r + 1] = start[r] + actions.shape[0]
-        listed[start[r] : start[r + 1]] = actions
         for chunk in range(v):
-            stage_of[r, chunk] = stage_of_chunk(schedule, p, r, chunk)
             rank_of[stage_of[r, chunk]] = r
     total = start[p]
     kind, stage = np.empty(total, np.int64), np.empty(total, np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from piper_ray.compiled.jit import leaf_kernel
@@ -9,27 +11,34 @@ from piper_ray.engine.kernels.bounds import bit_position
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 
+class Neighbours(NamedTuple):
+    """A graph's edges, vertices numbered successors first."""
+
+    successor_bits: BitArray  # uint64[n, words]
+    predecessor_start: IndexArray  # int64[n + 1], into predecessor
+    predecessor: IndexArray
+
+
+class Downsets(NamedTuple):
+    """Room for downsets; all zeros at first."""
+
+    bits: BitArray  # uint64[room, words]
+    addable: BitArray  # uint64[room, words], scratch: vertices larger than added[i] whose successors are all in i
+    parent: IndexArray  # int64[room]: the downset without its largest vertex
+    added: IndexArray  # int64[room]: that vertex; -1 for the empty set
+    level_start: IndexArray  # int64[n + 2]
+
+
 @leaf_kernel
-def enumerate_downsets(
-    successor_bits: BitArray,
-    predecessor_start: IndexArray,
-    predecessor: IndexArray,
-    bits: BitArray,
-    addable: BitArray,
-    parent: IndexArray,
-    added: IndexArray,
-    level_start: IndexArray,
-) -> int:
-    """All successor-closed vertex sets; returns their number, or -1 if there are more than ``bits`` has room for.
+def enumerate_downsets(graph: Neighbours, room: Downsets) -> int:
+    """All successor-closed vertex sets; returns their number, or -1 if there are more than ``room`` takes.
 
     Vertices are numbered successors first, so J without its largest vertex is a downset too: J is made from that
     parent alone. Parents in lexicographic order with children added in ascending order give each level in
     lexicographic order of the ascending vertex lists: ids are (level, lexicographic) without sorting or hashing.
-
-    successor_bits: uint64[n, words]. Fills bits uint64[room, words], parent int64[room], added int64[room] (the largest
-    vertex; -1 for the empty set) and level_start int64[n + 2]; addable uint64[room, words] is scratch: the vertices
-    larger than added[i] whose successors are all in downset i. All come in as zeros.
     """
+    successor_bits, predecessor_start, predecessor = graph
+    bits, addable, parent, added, level_start = room
     n, words = successor_bits.shape
     for v in range(n):
         has_successor = False

@@ -8,25 +8,28 @@ from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.bounds import bit_position
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
-_MOST_PARTIAL = 192
-"""Partial choices that are kept; more are merged, two neighbours into one that is as good as either in every figure."""
-_MOST_CHOICES = 48
+FEW = 128
+MANY = 4096
+"""Partial choices that are kept: while tails are grown, and where plans are looked at one by one. More are merged, two
+neighbours into one that is as good as either in every figure."""
 
 EXACT = 0
 MERGED = 1
 NONE_FITS = 2
 
-Items = tuple[IndexArray, IndexArray, FloatArray]
+StageItems = tuple[IndexArray, IndexArray, FloatArray]
 
 
 @kernel
-def stage_items(outer: int, inner: int, variant: int, in_flight: int, tables: FlushTables, task: FlushTask) -> Items:
+def stage_items(
+    outer: int, inner: int, variant: int, in_flight: int, tables: FlushTables, task: FlushTask
+) -> StageItems:
     """The layers of a stage, ascending, and their options in the stage.
 
-    Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds with
-    what crosses the border, weights and memory bytes on each device.
+    Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds
+    with what crosses the border, weights and memory bytes on each device.
     """
     bits, r, d = tables.bits, variant, task.data_parallel_degree
     layers, options = 0, 0
@@ -80,7 +83,7 @@ def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: floa
     """
     time_s = figures[:, 0] + figures[:, 1]
     memory = figures[:, 3].copy()
-    found = least_cost(start, time_s, memory, memory_bytes, np.inf, False, choice)
+    found = least_cost(Items(start, time_s, memory), memory_bytes, np.inf, False, choice)
     if found == TOO_HARD:
         return -1.0
     return found
@@ -88,21 +91,24 @@ def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: floa
 
 @kernel
 def choice_front(
-    start: IndexArray, figures: FloatArray, memory_bytes: float
+    start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, most: int
 ) -> tuple[int, FloatArray, IndexArray, IndexArray, IndexArray]:
-    """The undominated choices that fit, by ascending forward seconds.
+    """The undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending forward
+    seconds; of partial choices ``most`` are kept.
 
-    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and backward
-    seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial choices
-    the one before and the option taken (-1 at the beginning).
+    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and
+    backward seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial
+    choices the one before and the option taken (-1 at the beginning).
     """
     layers = start.size - 1
-    least_rest = np.zeros(layers + 1)
+    least_rest, least_rest_s = np.zeros(layers + 1), np.zeros(layers + 1)
     for k in range(layers - 1, -1, -1):
-        least = np.inf
+        least, least_s = np.inf, np.inf
         for o in range(start[k], start[k + 1]):
             least = min(least, figures[o, 3])
+            least_s = min(least_s, figures[o, 0] + figures[o, 1])
         least_rest[k] = least_rest[k + 1] + least
+        least_rest_s[k] = least_rest_s[k + 1] + least_s
     status = EXACT
     before, taken = np.full(1024, -1, np.int64), np.full(1024, -1, np.int64)
     used = 1
@@ -118,6 +124,9 @@ def choice_front(
             for o in range(start[k], start[k + 1]):
                 if states[s, 3] + figures[o, 3] + least_rest[k + 1] > memory_bytes:
                     continue
+                taken_s = states[s, 0] + states[s, 1] + figures[o, 0] + figures[o, 1]
+                if taken_s + least_rest_s[k + 1] > most_s:
+                    continue
                 for column in range(4):
                     grown[count, column] = states[s, column] + figures[o, column]
                 if last:
@@ -128,7 +137,6 @@ def choice_front(
         if count == 0:
             return NONE_FITS, np.empty((0, 3)), np.empty(0, np.int64), before, taken
         kept = _undominated(grown[:count])
-        most = _MOST_CHOICES if last else _MOST_PARTIAL
         if kept.size > most:
             status = MERGED
         while kept.size > most:

@@ -1,7 +1,8 @@
 """Kernel: the plans of one (d, t) in the order of their bounds, until the best one's time is met by the bound.
 
-A tail's figures leave out what stages in front of it bring into its warm-up, so the best state's time may be too low. Here
-the stages are fixed from the front: of those all is known, and the tails bound the rest.
+A tail's figures leave out what stages in front of it bring into its warm-up, so the best state's time may be too low.
+Here the stages are fixed from the front: of those all is known, and the tails bound the rest, those of the highest
+level that some stage in front reaches.
 """
 
 from __future__ import annotations
@@ -12,18 +13,30 @@ import numpy as np
 
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.bounds import is_subset
-from piper_ray.engine.kernels.flush_choices import EXACT
-from piper_ray.engine.kernels.flush_paths import batch_s, step_s, with_stage
+from piper_ray.engine.kernels.flush_choices import EXACT, MANY
+from piper_ray.engine.kernels.flush_paths import Figures, batch_s, step_s, with_stage
 from piper_ray.engine.kernels.flush_states import (
     FINISHED,
     STOPPED,
     TOO_MANY,
+    figures_of,
     front_rows,
     in_flight,
     least_figures,
     least_memory_bytes,
+    level_of,
+    twice,
+    twice_rows,
 )
-from piper_ray.engine.kernels.flush_types import MISSING, NO_CHOICE, ONE_F_ONE_B, FlushTables, FlushTask, StateArrays
+from piper_ray.engine.kernels.flush_types import (
+    MISSING,
+    NO_CHOICE,
+    ON_FRONT,
+    ONE_F_ONE_B,
+    FlushTables,
+    FlushTask,
+    StateArrays,
+)
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _ENOUGH = 1e-10
@@ -56,15 +69,12 @@ def best_stages(states: StateArrays, state: int) -> StageList:
 
 
 @kernel
-def best_state(task: FlushTask, states: StateArrays) -> tuple[int, float]:
-    """The state of all layers whose figures promise the least, and what they promise; -1 and inf if there is none."""
-    top = states.start.size - 1
+def best_state(task: FlushTask, states: StateArrays, downsets: int) -> tuple[int, float]:
+    """The state of all layers whose figures say the least, and what they say; -1 and inf if there is none."""
+    top = downsets - 1
     best, least_s = -1, np.inf
-    for s in range(states.start[top], states.start[top] + states.count[top]):
-        figures = states.figures[s]
-        found_s = batch_s(
-            task.schedule, task.microbatches, (figures[0], figures[1], figures[2], figures[3], figures[4])
-        )
+    for s in range(states.start[top], states.start[top] + states.kept[top]):
+        found_s = batch_s(task.schedule, task.microbatches, figures_of(states.figures, s))
         if found_s < least_s:
             best, least_s = s, found_s
     return best, least_s
@@ -79,12 +89,18 @@ def _empty_list(p: int) -> StageList:
 
 @kernel
 def close_gap(
-    tables: FlushTables, task: FlushTask, states: StateArrays, most_nodes: int, control: FloatArray
+    tables: FlushTables,
+    task: FlushTask,
+    levels: FloatArray,
+    states: StateArrays,
+    most_nodes: int,
+    control: FloatArray,
 ) -> tuple[int, float, bool, StageList]:
     """Whether a plan takes less than control[0], which it lowers where it finds one.
 
-    Returns FINISHED, STOPPED because control[1] is not zero, or TOO_MANY for ``most_nodes``; a bound on what any plan of
-    these degrees takes that takes less than control[0] (inf: there is none); whether a plan was found, and the best one.
+    Returns FINISHED, STOPPED because control[1] is not zero, or TOO_MANY for ``most_nodes``; a bound on what any plan
+    of these degrees takes that takes less than control[0] (inf: there is none); whether a plan was found, and the best
+    one.
     """
     m = tables.bits.shape[0]
     schedule, microbatches = task.schedule, task.microbatches
@@ -102,9 +118,8 @@ def close_gap(
     path = np.empty((task.most_stages + 1, 5))
 
     top = m - 1
-    for s in range(states.start[top], states.start[top] + states.count[top]):
-        figures = states.figures[s]
-        bound = batch_s(schedule, microbatches, (figures[0], figures[1], figures[2], figures[3], figures[4]))
+    for s in range(states.start[top], states.start[top] + states.kept[top]):
+        bound = batch_s(schedule, microbatches, figures_of(states.figures, s))
         p = states.stages[s]
         if nodes > 0 and behind[nodes - 1] == p:
             bounds[nodes - 1] = min(bounds[nodes - 1], bound)
@@ -142,12 +157,9 @@ def close_gap(
         i, q = downset[node], behind[node] - 1
         y = in_flight(schedule, microbatches, q)
         for j in range(i):
-            if states.count[j] == 0 or not is_subset(tables.bits[j], tables.bits[i]):
+            if states.kept[j] == 0:  # no more so with a promise
                 continue
-            first, end = states.start[j], states.start[j] + states.count[j]
-            while first < end and states.stages[first] < q:
-                first += 1
-            if first == end or states.stages[first] != q:
+            if not is_subset(tables.bits[j], tables.bits[i]):
                 continue
             for r in task.variants:
                 if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
@@ -157,30 +169,31 @@ def close_gap(
                 least = least_figures(i, j, r, tables, task)
                 if microbatches * least.time_s >= control[0]:
                     continue
-                exact, rows = front_rows(i, j, r, y, least, tables, task)
+                most_s = control[0] / microbatches
+                exact, rows = front_rows(i, j, r, y, most_s, MANY, least, tables, task)
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])
                     child = np.inf
-                    for s in range(first, end):
-                        if states.stages[s] != q:
-                            break
-                        child = min(child, _completed_s(task, path, depth + 1, states.figures[s], q))
+                    cell = level_of(levels, path[depth, 3], path[depth, 4]) * m + j
+                    for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
+                        if states.stages[s] == q:
+                            child = min(child, _completed_s(task, path, depth + 1, figures_of(states.figures, s), q))
                     child = max(child, bound)
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds = np.concatenate((bounds, np.empty_like(bounds)))
-                        seconds = np.concatenate((seconds, np.empty_like(seconds)))
-                        before = np.concatenate((before, np.empty_like(before)))
-                        downset = np.concatenate((downset, np.empty_like(downset)))
-                        behind = np.concatenate((behind, np.empty_like(behind)))
-                        variant = np.concatenate((variant, np.empty_like(variant)))
-                        choice = np.concatenate((choice, np.empty_like(choice)))
-                        known = np.concatenate((known, np.empty_like(known)))
-                        heap = np.concatenate((heap, np.empty_like(heap)))
+                        bounds = np.concatenate((bounds, np.empty(room)))
+                        seconds = twice_rows(seconds)
+                        before = twice(before)
+                        downset = twice(downset)
+                        behind = twice(behind)
+                        variant = twice(variant)
+                        choice = twice(choice)
+                        known = np.concatenate((known, np.empty(room, np.bool_)))
+                        heap = twice(heap)
                         room *= 2
                     bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q
-                    variant[nodes], choice[nodes], known[nodes] = r, row, known[node] and exact == EXACT
+                    variant[nodes], choice[nodes], known[nodes] = r, ON_FRONT, known[node] and exact == EXACT
                     for column in range(3):
                         seconds[nodes, column] = rows[row, column]
                     open_nodes = _push(heap, open_nodes, bounds, nodes)
@@ -203,23 +216,14 @@ def close_gap(
 
 
 @kernel
-def _completed_s(task: FlushTask, path: FloatArray, depth: int, figures: FloatArray, stages: int) -> float:
-    """A bound on the batch's time: stages 0 .. depth - 1 as in ``path``, behind them a tail of these figures.
-
-    Until the first stage's end further passes are those of any stage in front; until another one's end only those from that
-    one on, of which what a tail tells of itself is counted.
-    """
-    tail = (figures[0], figures[1], figures[2], figures[3], figures[4])
-    to_first, to_any = tail, tail
+def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, stages: int) -> float:
+    """A bound on the batch's time: stages 0 .. depth - 1 as in ``path``, behind them a tail of so many stages."""
     for k in range(depth - 1, -1, -1):
         f, b, sync, slowest_f, slowest_b = path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4]
-        q = stages + depth - 1 - k
-        to_any = with_stage(task.schedule, task.microbatches, q, f + b, f, b, sync, slowest_f, b, to_any)
-        to_first = with_stage(task.schedule, task.microbatches, q, f + b, f, b, sync, slowest_f, slowest_b, to_first)
-    least = batch_s(task.schedule, task.microbatches, to_any)
-    if task.schedule == ONE_F_ONE_B:
-        least = max(least, to_first[2] + path[0, 2])
-    return least
+        behind = stages + depth - 1 - k
+        tail = with_stage(task.schedule, task.microbatches, behind, f + b, f, b, sync, slowest_f, slowest_b, tail)
+    least = batch_s(task.schedule, task.microbatches, tail)
+    return max(least, tail[2] + path[0, 2]) if task.schedule == ONE_F_ONE_B else least
 
 
 @kernel

@@ -1,33 +1,42 @@
 """Kernels: the longest paths through a pipeline's step under a flush, stage by stage from the back.
 
 Stage j of p takes f_j forward and b_j backward for each of m microbatches, t_j = f_j + b_j, and R_j at the end; it has
-q = p - 1 - j stages behind. A tail of the pipeline is described by five figures, all in seconds:
+q = p - 1 - j stages behind.
 
-1f1b  down    F_0 enters the tail, ends with B_0: the longest way through, w - 1 forward passes more at one stage included
-      up      the same of the last microbatch, with w - 1 backward passes more
-      whole   the whole batch, until the tail's first stage has done its last backward pass
-      last    from the last microbatch's entry to the end of the synchronisation of some stage
-      synced  the whole batch, to the end of the synchronisation of some stage
-gpipe total   sum of t
-      slowest_f, slowest_b  the largest f, and b
-      synced  sum of f, and the way through the backward passes to the end of the synchronisation of some stage
+Under 1F1B stage j starts with w = min(m, q + 1) forward passes. A critical path goes down from it to some stage k
+behind it (or stays), with w_k - 1 further forward passes at the slowest stage up to k; then comes back for m - w + 1
+microbatches at j; then goes down and up again, with w_k - 1 further backward passes. So with
 
-Under 1F1B stage j starts with w = min(m, q + 1) forward passes. Its critical path goes down to some stage k behind it (or
-stays), with w_k - 1 further forward passes at the slowest stage up to k; then m - w + 1 microbatches at j;
-then down and up again, with w_k - 1 further backward passes. So with S = max over k >= j of sum t_(j+1..k) +
-(w_k - 1) max f_(..k), and E so from b, the step takes
+    S_j = max over k >= j of  sum t_(j+1..k) + (w_k - 1) max f_(0..k),   E_j so with b
 
-    max over j of  sum t_(..j-1) + own_j,   own_j = (m - w + 1) t_j + S + E                       if m > w
-                                            own_j = t_j + max((w - 1) max f_(..j) + E, S + (w - 1) max b_(..j))  else
+the batch takes (without R)
 
-exactly (found and checked by simulation). ``down`` and ``up`` are S and E with t of the first stage added, for a tail taken
-for itself: what stages in front of it bring into max f_(..k) is left out. So they bound from below, and exactly where no
-stage in front has a longer forward or backward pass than the tail's stages take in all. ``step_s`` has it exactly.
+    max over j of  sum t_(0..j-1) + own_j
+    own_j = (m - w + 1) t_j + S_j + E_j                                                    if m > w
+    own_j = t_j + max((w - 1) max f_(0..j) + E_j,  S_j + (w - 1) max b_(0..j))             if m = w
 
-Under GPipe the step takes sum f + (m - 1) max f + max over j of (sum b_(j..) + (m - 1) max b_(j..) + R_j), exactly.
+exactly: found, and checked by simulation. The end of stage e's last backward pass has b_(e..) in place of b_(0..)
+there, and of stages j < e only f_j, and their last backward pass is not on the path (``_end_s``). Under GPipe the batch
+takes, exactly too, sum f + (m - 1) max f + max over e of  sum b_(e..) + (m - 1) max b_(e..) + R_e.
 
-Every figure of a tail with a stage in front is non-decreasing in the tail's figures: of tails with the same layers and
-as many stages one that is nowhere larger is as good.
+A tail of the pipeline is described by seven figures, in seconds:
+
+1f1b  down          t + S of its first stage: from the first microbatch's entry until it comes out again
+      up            t + E: so of the last microbatch
+      whole         of the whole batch, until the first stage has done its last backward pass
+      up_own        as ``up`` and ``whole``, but the further backward passes are those of the tail's own stages only
+      whole_own
+      last          from the last microbatch's entry to the end of some stage's synchronisation
+      synced        of the whole batch, to the end of some stage's synchronisation
+2bw   slowest       max of m t + R: without a flush nothing else counts
+gpipe total         sum of t
+      slowest_f     the largest f, and b
+      slowest_b
+      synced        sum of f, and the way through the backward passes to the end of some stage's synchronisation
+
+What stages in front of the tail bring into max f_(0..k) and max b_(0..k) has to be given when the tail is built. As
+little as is known for sure gives a bound from below. All figures are non-decreasing in those of the tail behind: of
+tails of the same layers and as many stages one that is nowhere larger is as good.
 """
 
 from __future__ import annotations
@@ -35,18 +44,20 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
-from piper_ray.engine.kernels.flush_types import GPIPE
+from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray
 
-Figures = tuple[float, float, float, float, float]
+Figures = tuple[float, float, float, float, float, float, float]
 
 
 @inlined_kernel
 def empty_tail(schedule: int) -> Figures:
     """The figures of no stages."""
     if schedule == GPIPE:
-        return 0.0, 0.0, 0.0, -np.inf, 0.0
-    return 0.0, 0.0, 0.0, -np.inf, -np.inf
+        return 0.0, 0.0, 0.0, -np.inf, 0.0, 0.0, 0.0
+    if schedule == TWO_BW:
+        return 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    return 0.0, 0.0, 0.0, 0.0, 0.0, -np.inf, -np.inf
 
 
 @inlined_kernel
@@ -65,30 +76,36 @@ def with_stage(
     """The figures of a tail of ``behind`` stages with a stage put in front.
 
     whole_s: t. slowest_*: the largest f and b of this stage and of those in front of it, as far as they are known.
+    1F1B alone needs them.
     """
     m = microbatches
     if schedule == GPIPE:
-        total, slowest_f, slowest_b, synced, _ = tail
+        total, slowest_f, slowest_b, synced, _, _, _ = tail
         total += whole_s
         slowest_b = max(slowest_b, backward_s)
         synced = max(synced + forward_s, total + (m - 1) * slowest_b + sync_s)
-        return total, max(slowest_f, forward_s), slowest_b, synced, 0.0
-    down, up, whole, last, synced = tail
+        return total, max(slowest_f, forward_s), slowest_b, synced, 0.0, 0.0, 0.0
+    if schedule == TWO_BW:
+        return max(tail[0], m * whole_s + sync_s), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    down, up, whole, up_own, whole_own, last, synced = tail
     w = min(m, behind + 1)
     first = max(down, (w - 1) * slowest_forward_s)
     final = max(up, (w - 1) * slowest_backward_s)
+    final_own = max(up_own, (w - 1) * backward_s)
     if m > w:
-        own = (m - w + 1) * whole_s + first + final
-        ends_behind = (m - w + 1) * whole_s - backward_s + first + last
+        start_s = (m - w + 1) * whole_s + first
+        own, own_own = start_s + final, start_s + final_own
+        ends_behind = start_s - backward_s + last
     else:
-        own = whole_s + max((w - 1) * slowest_forward_s + final, first + (w - 1) * slowest_backward_s)
-        ends_behind = forward_s + (w - 1) * slowest_forward_s + last
+        warm_s = (w - 1) * slowest_forward_s
+        own = whole_s + max(warm_s + final, first + (w - 1) * slowest_backward_s)
+        own_own = whole_s + max(warm_s + final_own, first + (w - 1) * backward_s)
+        ends_behind = forward_s + warm_s + last
     whole = max(whole_s + whole, own)
-    down = whole_s + first
-    up = whole_s + final
-    synced = max(forward_s + synced, whole + sync_s, ends_behind)
-    last = max(forward_s + last, up + sync_s)
-    return down, up, whole, last, synced
+    whole_own = max(whole_s + whole_own, own_own)
+    synced = max(forward_s + synced, whole_own + sync_s, ends_behind)
+    last = max(forward_s + last, whole_s + final_own + sync_s)
+    return whole_s + first, whole_s + final, whole, whole_s + final_own, whole_own, last, synced
 
 
 @inlined_kernel
@@ -96,7 +113,9 @@ def batch_s(schedule: int, microbatches: int, figures: Figures) -> float:
     """Seconds of the whole batch for a pipeline of these figures."""
     if schedule == GPIPE:
         return figures[3] + (microbatches - 1) * figures[1]
-    return max(figures[2], figures[4])
+    if schedule == TWO_BW:
+        return figures[0]
+    return max(figures[2], figures[6])
 
 
 @inlined_kernel
@@ -113,9 +132,9 @@ def least_batch_s(
 
     ahead_s: least t of all that is in front, in at most most_stages - stages stages. ahead_forward_s: so for f.
 
-    One of the stages in front takes t >= ahead_s / (most_stages - stages). With w - 1 stages behind it, r seconds between
-    it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and r >= ahead_s - t (most_stages - w + 1)
-    if it is the slowest. Where m > most_stages that is least at the least t.
+    One of the stages in front takes t >= ahead_s / (most_stages - stages). With w - 1 stages behind it, r seconds
+    between it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and r >= ahead_s - t (most_stages - w +
+    1) if it is the slowest. Where m > most_stages that is least at the least t.
     """
     if ahead_s <= 0.0:
         return batch_s(schedule, microbatches, figures)
@@ -124,10 +143,12 @@ def least_batch_s(
         return np.inf
     even_s = ahead_s / left
     if schedule == GPIPE:
-        total, slowest_f, slowest_b, synced, _ = figures
+        total, slowest_f, slowest_b, synced, _, _, _ = figures
         least = total + ahead_s + (m - 1) * max(slowest_f + slowest_b, even_s)
         return max(least, synced + ahead_forward_s + (m - 1) * slowest_f)
-    down, up, whole, _, synced = figures
+    if schedule == TWO_BW:
+        return max(figures[0], m * even_s)
+    down, up, whole, _, _, _, synced = figures
     least = max(whole + ahead_s, synced + ahead_forward_s, m * even_s)
     if m > most_stages:
         least = max(least, ahead_s + (m - stages - 1) * even_s + down + up)
@@ -149,6 +170,11 @@ def step_s(
             slowest_b = max(slowest_b, backward_s[j])
             synced = max(synced, total_b + (m - 1) * slowest_b + sync_s[j])
         return total_f + (m - 1) * slowest_f + synced
+    if schedule == TWO_BW:
+        slowest = 0.0
+        for j in range(p):
+            slowest = max(slowest, m * (forward_s[j] + backward_s[j]) + sync_s[j])
+        return slowest
     # Stage j + 1 has done its last pass before stage j: its end counts where it synchronises longer than all before it.
     best, longest_s = 0.0, -1.0
     for end in range(p):
@@ -162,7 +188,8 @@ def step_s(
 def _end_s(m: int, forward_s: FloatArray, backward_s: FloatArray, end: int) -> float:
     """When stage ``end`` has done its last backward pass under 1F1B.
 
-    Further backward passes are those of stages from ``end`` on; a path whose m - w + 1 microbatches are at a stage before
+    Further backward passes are those of stages from ``end`` on; a path whose m - w + 1 microbatches are at a stage
+    before
     ``end`` does not come back to that one.
     """
     p = forward_s.size

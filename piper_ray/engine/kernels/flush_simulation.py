@@ -15,8 +15,8 @@ def simulate_step(
 ) -> float:
     """Seconds until all stages, front to back, have done ``microbatches`` and synchronised.
 
-    Each stage does its passes in the schedule's order, each as soon as what it needs is there: a forward pass needs that
-    of the stage before, a backward pass that of the stage behind, at the last stage its own forward pass.
+    Each stage does its passes in the schedule's order, each as soon as what it needs is there: a forward pass needs
+    that of the stage before, a backward pass that of the stage behind, at the last stage its own forward pass.
     """
     p, m = forward_s.size, microbatches
     forward_end, backward_end = np.full((p, m), -1.0), np.full((p, m), -1.0)

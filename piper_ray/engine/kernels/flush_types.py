@@ -11,6 +11,7 @@ from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 GPIPE = 0
 ONE_F_ONE_B = 1
+TWO_BW = 2
 
 # Columns of FlushTables.sums. "Fast": as each layer runs its option of least time.
 LEAST_S = 0  # forward and backward
@@ -28,10 +29,13 @@ MISSING = 11  # layers without an option in the variant
 MIXED = 12  # layers whose fastest option is not the one of least weights and charges too
 COLUMNS = 13
 
-# What is known of a stage's TMPC choice. From 0 on: the choice of that number on its front.
-FASTEST = -1
-LEAST_TIME = -2
-NO_CHOICE = -3  # a bound that no choice is known to reach
+FIGURES = 7  # of a state
+
+# What is known of a stage's TMPC choice.
+FASTEST = 1
+LEAST_TIME = 2
+ON_FRONT = 3  # the one that takes the stage's seconds
+NO_CHOICE = 4  # a bound that no choice is known to reach
 
 
 class FlushTables(NamedTuple):
@@ -80,15 +84,17 @@ class FlushTask(NamedTuple):
 
 
 class StateArrays(NamedTuple):
-    """States of all downsets of a task, in the order in which they were made; 0 is that of the empty downset.
+    """States of all downsets of a task, in the order in which they were made; 0 is that of the empty downset. Sizes: l
+    tables, one after the other.
 
     A state stands for a pipeline tail: ``stages`` of them, of which the first one is ``downset`` without the downset of
-    state ``below``. Its five figures are those of ``flush_paths``.
+    state ``below``. Its figures are those of ``flush_paths``,
+    with what its table promises of the stages in front: see ``flush_states``.
     """
 
-    start: IndexArray  # int64[m]: first state of a downset; its states lie together, by ascending stages
-    count: IndexArray  # int64[m]
-    figures: FloatArray  # float64[states, 5]
+    start: IndexArray  # int64[l * m]: first state of a downset; its states lie together, by ascending stages
+    kept: IndexArray  # int64[l * m]: how many it has
+    figures: FloatArray  # float64[states, FIGURES]
     stage: FloatArray  # float64[states, 3]: forward, backward and synchronisation seconds of the first stage
     stages: IndexArray  # int64[states]
     downset: IndexArray  # int64[states]

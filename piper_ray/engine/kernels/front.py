@@ -1,16 +1,16 @@
-"""Kernels: the states of one downset as a Pareto front over (cost, sum of data-parallel degrees).
+"""Kernels: the states of one downset as a Pareto front over (tally or devices, sum of data-parallel degrees).
 
-A front of ``size`` states lies in two arrays: sums strictly rising, costs strictly falling.
+A front of ``size`` states lies in two arrays: sums strictly rising, tallies strictly falling.
 """
 
 from __future__ import annotations
 
 from piper_ray.compiled.jit import leaf_kernel
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
 @leaf_kernel
-def _first_above(sums: IndexArray, size: int, value: int) -> int:
+def first_above(sums: IndexArray, size: int, value: int) -> int:
     """Index of the first state whose sum exceeds ``value``."""
     low, high = 0, size
     while low < high:
@@ -23,31 +23,41 @@ def _first_above(sums: IndexArray, size: int, value: int) -> int:
 
 
 @leaf_kernel
-def is_dominated(costs: IndexArray, sums: IndexArray, size: int, cost: int, total: int) -> bool:
-    """Whether some state is at most (cost, total) in both."""
-    at = _first_above(sums, size, total)
-    return at > 0 and costs[at - 1] <= cost
+def is_dominated(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> bool:
+    """Whether some state is at most (tally, total) in both."""
+    at = first_above(sums, size, total)
+    return at > 0 and tallies[at - 1] <= tally
 
 
 @leaf_kernel
-def insert(costs: IndexArray, sums: IndexArray, size: int, cost: int, total: int) -> int:
-    """Inserts a state that is not dominated, drops those it dominates, and returns the new size."""
-    at = _first_above(sums, size, total)
+def span_dominated(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> tuple[int, int]:
+    """Where a state that is not dominated goes, and the end of those that it dominates: at .. end - 1."""
+    at = first_above(sums, size, total)
     if at > 0 and sums[at - 1] == total:
         at -= 1
     end = at
-    while end < size and costs[end] >= cost:
+    while end < size and tallies[end] >= tally:
         end += 1
-    # States at .. end - 1 have sums >= total and costs >= cost: the new one takes their place.
+    return at, end
+
+
+@leaf_kernel
+def put(values: IndexArray | FloatArray, size: int, at: int, end: int, value: float) -> None:
+    """Puts ``value`` in the place of values at .. end - 1 of ``size``, and moves what comes after."""
     shift = 1 - (end - at)
     if shift > 0:
         for k in range(size, end, -1):
-            costs[k] = costs[k - 1]
-            sums[k] = sums[k - 1]
+            values[k] = values[k - 1]
     elif shift < 0:
         for k in range(end, size):
-            costs[k + shift] = costs[k]
-            sums[k + shift] = sums[k]
-    costs[at] = cost
-    sums[at] = total
-    return size + shift
+            values[k + shift] = values[k]
+    values[at] = value
+
+
+@leaf_kernel
+def insert(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> int:
+    """Inserts a state that is not dominated, drops those it dominates, and returns the new size."""
+    at, end = span_dominated(tallies, sums, size, tally, total)
+    put(tallies, size, at, end, tally)
+    put(sums, size, at, end, total)
+    return size + 1 - (end - at)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 INFEASIBLE = np.inf
 TOO_HARD = -1.0
@@ -19,20 +19,18 @@ _MOST_STATES = 1_000_000
 
 
 @kernel
-def hull_steps(
-    start: IndexArray, cost: FloatArray, memory: FloatArray, begin: IndexArray
-) -> tuple[IndexArray, FloatArray, FloatArray]:
+def hull_steps(items: Items, begin: IndexArray) -> tuple[IndexArray, FloatArray, FloatArray]:
     """Steps along each item's lower hull from its cheapest option to its smallest, by falling bytes saved per second.
 
-    Option o of item k lies in start[k] .. start[k + 1] - 1; begin[k] is one of least cost. Returns the option reached,
-    and for each step its extra cost and the memory it saves.
+    begin[k] is an option of item k of least cost. Returns the option reached, and for each step its extra cost and the
+    memory it saves.
     """
-    items = start.size - 1
+    start, cost, memory = items
     reached = np.empty(cost.size, np.int64)
     extra = np.empty(cost.size)
     saved = np.empty(cost.size)
     count = 0
-    for k in range(items):
+    for k in range(start.size - 1):
         at = begin[k]
         while True:
             best, best_slope = -1, -1.0
@@ -57,8 +55,9 @@ def hull_steps(
 
 
 @kernel
-def cheapest(start: IndexArray, cost: FloatArray, memory: FloatArray, item: int) -> int:
+def cheapest(items: Items, item: int) -> int:
     """The option of least cost; of equal ones the one of least memory."""
+    start, cost, memory = items
     best = int(start[item])
     for o in range(start[item] + 1, start[item + 1]):
         if cost[o] < cost[best] or (cost[o] == cost[best] and memory[o] < memory[best]):
@@ -67,27 +66,19 @@ def cheapest(start: IndexArray, cost: FloatArray, memory: FloatArray, item: int)
 
 
 @kernel
-def least_cost(
-    start: IndexArray,
-    cost: FloatArray,
-    memory: FloatArray,
-    limit: float,
-    budget: float,
-    any_within: bool,
-    choice: IndexArray,
-) -> float:
+def least_cost(items: Items, limit: float, budget: float, any_within: bool, choice: IndexArray) -> float:
     """Least cost with memory at most ``limit``, and its options in ``choice`` (int64[items]).
 
     INFEASIBLE if there is none of cost at most ``budget``. any_within: the first choice found within the budget will
     do. TOO_HARD if there are too many partial choices to tell, as there can be when all options save memory at about
     the same rate and all items differ.
     """
-    items = start.size - 1
+    start, cost, memory = items
     item_of = np.empty(cost.size, np.int64)
     total_cost, total_memory = 0.0, 0.0
-    for k in range(items):
+    for k in range(start.size - 1):
         item_of[start[k] : start[k + 1]] = k
-        choice[k] = cheapest(start, cost, memory, k)
+        choice[k] = cheapest(items, k)
         total_cost += cost[choice[k]]
         total_memory += memory[choice[k]]
     if total_cost > budget:
@@ -96,7 +87,7 @@ def least_cost(
         return total_cost
 
     # Greedy along the hulls: its value before the last step bounds from below (LP), after it from above.
-    reached, extra, saved = hull_steps(start, cost, memory, choice)
+    reached, extra, saved = hull_steps(items, choice)
     multiplier = -1.0
     for c in range(reached.size):
         choice[item_of[reached[c]]] = reached[c]
@@ -112,23 +103,22 @@ def least_cost(
         return INFEASIBLE
     if any_within and total_cost <= budget:
         return total_cost
-    return _merge_states(start, cost, memory, limit, budget, any_within, multiplier, choice, total_cost)
+    return _merge_states(items, limit, budget, any_within, multiplier, choice, total_cost)
 
 
 @kernel
-def _rests(
-    start: IndexArray, cost: FloatArray, memory: FloatArray, multiplier: float
-) -> tuple[IndexArray, FloatArray, FloatArray]:
+def _rests(items: Items, multiplier: float) -> tuple[IndexArray, FloatArray, FloatArray]:
     """Three ways to choose for items k.. without looking back: cheapest, smallest, least cost + multiplier * memory.
 
     Options int64[3, items], and cost and memory of items k.. as float64[3, items + 1].
     """
-    items = start.size - 1
-    option = np.empty((3, items), np.int64)
-    rest_cost = np.zeros((3, items + 1))
-    rest_memory = np.zeros((3, items + 1))
-    for k in range(items - 1, -1, -1):
-        option[0, k] = cheapest(start, cost, memory, k)
+    start, cost, memory = items
+    count = start.size - 1
+    option = np.empty((3, count), np.int64)
+    rest_cost = np.zeros((3, count + 1))
+    rest_memory = np.zeros((3, count + 1))
+    for k in range(count - 1, -1, -1):
+        option[0, k] = cheapest(items, k)
         option[1, k] = start[k]
         option[2, k] = start[k]
         for o in range(start[k] + 1, start[k + 1]):
@@ -144,9 +134,7 @@ def _rests(
 
 @kernel
 def _merge_states(
-    start: IndexArray,
-    cost: FloatArray,
-    memory: FloatArray,
+    items: Items,
     limit: float,
     budget: float,
     any_within: bool,
@@ -159,8 +147,8 @@ def _merge_states(
     ``choice`` comes in as the greedy choice, which stands if nothing cheaper is found. Each partial choice is also
     completed in three simple ways: that finds a choice early where there are many.
     """
-    items = start.size - 1
-    option, rest_cost, rest_memory = _rests(start, cost, memory, multiplier)
+    start, cost, memory = items
+    option, rest_cost, rest_memory = _rests(items, multiplier)
     best = greedy_cost
     best_state, best_way, best_items = np.int64(-1), 0, 0
 
@@ -173,7 +161,7 @@ def _merge_states(
     state_cost = np.zeros(1)
     state_memory = np.zeros(1)
     state_id = np.zeros(1, np.int64)
-    for k in range(items):
+    for k in range(start.size - 1):
         width = start[k + 1] - start[k]
         if state_cost.size * width > _MOST_STATES:
             return TOO_HARD
@@ -225,7 +213,7 @@ def _merge_states(
             break
 
     if best_state >= 0:
-        for k in range(best_items, items):
+        for k in range(best_items, start.size - 1):
             choice[k] = option[best_way, k]
         at = best_state
         for k in range(best_items - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Kernel: which blocks of live downsets may hold the J of a stage I \\ J, and what such a stage takes at least."""
+"""Kernel: which buckets of live downsets may hold the J of a stage I \\ J, and what such a stage takes at least."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import bit_position, first_divisor_by_memory, first_divisor_by_time
+from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BitArray,
-    BlockArrays,
-    ClusterArrays,
+    BucketArrays,
     CostArrays,
     FloatArray,
     IndexArray,
     LatticeArrays,
+    StateArrays,
     Tables,
-    Target,
 )
 
 UNREACHABLE = np.int64(2**62)
@@ -27,14 +27,14 @@ _GUARD = 1e-9
 class Scratch(NamedTuple):
     """Working arrays for one downset at a time."""
 
-    front_cost: IndexArray  # int64[data-parallel limit + 2]
+    front_tally: IndexArray  # int64[data-parallel limit + 2]
     front_sum: IndexArray
-    stage_devices: FloatArray  # float64[blocks]
-    open_block: IndexArray  # int64[blocks]: blocks that work alone leaves open, and their least cost and sum
-    open_cost: IndexArray
+    stage_devices: FloatArray  # float64[buckets]
+    open_bucket: IndexArray  # int64[buckets]: buckets that work alone leaves open, and their least tally and sum
+    open_tally: IndexArray
     open_sum: IndexArray
-    near_block: IndexArray  # int64[blocks]: those of one pass, with sharper bounds
-    near_cost: IndexArray
+    near_bucket: IndexArray  # int64[buckets]: those of one pass, with sharper bounds
+    near_tally: IndexArray
     near_sum: IndexArray
     near_touch: IndexArray
     heads: BitArray  # uint64[words]: ends in the downset of what crosses into it
@@ -42,28 +42,34 @@ class Scratch(NamedTuple):
     jump_order: IndexArray
     fits_upto: IndexArray  # int64[divisors]
     fails_from: IndexArray
+    steps: StepCache
+    tested: IndexArray  # int64[COUNTERS], see kernels/level.py
 
 
 @kernel
-def make_scratch(lattice: LatticeArrays, cluster: ClusterArrays, blocks: int) -> Scratch:
+def make_scratch(tables: Tables, buckets: int, steps: StepCache, counters: int) -> Scratch:
+    """For up to so many buckets. steps: of the calling thread."""
+    lattice, cluster = tables.lattice, tables.cluster
     states = cluster.data_parallel_limit + 2
     crossings = lattice.edge_tail.size + lattice.tensor_bits.shape[0] + 1
     return Scratch(
-        np.empty(states, np.int64),
-        np.empty(states, np.int64),
-        np.empty(blocks),
-        np.empty(blocks, np.int64),
-        np.empty(blocks, np.int64),
-        np.empty(blocks, np.int64),
-        np.empty(blocks, np.int64),
-        np.empty(blocks, np.int64),
-        np.empty(blocks, np.int64),
-        np.empty(blocks, np.int64),
-        np.empty(lattice.bits.shape[1], np.uint64),
-        np.empty(crossings, np.int64),
-        np.empty(crossings, np.int64),
-        np.empty(cluster.divisors.size, np.int64),
-        np.empty(cluster.divisors.size, np.int64),
+        front_tally=np.empty(states, np.int64),
+        front_sum=np.empty(states, np.int64),
+        stage_devices=np.empty(buckets),
+        open_bucket=np.empty(buckets, np.int64),
+        open_tally=np.empty(buckets, np.int64),
+        open_sum=np.empty(buckets, np.int64),
+        near_bucket=np.empty(buckets, np.int64),
+        near_tally=np.empty(buckets, np.int64),
+        near_sum=np.empty(buckets, np.int64),
+        near_touch=np.empty(buckets, np.int64),
+        heads=np.empty(lattice.bits.shape[1], np.uint64),
+        jump_from=np.empty(crossings, np.int64),
+        jump_order=np.empty(crossings, np.int64),
+        fits_upto=np.empty(cluster.divisors.size, np.int64),
+        fails_from=np.empty(cluster.divisors.size, np.int64),
+        steps=steps,
+        tested=np.zeros(counters, np.int64),
     )
 
 
@@ -75,7 +81,7 @@ def jumping_s(i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays,
     charged in both and costs the stage once, if it has an end there.
     """
     total = _jumping_edges_s(
-        i, r, inner, row, lattice.crossing_start, lattice.crossing, lattice.edge_head, costs.both_s
+        i, inner, row, lattice.crossing_start, lattice.crossing, lattice.edge_head, costs.both_s[r]
     )
     if lattice.tensor_bits.shape[0] > 0:
         total += _cut_twice_s(i, inner, row, lattice, costs.both_s[r])
@@ -85,7 +91,6 @@ def jumping_s(i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays,
 @leaf_kernel
 def _jumping_edges_s(
     i: int,
-    r: int,
     inner: BitArray,
     row: int,
     crossing_start: IndexArray,
@@ -98,7 +103,7 @@ def _jumping_edges_s(
         e = crossing[k]
         v = edge_head[e]
         if (inner[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0:
-            total += both_s[r, e]
+            total += both_s[e]
     return total
 
 
@@ -121,10 +126,10 @@ def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, both
 
 
 @inlined_kernel
-def _list_jumps(i: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Scratch) -> int:
-    """Lists what crosses into I by the first block with a J that can hold some of its ends; returns how many.
+def _list_jumps(i: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: Scratch) -> int:
+    """Lists what crosses into I by the first bucket with a J that can hold some of its ends; returns how many.
 
-    A J that holds the head of an edge holds all behind it, so it is of that level at least; blocks come by level.
+    A J that holds the head of an edge holds all behind it, so it is of that level at least; buckets come by level.
     Tensors are numbered after the edges.
     """
     first = lattice.crossing_start[i]
@@ -134,14 +139,14 @@ def _list_jumps(i: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Sc
         e = lattice.crossing[first + k]
         v = lattice.edge_head[e]
         scratch.heads[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
-        _insert_jump(k, blocks.level_first[lattice.vertex_level[v]], e, scratch.jump_from, scratch.jump_order)
+        _insert_jump(k, buckets.level_first[lattice.vertex_level[v]], e, scratch.jump_from, scratch.jump_order)
     if lattice.tensor_bits.shape[0] == 0:
         return edges
-    return edges + _list_cuts(i, edges, lattice, blocks, scratch)
+    return edges + _list_cuts(i, edges, lattice, buckets, scratch)
 
 
 @leaf_kernel
-def _list_cuts(i: int, listed: int, lattice: LatticeArrays, blocks: BlockArrays, scratch: Scratch) -> int:
+def _list_cuts(i: int, listed: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: Scratch) -> int:
     first = lattice.cut_start[i]
     count = int(lattice.cut_start[i + 1] - first)
     for k in range(count):
@@ -155,131 +160,120 @@ def _list_cuts(i: int, listed: int, lattice: LatticeArrays, blocks: BlockArrays,
                 level = min(level, lattice.vertex_level[64 * word + bit_position(low)])
                 ends ^= low
         what = lattice.edge_tail.size + tensor
-        _insert_jump(listed + k, blocks.level_first[level], what, scratch.jump_from, scratch.jump_order)
+        _insert_jump(listed + k, buckets.level_first[level], what, scratch.jump_from, scratch.jump_order)
     return count
 
 
 @leaf_kernel
-def _insert_jump(count: int, block: int, what: int, jump_from: IndexArray, jump_order: IndexArray) -> None:
-    """Keeps the ``count`` jumps listed so far and this one in the order of their blocks."""
+def _insert_jump(count: int, bucket: int, what: int, jump_from: IndexArray, jump_order: IndexArray) -> None:
+    """Keeps the ``count`` jumps listed so far and this one in the order of their buckets."""
     at = count
-    while at > 0 and jump_from[at - 1] > block:
+    while at > 0 and jump_from[at - 1] > bucket:
         jump_from[at] = jump_from[at - 1]
         jump_order[at] = jump_order[at - 1]
         at -= 1
-    jump_from[at] = block
+    jump_from[at] = bucket
     jump_order[at] = what
 
 
 @inlined_kernel
-def open_blocks(
-    i: int,
-    tables: Tables,
-    target: Target,
-    blocks: BlockArrays,
-    begin_block: int,
-    end_block: int,
-    scratch: Scratch,
-) -> int:
-    """Lists the blocks with a J for a state of I within its limits, and the least cost and sum of such a state.
+def open_buckets(i: int, arrays: StateArrays, begin_bucket: int, end_bucket: int, scratch: Scratch) -> int:
+    """Lists the buckets with a J for a state of I within its limits, and the least tally and sum of such a state.
 
-    Looks at blocks begin_block .. end_block - 1 and returns how many it lists. By work alone: a stage has at least
+    Looks at buckets begin_bucket .. end_bucket - 1 and returns how many it lists. By work alone: a stage has at least
     need - cap, less what crosses into I and may jump over it.
     """
+    tables, target, _, buckets = arrays
     lattice, costs, degree = tables.lattice, tables.costs, tables.options.degree
-    stage_devices, cap_s = scratch.stage_devices, blocks.cap_s
+    stage_devices, cap_s = scratch.stage_devices, buckets.cap_s
     per_threshold = 1.0 / target.threshold_s
     largest_degree = 1.0
-    jumps = _list_jumps(i, lattice, blocks, scratch)
+    jumps = _list_jumps(i, lattice, buckets, scratch)
     for r in range(degree.size):
         t = np.float64(degree[r])
         largest_degree = max(largest_degree, t)
         work_s = costs.need_s[i, r]
-        begin = begin_block
+        begin = begin_bucket
         for k in range(jumps + 1):
-            end = min(end_block, scratch.jump_from[k]) if k < jumps else end_block
+            end = min(end_bucket, scratch.jump_from[k]) if k < jumps else end_bucket
             # Plain loops over whole arrays: these run as vector instructions.
             if r == 0:
-                for block in range(begin, end):
-                    stage_devices[block] = t * max(np.ceil((work_s - cap_s[r, block]) * per_threshold - _GUARD), 1.0)
+                for bucket in range(begin, end):
+                    stage_devices[bucket] = t * max(np.ceil((work_s - cap_s[r, bucket]) * per_threshold - _GUARD), 1.0)
             else:
-                for block in range(begin, end):
-                    devices = t * max(np.ceil((work_s - cap_s[r, block]) * per_threshold - _GUARD), 1.0)
-                    stage_devices[block] = min(stage_devices[block], devices)
+                for bucket in range(begin, end):
+                    devices = t * max(np.ceil((work_s - cap_s[r, bucket]) * per_threshold - _GUARD), 1.0)
+                    stage_devices[bucket] = min(stage_devices[bucket], devices)
             begin = max(begin, end)
             if k < jumps:
                 work_s -= costs.both_s[r, scratch.jump_order[k]]
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
     opened = 0
-    for block in range(begin_block, end_block):
-        if blocks.least_devices[block] + stage_devices[block] > device_limit:
+    for bucket in range(begin_bucket, end_bucket):
+        if buckets.least_devices[bucket] + stage_devices[bucket] > device_limit:
             continue
-        total = blocks.least_sum[block] + np.int64(np.ceil(stage_devices[block] / largest_degree))
+        total = buckets.least_sum[bucket] + np.int64(np.ceil(stage_devices[bucket] / largest_degree))
         if total <= sum_limit:
-            cost = np.int64(stage_devices[block]) * target.device_cost + target.stage_cost
-            scratch.open_block[opened] = block
-            scratch.open_cost[opened] = blocks.least_cost[block] + cost
+            tally = np.int64(stage_devices[bucket]) * target.device_weight + target.stage_weight
+            scratch.open_bucket[opened] = bucket
+            scratch.open_tally[opened] = buckets.least_tally[bucket] + tally
             scratch.open_sum[opened] = total
             opened += 1
     return opened
 
 
 @inlined_kernel
-def refine(
-    i: int,
-    chosen: int,
-    tables: Tables,
-    target: Target,
-    blocks: BlockArrays,
-    scratch: Scratch,
-) -> int:
-    """Keeps those of the first ``chosen`` near blocks that sharper bounds leave within I's limits; returns how many.
+def refine(i: int, chosen: int, arrays: StateArrays, scratch: Scratch) -> int:
+    """Keeps those of the first ``chosen`` near buckets that sharper bounds leave within I's limits; returns how many.
 
     By nesting, work with what can jump over the stage, resynchronisation, memory and divisors. near_touch says whether
-    anything can jump over a stage with a J of the block.
+    anything can jump over a stage with a J of the bucket.
     """
+    tables, target, _, buckets = arrays
     lattice, costs, options, cluster = tables
-    bits, meet, join, heads = lattice.bits, blocks.meet, blocks.join, scratch.heads
+    bits, meet, join, heads = lattice.bits, buckets.meet, buckets.join, scratch.heads
     degree, divisors = options.degree, cluster.divisors
     kept = 0
     for at in range(chosen):
-        block = scratch.near_block[at]
+        bucket = scratch.near_bucket[at]
         inside = True
         touches = False
         for word in range(bits.shape[1]):
-            if meet[block, word] & ~bits[i, word] != 0:
+            if meet[bucket, word] & ~bits[i, word] != 0:
                 inside = False
                 break
-            if heads[word] & join[block, word] != 0:
+            if heads[word] & join[bucket, word] != 0:
                 touches = True
         if not inside:
             continue
         devices, replicas = UNREACHABLE, UNREACHABLE
         for r in range(degree.size):
-            if costs.missing[i, r] > blocks.missing[block, r]:
+            if costs.missing[i, r] > buckets.missing[bucket, r]:
                 continue
-            work_s = costs.need_s[i, r] - blocks.cap_s[r, block]
+            work_s = costs.need_s[i, r] - buckets.cap_s[r, bucket]
             if touches:
-                work_s -= jumping_s(i, r, join, block, lattice, costs)
-            resync_s = max(0.0, costs.resync_s[i, r] - blocks.resync_s[block, r])
+                work_s -= jumping_s(i, r, join, bucket, lattice, costs)
+            resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
             by_time = first_divisor_by_time(
                 work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size
             )
             by_memory = first_divisor_by_memory(
-                costs.least_a[i, r] - blocks.least_a[block, r],
-                costs.least_b[i, r] - blocks.least_b[block, r],
-                costs.least_shared[i, r] - blocks.least_shared[block, r] if costs.least_shared.shape[0] > 0 else 0.0,
-                blocks.least_sum[block],
+                costs.least_a[i, r] - buckets.least_a[bucket, r],
+                costs.least_b[i, r] - buckets.least_b[bucket, r],
+                costs.least_shared[i, r] - buckets.least_shared[bucket, r] if costs.least_shared.shape[0] > 0 else 0.0,
+                buckets.least_sum[bucket],
                 cluster,
             )
             index = max(by_time, by_memory, cluster.first_divisor[r])
             if index < cluster.end_divisor[r]:
                 devices = min(devices, degree[r] * divisors[index])
                 replicas = min(replicas, divisors[index])
-        total = blocks.least_sum[block] + replicas
-        if blocks.least_devices[block] + devices <= target.device_limit[i] and total <= target.data_parallel_limit[i]:
-            scratch.near_block[kept] = block
-            scratch.near_cost[kept] = blocks.least_cost[block] + devices * target.device_cost + target.stage_cost
+        total = buckets.least_sum[bucket] + replicas
+        if buckets.least_devices[bucket] + devices <= target.device_limit[i] and total <= target.data_parallel_limit[i]:
+            scratch.near_bucket[kept] = bucket
+            scratch.near_tally[kept] = (
+                buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
+            )
             scratch.near_sum[kept] = total
             scratch.near_touch[kept] = touches
             kept += 1

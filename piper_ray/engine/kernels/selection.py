@@ -14,8 +14,10 @@ from piper_ray.engine.kernels.types import (
     CostArrays,
     FloatArray,
     IndexArray,
+    Items,
     LatticeArrays,
     OptionArrays,
+    StageKey,
     Tables,
 )
 
@@ -50,13 +52,13 @@ def make_step_cache(options: OptionArrays) -> StepCache:
         most = max(most, options.choice_start[last] - options.choice_start[first])
     slots = variants * _SLOTS
     return StepCache(
-        np.zeros(slots, np.int64),
-        np.zeros(slots, np.int64),
-        np.zeros(slots, np.int64),
-        np.empty((slots, most), np.int64),
-        np.empty((slots, most), np.int64),
-        np.empty((slots, most)),
-        np.empty((slots, most)),
+        y=np.zeros(slots, np.int64),
+        d=np.zeros(slots, np.int64),
+        steps=np.zeros(slots, np.int64),
+        step_class=np.empty((slots, most), np.int64),
+        step_vertex=np.empty((slots, most), np.int64),
+        extra_s=np.empty((slots, most)),
+        saved_bytes=np.empty((slots, most)),
     )
 
 
@@ -89,7 +91,7 @@ def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: in
             memory[o] = options.choice_a[choice] * y + options.choice_b[choice]
             if d > 0:
                 memory[o] += options.choice_shared[choice] / d
-    reached, extra, saved = hull_steps(start, cost, memory, start[:classes])
+    reached, extra, saved = hull_steps(Items(start, cost, memory), start[:classes])
     cache.y[slot], cache.d[slot] = y, d
     cache.steps[slot] = reached.size
     for k in range(reached.size):
@@ -99,43 +101,48 @@ def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: in
         cache.saved_bytes[slot, k] = saved[k]
 
 
+@inlined_kernel
+def step_vertices(inner: BitArray, outer: BitArray, class_bits: BitArray, cache: StepCache, slot: int, k: int) -> int:
+    """How many vertices of the stage ``outer`` without ``inner`` can take step k of a slot."""
+    v = cache.step_vertex[slot, k]
+    count = 0
+    if v >= 0:
+        word = v >> 6
+        if ((outer[word] & ~inner[word]) >> np.uint64(v & 63)) & np.uint64(1) != 0:
+            count = 1
+        return count
+    of_class = cache.step_class[slot, k]
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word] & class_bits[of_class, word]
+        while rest != 0:
+            rest &= rest - np.uint64(1)
+            count += 1
+    return count
+
+
 @leaf_kernel
 def quick_fit(
-    i: int,
-    j: int,
-    bits: BitArray,
+    inner: BitArray,
+    outer: BitArray,
     class_bits: BitArray,
     cache: StepCache,
     slot: int,
     excess_bytes: float,
     budget_s: float,
 ) -> int:
-    """Whether the stage I \\ J of a uniform variant can save ``excess_bytes`` in ``budget_s`` more work.
+    """Whether the stage ``outer`` without ``inner``, of a uniform variant, can save ``excess_bytes`` in ``budget_s``
+    more work.
 
     ``slot`` holds the steps of the stage's (variant, d, y). Counts start from every vertex at its fastest option, whose
     memory exceeds the limit by ``excess_bytes`` > 0. Decides by the LP relaxation over classes and by rounding it up;
     UNKNOWN if the two disagree.
     """
-    step_class, step_vertex = cache.step_class, cache.step_vertex
-    extra_s, saved_bytes = cache.extra_s, cache.saved_bytes
-    words = bits.shape[1]
     spent_s = 0.0
     for k in range(cache.steps[slot]):
-        v = step_vertex[slot, k]
-        count = 0
-        if v >= 0:
-            word = v >> 6
-            if ((bits[i, word] & ~bits[j, word]) >> np.uint64(v & 63)) & np.uint64(1) != 0:
-                count = 1
-        else:
-            for word in range(words):
-                rest = bits[i, word] & ~bits[j, word] & class_bits[step_class[slot, k], word]
-                while rest != 0:
-                    rest &= rest - np.uint64(1)
-                    count += 1
+        count = step_vertices(inner, outer, class_bits, cache, slot, k)
         if count == 0:
             continue
-        extra, saved = extra_s[slot, k], saved_bytes[slot, k]
+        extra, saved = cache.extra_s[slot, k], cache.saved_bytes[slot, k]
         if count * saved >= excess_bytes:
             share = excess_bytes / saved
             if spent_s + share * extra > budget_s:
@@ -154,14 +161,13 @@ def _contains(row: BitArray, v: int) -> bool:
 
 
 @kernel
-def stage_items(
-    inner: BitArray, outer: BitArray, tables: Tables, r: int, d: int, y: int
-) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexArray, Items]:
     """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage.
 
     What the stage pays for tensors, whatever it chooses, is in the costs of its first vertex.
     """
-    lattice, options = tables.lattice, tables.options
+    lattice, options, r = tables.lattice, tables.options, stage.variant
+    inner, outer = lattice.bits[stage.inner], lattice.bits[stage.outer]
     size, width = 0, 0
     for v in range(options.in_start.size - 1):
         if _contains(outer, v) and not _contains(inner, v):
@@ -194,7 +200,7 @@ def stage_items(
         start[k] = at
     if size > 0 and lattice.tensor_bits.shape[0] > 0:
         cost[: start[1]] += cut_tensors_s(inner, outer, lattice, tables.costs)
-    return vertices, start, cost, memory
+    return vertices, Items(start, cost, memory)
 
 
 @leaf_kernel
@@ -216,15 +222,14 @@ def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, cost
 
 
 @kernel
-def exact_fit(i: int, j: int, tables: Tables, r: int, d: int, y: int, budget_s: float) -> int:
-    """Whether some choice of stage I \\ J takes at most ``budget_s`` (for one device) and the memory there is.
+def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> int:
+    """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is.
 
     UNKNOWN if there are too many partial choices to tell.
     """
-    bits = tables.lattice.bits
-    vertices, start, cost, memory = stage_items(bits[j], bits[i], tables, r, d, y)
+    vertices, items = stage_items(stage, d, y, tables)
     choice = np.empty(vertices.size, np.int64)
-    found = least_cost(start, cost, memory, tables.cluster.memory_bytes, budget_s, True, choice)
+    found = least_cost(items, tables.cluster.memory_bytes, budget_s, True, choice)
     if found == TOO_HARD:
         return UNKNOWN
     return YES if found <= budget_s else NO

@@ -14,10 +14,13 @@ from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.scan import jumping_s
-from piper_ray.engine.kernels.selection import StepCache, stage_items, steps_slot
-from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, Tables
+from piper_ray.engine.kernels.selection import StepCache, stage_items, step_vertices, steps_slot
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, StageKey, Tables
 
-_UNKNOWN = -1.0
+_FACTOR = 0x9E3779B97F4A7C15 & (2**40 - 1)
+"""Of multiplicative hashing (Knuth, The Art of Computer Programming 3, section 6.4): 2^64 over the golden ratio."""
+
+_LOW_BITS = 2**20 - 1
 
 
 class StageArrays(NamedTuple):
@@ -34,6 +37,18 @@ class ChoiceCache(NamedTuple):
     key: IndexArray  # int64[slots], -1: empty
     low_s: FloatArray  # float64[slots]: no choice that fits takes less; inf: none fits
     high_s: FloatArray  # float64[slots]: some choice that fits takes this; inf: none is known
+
+
+class Candidate(NamedTuple):
+    """A listed stage, by its number among them, in a variant, with degree and microbatches in flight.
+
+    divisor: the index of d among the divisors.
+    """
+
+    number: int
+    stage: StageKey
+    divisor: int
+    y: int
 
 
 @kernel
@@ -71,35 +86,38 @@ def list_stages(tables: Tables, count: int) -> StageArrays:
 
 @kernel
 def make_choice_cache(slots: int) -> ChoiceCache:
-    """Empty; ``slots`` is a power of two."""
+    """Empty; ``slots`` is a power of two, at most 2^20."""
     return ChoiceCache(np.full(slots, -1, np.int64), np.zeros(slots), np.zeros(slots))
 
 
 @leaf_kernel
-def choice_slot(
-    i: int, j: int, stage: int, r: int, index: int, y: int, tables: Tables, steps: StepCache, cache: ChoiceCache
-) -> int:
-    """The slot with what is known of this stage when its fastest choice does not fit. index: of d among the divisors.
+def choice_slot(candidate: Candidate, tables: Tables, steps: StepCache, cache: ChoiceCache) -> int:
+    """The slot with what is known of this stage when its fastest choice does not fit.
 
     First come the LP relaxation over classes of equal choices, from below, and its rounding, from above.
     """
     options, divisors = tables.options, tables.cluster.divisors.size
+    r, y = candidate.stage.variant, candidate.y
     # Its extra time is the same at each d where weights and charges do not depend on the choice and nothing is shared.
     sharing = tables.costs.fast_shared.shape[0] > 0
-    of_degree = index if options.uniform[r] == 0 or sharing else 0
-    key = ((np.int64(stage) * options.degree.size + r) * divisors + of_degree) * (2**20) + y
-    slot = ((key * np.int64(-7046029254386353131)) >> 20) & (cache.key.size - 1)
+    of_degree = candidate.divisor if options.uniform[r] == 0 or sharing else 0
+    question = (np.int64(candidate.number) * options.degree.size + r) * divisors + of_degree
+    key = question * (2**20) + y
+    # The low 40 bits of key * _FACTOR, by parts: plain Python warns of products past 64 bits.
+    product = (((question & _LOW_BITS) * (_FACTOR & _LOW_BITS)) << 20) + y * _FACTOR
+    slot = (product >> 20) & (cache.key.size - 1)
     if cache.key[slot] != key:
         cache.key[slot] = key
-        cache.low_s[slot], cache.high_s[slot] = _relaxed(i, j, r, index, y, tables, steps)
+        cache.low_s[slot], cache.high_s[slot] = _relaxed(candidate, tables, steps)
     return int(slot)
 
 
 @leaf_kernel
-def _relaxed(i: int, j: int, r: int, index: int, y: int, tables: Tables, steps: StepCache) -> tuple[float, float]:
+def _relaxed(candidate: Candidate, tables: Tables, steps: StepCache) -> tuple[float, float]:
     lattice, costs, options, cluster = tables
-    bits = lattice.bits
-    d = cluster.divisors[index]
+    i, j, r = candidate.stage
+    inner, outer = lattice.bits[j], lattice.bits[i]
+    y, d = candidate.y, cluster.divisors[candidate.divisor]
     excess_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
     if costs.fast_shared.shape[0] > 0:
         excess_bytes += (costs.fast_shared[i, r] - costs.fast_shared[j, r]) / d
@@ -109,16 +127,7 @@ def _relaxed(i: int, j: int, r: int, index: int, y: int, tables: Tables, steps: 
     slot = steps_slot(steps, options, r, d, y)
     spent_s = 0.0
     for k in range(steps.steps[slot]):
-        v = steps.step_vertex[slot, k]
-        count = 0
-        if v >= 0:
-            count = int(((bits[i, v >> 6] & ~bits[j, v >> 6]) >> np.uint64(v & 63)) & np.uint64(1))
-        else:
-            for word in range(bits.shape[1]):
-                rest = bits[i, word] & ~bits[j, word] & options.class_bits[steps.step_class[slot, k], word]
-                while rest != 0:
-                    rest &= rest - np.uint64(1)
-                    count += 1
+        count = step_vertices(inner, outer, options.class_bits, steps, slot, k)
         if count == 0:
             continue
         extra_s, saved_bytes = steps.extra_s[slot, k], steps.saved_bytes[slot, k]
@@ -133,27 +142,18 @@ def _relaxed(i: int, j: int, r: int, index: int, y: int, tables: Tables, steps: 
 
 @kernel
 def settle_choice(
-    i: int,
-    j: int,
-    r: int,
-    index: int,
-    y: int,
-    used_s: float,
-    budget_s: float,
-    slot: int,
-    tables: Tables,
-    cache: ChoiceCache,
+    candidate: Candidate, used_s: float, budget_s: float, slot: int, tables: Tables, cache: ChoiceCache
 ) -> bool:
     """Narrows the slot's bounds by the best choice within ``budget_s``; False if that is too hard to find.
 
     used_s: the stage's work and resynchronisation at this d on one device, without the extra time.
     """
-    bits, cluster = tables.lattice.bits, tables.cluster
-    vertices, start, cost, memory = stage_items(bits[j], bits[i], tables, r, cluster.divisors[index], y)
+    cluster = tables.cluster
+    vertices, items = stage_items(candidate.stage, cluster.divisors[candidate.divisor], candidate.y, tables)
     choice = np.empty(vertices.size, np.int64)
-    found_s = least_cost(start, cost, memory, cluster.memory_bytes, budget_s, False, choice)
+    found_s = least_cost(items, cluster.memory_bytes, budget_s, False, choice)
     if found_s == TOO_HARD:
-        found_s = least_cost(start, cost, memory, cluster.memory_bytes, budget_s, True, choice)
+        found_s = least_cost(items, cluster.memory_bytes, budget_s, True, choice)
         if found_s == TOO_HARD:
             return False
         cache.high_s[slot] = max(found_s - used_s, cache.low_s[slot])

@@ -115,48 +115,89 @@ class Tables(NamedTuple):
 
 
 class Target(NamedTuple):
-    """One evaluation: every stage at most ``threshold_s``. A stage costs t * d * device_cost + stage_cost."""
+    """One evaluation: every stage at most ``threshold_s``, and as few devices as will do; or, with stages weighted too,
+    then as few stages. The tally of a plan is what it has of both: t * d * device_weight + stage_weight for each stage.
+    """
 
     threshold_s: float
-    device_cost: int
-    stage_cost: int
+    device_weight: int
+    stage_weight: int
     device_limit: IndexArray  # int64[m]: a plan for I with more devices than this cannot be completed
     data_parallel_limit: IndexArray  # int64[m]: so for the sum of its data-parallel degrees
 
 
 class FrontArrays(NamedTuple):
-    """States of finished downsets: no other state of the same downset has both cost and data-parallel sum as small."""
+    """States of finished downsets: no other state of the same downset has both tally and data-parallel sum as small."""
 
     start: IndexArray  # int64[m]
     states: IndexArray  # int64[m]: how many
-    cost: IndexArray  # int64[..]: strictly falling within a downset
+    tally: IndexArray  # int64[..]: strictly falling within a downset
     data_parallel_sum: IndexArray  # int64[..]: strictly rising within a downset
 
 
 class LevelStates(NamedTuple):
-    """Fronts of consecutive downsets: states of each, then all costs and all data-parallel sums, in id order."""
+    """Fronts of consecutive downsets: states of each, then all tallies and all data-parallel sums, in id order."""
 
     counts: IndexArray
-    costs: IndexArray
+    tallies: IndexArray
     sums: IndexArray
     tested: IndexArray  # int64[COUNTERS], see kernels/level.py: what they took
 
 
-class BlockArrays(NamedTuple):
-    """Blocks of live downsets of one level, and bounds that hold for each member."""
+class BucketArrays(NamedTuple):
+    """Buckets of live downsets of one level, and bounds that hold for each member."""
 
-    used: IndexArray  # int64[1]: blocks in use
-    level_first: IndexArray  # int64[levels]: first block of a finished level; past all blocks for the others
-    member_start: IndexArray  # int64[blocks + 1], into member
+    used: IndexArray  # int64[1]: buckets in use
+    level_first: IndexArray  # int64[levels]: first bucket of a finished level; past all buckets for the others
+    member_start: IndexArray  # int64[buckets + 1], into member
     member: IndexArray  # int64[m]: live downsets
-    least_cost: IndexArray  # int64[blocks]
-    least_devices: IndexArray  # int64[blocks]: least_cost // device_cost
-    least_sum: IndexArray  # int64[blocks]
-    meet: BitArray  # uint64[blocks, words]: in every member
-    join: BitArray  # uint64[blocks, words]: in some member
-    cap_s: FloatArray  # float64[r, blocks]: the largest of the members'
-    resync_s: FloatArray  # float64[blocks, r], and so the rest
+    least_tally: IndexArray  # int64[buckets]
+    least_devices: IndexArray  # int64[buckets]: least_tally // device_weight
+    least_sum: IndexArray  # int64[buckets]
+    meet: BitArray  # uint64[buckets, words]: in every member
+    join: BitArray  # uint64[buckets, words]: in some member
+    cap_s: FloatArray  # float64[r, buckets]: the largest of the members'
+    resync_s: FloatArray  # float64[buckets, r], and so the rest
     least_a: FloatArray
     least_b: FloatArray
-    least_shared: FloatArray  # float64[blocks, r], or [0, r]
+    least_shared: FloatArray  # float64[buckets, r], or [0, r]
     missing: IndexArray
+
+
+class StateArrays(NamedTuple):
+    """What an evaluation reads (tables, target), and what grows as it goes on."""
+
+    tables: Tables
+    target: Target
+    fronts: FrontArrays
+    buckets: BucketArrays
+
+
+class Earlier(NamedTuple):
+    """What is known of some downsets: their fronts over the buckets before ``buckets``, and what those took."""
+
+    buckets: int
+    states: LevelStates
+
+
+class StageKey(NamedTuple):
+    """Stage I \\ J in a variant, by their numbers."""
+
+    outer: int
+    inner: int
+    variant: int
+
+
+class StageWork(NamedTuple):
+    """What a stage takes on one device, least over all choices: at degree d (work + (d - 1) resync) / d."""
+
+    work_s: float
+    resync_s: float
+
+
+class Items(NamedTuple):
+    """Options of one stage's vertices. Those of item k lie in start[k] .. start[k + 1] - 1."""
+
+    start: IndexArray  # int64[items + 1]
+    cost: FloatArray  # float64[options], s on one device
+    memory: FloatArray  # float64[options], bytes

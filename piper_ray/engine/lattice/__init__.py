@@ -1,0 +1,1 @@
+"""The downsets of a contracted layer graph: numbered, counted and listed."""

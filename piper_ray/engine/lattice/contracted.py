@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.lattice.contraction import Contraction, contract
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.model.instance import Instance
 
 _MANY_DOWNSETS = 100_000

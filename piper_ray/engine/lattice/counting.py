@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper_ray.engine.lattice.graph import LayerGraph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 
 _MOST_VISITS = 1_000_000
 """Vertices looked at, over all sub-posets, before giving up: about a second."""

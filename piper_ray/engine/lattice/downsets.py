@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.kernels.enumeration import enumerate_downsets
+from piper_ray.engine.kernels.enumeration import Downsets, Neighbours, enumerate_downsets
 from piper_ray.engine.kernels.sums import crossing_edges, cut_tensors
 from piper_ray.engine.kernels.types import BitArray, IndexArray, LatticeArrays, frozen
 from piper_ray.engine.lattice.bits import bit_rows, offsets
-from piper_ray.engine.lattice.graph import LayerGraph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.model.errors import LimitError
 
 _FIRST_ROOM = 4096
@@ -42,22 +42,23 @@ def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) ->
     """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
     words = max(1, (graph.size + 63) // 64)
     room = min(limit, expected or _FIRST_ROOM)
+    neighbours = Neighbours(
+        bit_rows(graph.successors, graph.size),
+        offsets(len(tails) for tails in graph.predecessors),
+        np.array([u for tails in graph.predecessors for u in tails], np.int64),
+    )
     while True:
-        bits, addable = np.zeros((room, words), np.uint64), np.zeros((room, words), np.uint64)
-        parent, added = np.zeros(room, np.int64), np.zeros(room, np.int64)
-        level_start = np.zeros(graph.size + 2, np.int64)
-        count = enumerate_downsets(
-            bit_rows(graph.successors, graph.size),
-            offsets(len(tails) for tails in graph.predecessors),
-            np.array([u for tails in graph.predecessors for u in tails], np.int64),
-            bits,
-            addable,
-            parent,
-            added,
-            level_start,
+        found = Downsets(
+            bits=np.zeros((room, words), np.uint64),
+            addable=np.zeros((room, words), np.uint64),
+            parent=np.zeros(room, np.int64),
+            added=np.zeros(room, np.int64),
+            level_start=np.zeros(graph.size + 2, np.int64),
         )
+        count = enumerate_downsets(neighbours, found)
         if count > 0:
-            return _with_crossings(graph, parent[:count].copy(), added[:count].copy(), bits[:count].copy(), level_start)
+            parent, added = found.parent[:count].copy(), found.added[:count].copy()
+            return _with_crossings(graph, parent, added, found.bits[:count].copy(), found.level_start)
         if room == limit:
             raise LimitError(f"the lattice has more than {limit:,} downsets")
         room = min(limit, 8 * room)
@@ -107,7 +108,16 @@ def _with_crossings(
     tensor_bits = bit_rows([ends for ends, _ in graph.tensors], graph.size)
     cut_start, cut = _cuts(graph, parent, added, bits, tensor_bits)
     arrays = LatticeArrays(
-        bits, level_start, crossing_start, crossing, edge_tail, edge_head, vertex_level, tensor_bits, cut_start, cut
+        bits=bits,
+        level_start=level_start,
+        crossing_start=crossing_start,
+        crossing=crossing,
+        edge_tail=edge_tail,
+        edge_head=edge_head,
+        vertex_level=vertex_level,
+        tensor_bits=tensor_bits,
+        cut_start=cut_start,
+        cut=cut,
     )
     return Lattice(graph, parent, added, frozen(arrays))
 

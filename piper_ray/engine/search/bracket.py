@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
+from piper_ray.model.gap import relative_gap
 
 _FIRST_STEP = 0.0025
 _LAST_STEP = 5.0
@@ -13,27 +15,41 @@ _NARROW = 0.01
 _FEWER = 0.99
 
 
+class Phase(Enum):
+    """How a bracket closes. DOUBTING: there may be no plan, so the ceiling is asked first; it ends with the first plan.
+
+    STEPPING: near the lower bound an evaluation is cheap, because little may be wasted: so it steps up from below, by
+    0.25 %, 0.5 %, 1 %, ..., until one is feasible, unless a chain's plan is far above: then it starts at 3/4 of that.
+    Far above the bound the ceiling tells whether there is a plan at all.
+    HALVING: the bracket, once a step was feasible.
+    CHALLENGING: the best plan, by turns with halving from 1 % on: an infeasible evaluation just below it ends the
+    search.
+    """
+
+    DOUBTING = auto()
+    STEPPING = auto()
+    HALVING = auto()
+    CHALLENGING = auto()
+
+
 @dataclass
 class Bracket:
     """lower: the largest value proved infeasible, or a bound. upper: the best plan's value; None before there is one.
 
-    ceiling: no plan is slower than this. doubtful: there may be no plan, so the ceiling is asked first.
-
-    Near the lower bound an evaluation is cheap, because little may be wasted: so it steps up from below, by 0.25 %,
-    0.5 %, 1 %, ..., until one is feasible, unless a chain's plan is far above: then it starts at 3/4 of that. Far above
-    the bound the ceiling tells whether there is a plan at all. Later it halves the bracket, or goes to where the
-    devices left over point, and from 1 % on it challenges the best plan by turns: an infeasible evaluation just below
-    that plan ends the search.
+    ceiling: no plan is slower than this. Where a plan leaves devices over, all phases but CHALLENGING ask first for
+    what these point to.
     """
 
     lower: float
     ceiling: float
     upper: float | None = None
-    doubtful: bool = False
+    phase: Phase = Phase.STEPPING
     _step: float = _FIRST_STEP
-    _stepping: bool = True
-    _challenge: bool = False
-    _guess: float | None = None
+    _pointed: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.upper is not None and self.phase is Phase.DOUBTING:
+            self.phase = Phase.STEPPING
 
     @property
     def closed(self) -> bool:
@@ -47,23 +63,29 @@ class Bracket:
         return self.upper is None and self.lower >= self.ceiling
 
     def gap(self) -> float:
-        if self.upper is None:
-            return float("inf")
-        return max(0.0, (self.upper - self.lower) / self.upper) if self.upper > 0.0 else 0.0
+        return float("inf") if self.upper is None else relative_gap(self.upper, self.lower)
+
+    def is_done(self, gap: float = 0.0) -> bool:
+        """Whether there is nothing left to ask: closed, exhausted, or no wider than ``gap``."""
+        return self.closed or self.exhausted or self.gap() <= gap
 
     def propose(self) -> float:
         """The next threshold, above ``lower`` and below ``upper``."""
         if self.upper is None:
-            usual = self.lower > 0.0 and self._step <= _LAST_STEP and not self.doubtful
-            return min(self.lower * (1.0 + self._step), self.ceiling) if usual else self.ceiling
+            return self._below_any_plan()
         proof = self.upper * (1.0 - PROOF)
-        if self._challenge:
+        if self.phase is Phase.CHALLENGING:
             return proof
-        if self._guess is not None and self.lower < self._guess < proof:
-            return self._guess
-        if self._stepping:
+        if self._pointed is not None and self.lower < self._pointed < proof:
+            return self._pointed
+        if self.phase is Phase.STEPPING:
             return min(max(self.lower * (1.0 + self._step), _CHAIN_QUALITY * self.upper), proof)
         return min((self.lower * self.upper) ** 0.5 if self.lower > 0.0 else 0.5 * self.upper, proof)
+
+    def _below_any_plan(self) -> float:
+        if self.phase is Phase.DOUBTING or self.lower <= 0.0 or self._step > _LAST_STEP:
+            return self.ceiling
+        return min(self.lower * (1.0 + self._step), self.ceiling)
 
     def next_if_infeasible(self, threshold: float) -> float | None:
         """What would be proposed if ``threshold`` had no plan; None if that ended the search."""
@@ -73,11 +95,12 @@ class Bracket:
 
     def record_infeasible(self, threshold: float) -> None:
         if self.upper is not None and self.lower < _CHAIN_QUALITY * self.upper <= threshold:
-            self._stepping = False  # the small steps belong to the lower bound that was
+            self.phase = Phase.HALVING  # the small steps belong to the lower bound that was
         self.lower = max(self.lower, threshold)
-        self._guess = None
+        self._pointed = None
         self._step *= 2.0
-        self._challenge = not self._stepping and self.gap() < _NARROW
+        if self.phase in (Phase.HALVING, Phase.CHALLENGING):
+            self.phase = self._closing(may_challenge=True)
 
     def record_feasible(self, threshold: float, value: float, share: float = 1.0) -> None:
         """A plan of ``value`` came out of an evaluation at ``threshold``, with this share of the devices.
@@ -85,12 +108,21 @@ class Bracket:
         Time is about inverse to devices: the same work on all of them would take ``share`` of the threshold.
         """
         self.record_plan(value)
-        self._guess = threshold * share if share < _FEWER else None
+        self._pointed = threshold * share if share < _FEWER else None
         if threshold < self.ceiling:
-            self._stepping = False
-            self._challenge = not self._challenge and self.gap() < _NARROW
+            self.phase = self._closing(may_challenge=self.phase is not Phase.CHALLENGING)
 
     def record_plan(self, value: float) -> None:
         """A plan from elsewhere."""
         if self.upper is None or value < self.upper:
             self.upper = value
+        if self.phase is Phase.DOUBTING:
+            self.phase = Phase.STEPPING
+
+    def doubt(self) -> None:
+        """A search that finds plans where there are some found none."""
+        if self.upper is None:
+            self.phase = Phase.DOUBTING
+
+    def _closing(self, *, may_challenge: bool) -> Phase:
+        return Phase.CHALLENGING if may_challenge and self.gap() < _NARROW else Phase.HALVING

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.cost.stage import in_flight
+from piper_ray.cost.bounds import ceiling_bytes, ceiling_s
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import TracedStage
-from piper_ray.engine.evaluation.threshold import OnProgress
-from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.search.search import ceiling_s
+from piper_ray.engine.search.planning import items_of
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Infeasibility
@@ -19,20 +18,19 @@ from piper_ray.model.solution import Infeasibility
 _BELOW = 1.0 - 1e-9
 
 
-def explain(instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress) -> Infeasibility:
+def explain(instance: Instance, problem: Problem, evaluations: Evaluations, on_progress: OnProgress) -> Infeasibility:
     """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan.
 
     ``on_progress`` is called as by ``evaluate_threshold``; what it raises ends the search for that figure.
     """
-    least_bytes = least_memory_bytes(instance, problem, executor, on_progress)
+    least_bytes = least_memory_bytes(instance, problem, evaluations, on_progress)
     if least_bytes is None:
         return Infeasibility(
             f"no plan fits on {instance.devices} devices with {instance.microbatches} microbatches, "
             "whatever the memory",
             None,
         )
-    layer = _largest_layer(problem)
-    need_bytes, layer_id = layer
+    need_bytes, layer_id = _largest_layer(problem)
     if need_bytes > problem.cluster.memory_bytes:
         named = instance.layer_by_id[layer_id]
         reason = (
@@ -78,22 +76,10 @@ def _most_replicas(problem: Problem) -> list[int]:
 
 
 def least_memory_bytes(
-    instance: Instance, problem: Problem, executor: Evaluations, on_progress: OnProgress
+    instance: Instance, problem: Problem, evaluations: Evaluations, on_progress: OnProgress
 ) -> float | None:
     """The least M with a plan, by the same search as for time: the bottleneck is now the memory of a stage."""
     unbounded_s = ceiling_s(instance)
-    limit = problem.cluster.data_parallel_limit
-    ceiling = sum(
-        max(
-            (
-                tmpc.activation_bytes * limit + tmpc.fixed_bytes + tmpc.shared_bytes
-                for of_degree in layer.tmpcs.values()
-                for tmpc in of_degree
-            ),
-            default=0.0,
-        )
-        for layer in instance.layers
-    )
     # Each layer must fit somewhere with y >= 1, and the devices together hold every layer at least as often as it must
     # be replicated, with what its replicas share out once.
     options = problem.workload.options
@@ -107,14 +93,14 @@ def least_memory_bytes(
         for v in range(problem.workload.lattice.graph.size)
     ]
     lower = max(instance.memory_bytes, _largest_layer(problem)[0] * _BELOW, sum(shares) / instance.devices * _BELOW)
-    bracket = Bracket(lower=lower, ceiling=max(ceiling, lower) * (1.0 + 1e-9))
+    bracket = Bracket(lower=lower, ceiling=max(ceiling_bytes(instance), lower) * (1.0 + 1e-9))
     while not bracket.closed:
         if bracket.exhausted:
             return None
         memory_bytes = bracket.propose()
         cluster = problem.cluster._replace(memory_bytes=memory_bytes * (1.0 + MEMORY_TOLERANCE))
         with_memory = problem.with_cluster(cluster)
-        outcome = executor.evaluate(with_memory, unbounded_s, on_progress=on_progress)
+        outcome = evaluations.evaluate(with_memory, unbounded_s, on_progress=on_progress)
         if outcome.feasible:
             used = max(_least_stage_bytes(with_memory, stage) for stage in outcome.stages)
             bracket.record_feasible(memory_bytes, min(used, memory_bytes))
@@ -124,15 +110,8 @@ def least_memory_bytes(
 
 
 def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
-    vertices, start, _, memory = stage_items(
-        problem.lattice.bits[traced.inner],
-        problem.lattice.bits[traced.outer],
-        problem.tables,
-        traced.variant,
-        traced.data_parallel_degree,
-        in_flight(traced.later_sum, traced.data_parallel_degree),
-    )
-    return float(sum(np.min(memory[start[k] : start[k + 1]]) for k in range(vertices.size)))
+    _, items = items_of(problem, traced)
+    return float(sum(np.min(memory) for memory in np.split(items.memory, items.start[1:-1])))
 
 
 def _bytes_text(size_bytes: float) -> str:

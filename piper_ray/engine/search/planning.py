@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,60 +13,80 @@ from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.selection import stage_items
-from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.kernels.types import IndexArray, Items, StageKey
 from piper_ray.engine.lattice.contraction import Contraction
 from piper_ray.engine.tables.problem import Problem
+from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 
 
-def build_plan(instance: Instance, problem: Problem, contraction: Contraction, stages: Sequence[TracedStage]) -> Plan:
-    """Runs each stage as fast as its memory allows; layers in file order."""
-    position = {layer.id: index for index, layer in enumerate(instance.layers)}
-    groups = contraction.members(instance)
-    return Plan(tuple(_build_stage(problem, contraction, groups, position, stage) for stage in stages))
+class ValuedPlan(NamedTuple):
+    """A plan, and its time per sample by ``evaluate``, in s."""
+
+    plan: Plan
+    time_per_sample_s: float
+
+    @classmethod
+    def of(cls, instance: Instance, plan: Plan) -> ValuedPlan:
+        return cls(plan, evaluate(instance, plan).time_per_sample_s)
 
 
-def _build_stage(
-    problem: Problem,
-    contraction: Contraction,
-    groups: dict[int, tuple[int, ...]],
-    position: dict[int, int],
-    traced: TracedStage,
-) -> Stage:
-    graph, options = problem.workload.lattice.graph, problem.workload.options
-    variant = options.variants[traced.variant]
-    vertices, start, cost, memory = stage_items(
-        problem.lattice.bits[traced.inner],
-        problem.lattice.bits[traced.outer],
-        problem.tables,
-        traced.variant,
-        traced.data_parallel_degree,
-        in_flight(traced.later_sum, traced.data_parallel_degree),
-    )
+@dataclass(frozen=True)
+class Planning:
+    """How stages of the contracted graph become plans of the instance. Runs each stage as fast as its memory allows."""
+
+    instance: Instance
+    contraction: Contraction
+
+    def plan(self, problem: Problem, stages: Sequence[TracedStage]) -> Plan:
+        """Layers in file order."""
+        return Plan(tuple(self._stage(problem, stage) for stage in stages))
+
+    def valued(self, problem: Problem, stages: Sequence[TracedStage]) -> ValuedPlan:
+        return ValuedPlan.of(self.instance, self.plan(problem, stages))
+
+    @cached_property
+    def _position(self) -> Mapping[int, int]:
+        return {layer.id: index for index, layer in enumerate(self.instance.layers)}
+
+    @cached_property
+    def _groups(self) -> Mapping[int, tuple[int, ...]]:
+        return self.contraction.members(self.instance)
+
+    def _stage(self, problem: Problem, traced: TracedStage) -> Stage:
+        graph, options = problem.workload.lattice.graph, problem.workload.options
+        variant = options.variants[traced.variant]
+        tmpc_ids: dict[int, str] = {}
+        for v, option in _choices(problem, traced):
+            kept = graph.layer_ids[v]
+            for layer_id in self._groups[kept]:
+                if layer_id == kept:
+                    tmpc_ids[layer_id] = options.tmpcs[traced.variant][v][option].id
+                else:
+                    free = self.contraction.free_tmpc(variant.tmpcs[layer_id])
+                    assert free is not None, "contraction merges only layers that are free in this variant"
+                    tmpc_ids[layer_id] = free.id
+        layers = tuple(sorted(tmpc_ids, key=self._position.__getitem__))
+        return Stage(layers, traced.data_parallel_degree, variant.degree, {layer: tmpc_ids[layer] for layer in layers})
+
+
+def items_of(problem: Problem, traced: TracedStage) -> tuple[IndexArray, Items]:
+    """A traced stage's vertices, and for each option its cost and memory in this very stage."""
+    stage, d = StageKey(traced.outer, traced.inner, traced.variant), traced.data_parallel_degree
+    vertices, items = stage_items(stage, d, in_flight(traced.later_sum, d), problem.tables)
+    return vertices, items
+
+
+def _choices(problem: Problem, traced: TracedStage) -> list[tuple[int, int]]:
+    """The stage's vertices, each with the number of the option that it runs: least time within the memory."""
+    vertices, items = items_of(problem, traced)
     choice = np.empty(vertices.size, np.int64)
     limit, budget_s = problem.cluster.memory_bytes, traced.budget_s
-    best = least_cost(start, cost, memory, limit, np.inf, False, choice)
+    best = least_cost(items, limit, np.inf, False, choice)
     if best == TOO_HARD:  # then the choice that the evaluation found will do
-        best = least_cost(start, cost, memory, limit, budget_s, True, choice)
+        best = least_cost(items, limit, budget_s, True, choice)
     if not 0.0 <= best < np.inf:
         raise AssertionError("a stage of the plan does not fit")
-
-    tmpc_ids: dict[int, str] = {}
-    for k, v in enumerate(vertices.tolist()):
-        kept = graph.layer_ids[v]
-        for layer_id in groups[kept]:
-            if layer_id == kept:
-                tmpc_ids[layer_id] = options.tmpcs[traced.variant][v][int(choice[k] - start[k])].id
-            else:
-                free = contraction.free_tmpc(variant.tmpcs[layer_id])
-                assert free is not None, "contraction merges only layers that are free in this variant"
-                tmpc_ids[layer_id] = free.id
-    layers = tuple(sorted(tmpc_ids, key=position.__getitem__))
-    return Stage(layers, traced.data_parallel_degree, variant.degree, {layer: tmpc_ids[layer] for layer in layers})
-
-
-def chain_through(problem: Problem, stages: Sequence[TracedStage]) -> list[int]:
-    """The vertices in an order that passes every downset between two stages of a plan, from the back."""
-    bits = problem.lattice.bits
-    return [v for stage in reversed(stages) for v in members(bits[stage.outer] & ~bits[stage.inner])]
+    options = choice - items.start[:-1]
+    return list(zip(vertices.tolist(), options.tolist(), strict=True))

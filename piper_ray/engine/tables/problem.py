@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from piper_ray.cost.bounds import DegreesAllowed, LayersAlone, lower_bound_s
 from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.tables.options import Options
 from piper_ray.engine.tables.rate import Rates
-from piper_ray.engine.tables.sums import StageSums, build_sums, cost_arrays
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.engine.tables.stage_sums import StageSums, build_sums, cost_arrays
+from piper_ray.engine.tables.tmpc_options import Options
+from piper_ray.model.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,33 @@ class Problem:
         cache: StepCache = self._scratch.cache
         return cache
 
+    def lower_bound_s(self) -> float:
+        """No plan is faster, in s per sample."""
+        sums, least, cluster = self.workload.sums, self.workload.options.least, self.cluster
+        layers = LayersAlone(least.work_s, least.weights_bytes * self.resync_s_per_byte, least.missing)
+        degrees = DegreesAllowed(
+            devices=cluster.devices,
+            data_parallel_limit=cluster.data_parallel_limit,
+            tensor_parallel=self.options.degree,
+            data_parallel=cluster.divisors,
+            first=cluster.first_divisor,
+            end=cluster.end_divisor,
+        )
+        return lower_bound_s(float(sums.device_work_s[-1]), float(sums.replica_work_s[-1]), layers, degrees)
+
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""
         return replace(self, tables=self.tables._replace(cluster=cluster))
 
 
-def build_problem(workload: Workload, instance: Instance, data_parallelism: bool) -> Problem:
-    """Scales the workload's sums to the instance's N and B, and takes its K and M."""
+def build_problem(workload: Workload, instance: Instance, data_parallel_degrees: Sequence[int]) -> Problem:
+    """Scales the workload's sums to the instance's N and B, and takes its K and M.
+
+    data_parallel_degrees: those that a stage can have, ascending.
+    """
     limit = instance.data_parallel_limit
     resync, transfer = resync_s_per_byte(instance), transfer_s_per_byte(instance)
-    degrees = [d for d in divisors(instance.microbatches) if d <= limit] if data_parallelism else [1]
-    allowed = np.array(degrees, np.int64)
+    allowed = np.array(data_parallel_degrees, np.int64)
     least = [variant.least_data_parallel_degree for variant in workload.options.variants]
     most = [variant.most_data_parallel_degree for variant in workload.options.variants]
     tables = Tables(

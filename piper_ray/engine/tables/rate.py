@@ -1,4 +1,4 @@
-"""How long work takes, learned as it is done: the cost of a block bound differs a thousandfold between problems."""
+"""How long work takes, learned as it is done: the cost of a bucket bound differs a thousandfold between problems."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _WEIGHT = 0.3  # of the newest figure in a running mean
 
 @dataclass
 class Rate:
-    """s_per_bound: of one thread, for a block bound and what comes of it. A guess until something has been measured."""
+    """s_per_bound: of one thread, for a bucket bound and what comes of it. A guess until something was measured."""
 
     s_per_bound: float = 8e-9
     measured: bool = False
 
     def record(self, bounds: int, seconds: float) -> None:
-        """Bounds as counted beforehand: every downset with every block."""
+        """Bounds as counted beforehand: every downset with every bucket."""
         if bounds <= 0 or seconds <= 0 or (bounds < _ENOUGH_BOUNDS and seconds < _ENOUGH_S):
             return
         newest = max(seconds / bounds, _LEAST_S)

@@ -1,20 +1,16 @@
-"""PipeDream's recurrence over pairs of states, compiled.
-
-All compiled functions stay in this file: numba's cache notices a change in a kernel's own file only.
-"""
+"""PipeDream's recurrence over pairs of states, compiled."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.compiled.jit import kernel
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-
-njit = numba.njit(cache=True, error_model="numpy")
 
 # A quotient of rounded sums must not lose a replication that just does.
 _SLIGHTLY_LESS = 1.0 - 1e-12
@@ -53,7 +49,7 @@ class LevelArrays(NamedTuple):
     degrees: Integers
 
 
-@njit
+@kernel
 def count_subsets(bits: npt.NDArray[np.uint64], limit: int) -> Integers:
     """int64[m]: how many earlier sets lie within each. Stops once there are more than ``limit``."""
     counts = np.zeros(len(bits), np.int64)
@@ -68,8 +64,9 @@ def count_subsets(bits: npt.NDArray[np.uint64], limit: int) -> Integers:
     return counts
 
 
-@njit
+@kernel
 def list_subsets(bits: npt.NDArray[np.uint64], pair_start: Integers, out: npt.NDArray[np.int32]) -> None:
+    """Fills ``out`` with the earlier sets that lie within each, by set: from ``pair_start`` on, in ascending order."""
     for front in range(len(bits)):
         place = pair_start[front]
         for rest in range(front):
@@ -78,7 +75,7 @@ def list_subsets(bits: npt.NDArray[np.uint64], pair_start: Integers, out: npt.ND
                 place += 1
 
 
-@njit
+@kernel
 def _is_subset(bits: npt.NDArray[np.uint64], small: int, big: int) -> bool:
     for word in range(bits.shape[1]):  # noqa: SIM110 - all() is no numba
         if bits[small, word] & ~bits[big, word] != 0:
@@ -86,7 +83,7 @@ def _is_subset(bits: npt.NDArray[np.uint64], small: int, big: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def stage_seconds(pairs: PairArrays, level: LevelArrays, front: int, pair: int, degree: int, is_first: bool) -> float:
     """(T + 4 (m - 1) P / (B m)) / m, and what its transfers take if anything precedes the stage."""
     rest = pairs.rest[pair]
@@ -98,12 +95,12 @@ def stage_seconds(pairs: PairArrays, level: LevelArrays, front: int, pair: int, 
     return float(max(time, max(level.transfer_s[front], level.transfer_s[rest]) / degree))
 
 
-@njit
+@kernel
 def _divides_batch(pairs: PairArrays, level: LevelArrays, pair: int, degree: int) -> bool:
     return len(level.group) == 0 or pairs.whole_batch % (level.group[pair] * degree) == 0
 
 
-@njit
+@kernel
 def _fits(pairs: PairArrays, front: int, rest: int, degree: int, behind: int) -> bool:
     """a y + b + shared / d <= M with y = ceil(s / d), ``behind`` being the machines of all later stages."""
     in_flight = (behind + 2 * degree - 1) // degree
@@ -113,7 +110,7 @@ def _fits(pairs: PairArrays, front: int, rest: int, degree: int, behind: int) ->
     return bool(activation * in_flight + fixed + shared / degree <= pairs.memory_bytes)
 
 
-@njit
+@kernel
 def _least_degree(
     pairs: PairArrays, level: LevelArrays, front: int, pair: int, threshold: float, behind: int, most: int
 ) -> int:
@@ -138,7 +135,7 @@ def _least_degree(
     return most + 1
 
 
-@njit
+@kernel
 def least_machines(pairs: PairArrays, level: LevelArrays, threshold: float, machines: Integers) -> int:
     """Fills int64[m], the least machines for each tail with every stage at most ``threshold`` s; above the machines
     of the level where those will not do. Returns the last.
@@ -168,7 +165,7 @@ def least_machines(pairs: PairArrays, level: LevelArrays, threshold: float, mach
     return int(machines[last])
 
 
-@njit
+@kernel
 def best_first_stage(
     pairs: PairArrays, level: LevelArrays, front: int, threshold: float, machines: Integers
 ) -> tuple[int, int]:
@@ -181,22 +178,36 @@ def best_first_stage(
     raise AssertionError("a tail that fits has no first stage")
 
 
-@njit
-def fill_segments_from(
-    pairs: PairArrays,
-    level: LevelArrays,
-    front: int,
-    value: Floats,
-    group: Integers,
-    came_from: Integers,
-    degree: Integers,
-    left: Integers,
-) -> None:
-    """A[front][j][c] for all j and all c up to the level's machines, in arrays [m, machines + 1].
+class Segments(NamedTuple):
+    """A table [m, machines + 1] of one front. value: in s. group: the least common multiple of the replications.
 
-    value: in s. group: the least common multiple of the replications. came_from, degree, left: the last stage's front,
-    its replication, and the machines for what precedes it. Rows of tails not inside ``front`` hold inf.
+    came_from, degree, left: the last stage's front, its replication, and the machines for what precedes it.
     """
+
+    value: Floats
+    group: Integers
+    came_from: Integers
+    degree: Integers
+    left: Integers
+
+
+@kernel
+def make_segments(states: int, machines: int) -> Segments:
+    """Room for such a table."""
+    shape = (states, machines + 1)
+    return Segments(
+        value=np.empty(shape),
+        group=np.empty(shape, np.int64),
+        came_from=np.empty(shape, np.int64),
+        degree=np.empty(shape, np.int64),
+        left=np.empty(shape, np.int64),
+    )
+
+
+@kernel
+def fill_segments_from(pairs: PairArrays, level: LevelArrays, front: int, segments: Segments) -> None:
+    """A[front][j][c] for all j and all c up to the level's machines. Rows of tails not inside ``front`` hold inf."""
+    value, group, came_from, degree, left = segments
     value[: front + 1] = np.inf
     for tail in range(front, -1, -1):
         if tail < front:
@@ -235,7 +246,7 @@ def fill_segments_from(
                         left[rest, c] = c - d
 
 
-@njit
+@kernel
 def _common_multiple(whole_batch: int, one: int, other: int) -> int:
     """The least; a divisor of N, so no overflow. 1 where nobody asks."""
     if whole_batch == 0:
@@ -246,15 +257,13 @@ def _common_multiple(whole_batch: int, one: int, other: int) -> int:
     return one // a * other
 
 
-@njit
+@kernel
 def fill_segments(pairs: PairArrays, level: LevelArrays, time_s: Floats, group: Integers) -> None:
     """T and the replications' common multiple, for the level above: each pair's best on all machines of this level."""
     states = len(pairs.pair_start) - 1
-    shape = (states, level.machines + 1)
-    value, multiple = np.empty(shape), np.empty(shape, np.int64)
-    came_from, degree, left = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int64)
+    segments = make_segments(states, level.machines)
     for front in range(1, states):
-        fill_segments_from(pairs, level, front, value, multiple, came_from, degree, left)
+        fill_segments_from(pairs, level, front, segments)
         for pair in range(pairs.pair_start[front], pairs.pair_start[front + 1]):
-            time_s[pair] = value[pairs.rest[pair], level.machines]
-            group[pair] = multiple[pairs.rest[pair], level.machines]
+            time_s[pair] = segments.value[pairs.rest[pair], level.machines]
+            group[pair] = segments.group[pairs.rest[pair], level.machines]

@@ -18,14 +18,19 @@ from dataclasses import dataclass, replace
 
 from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
+from piper_ray.model.cluster import Link
 from piper_ray.model.errors import InfeasibleError, InvalidPlan, UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Forecast
 from piper_ray.planners.choices import UniformChoice, uniform_choices
 from piper_ray.planners.pipedream.parameters import Level, Partition, States
-from piper_ray.planners.planner import Proposal
+from piper_ray.planners.planner import Needs, Proposal
 from piper_ray.workloads.formats.load import Source, instance_of
+
+_PAIR_BYTES = 32
+"""Of a pair of states, with what each level keeps of it."""
 
 _NO_CHOICE = (
     "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows, that any number of replicas "
@@ -69,10 +74,17 @@ class PipeDream:
         if not choices:
             raise InfeasibleError(_NO_CHOICE)
         levels = self._levels(instance, instance.devices)
-        degrees = [range(1, (level.machines if restrictions.data_parallelism else 1) + 1) for level in levels]
+        admits = restrictions.admits_data_parallel_degree
+        degrees = [list(filter(admits, range(1, level.machines + 1))) for level in levels]
         found, _ = self._partition(instance, choices[0], levels, degrees, None, math.inf)
         assert found is not None, "without a memory limit one stage on one machine always does"
         return found
+
+    def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
+        """Of states along an order of the layers it takes less."""
+        from piper_ray.planners.pipedream.states import PAIR_LIMIT
+
+        return Needs.of_tables(_PAIR_BYTES * min(lattice.pairs or PAIR_LIMIT, PAIR_LIMIT))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         """The best partition with replications that divide N and, with one level, stages that fit in memory.
@@ -82,7 +94,7 @@ class PipeDream:
         """
         choices = _choices(instance, restrictions)
         levels = self._levels(instance, instance.data_parallel_limit)
-        allowed = divisors(instance.microbatches) if restrictions.data_parallelism else [1]
+        allowed = list(filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches)))
         degrees = [[d for d in allowed if d <= level.machines] for level in levels]
         best: tuple[float, Plan, str] | None = None
         tried = 0
@@ -131,7 +143,7 @@ class PipeDream:
     ) -> tuple[Partition | None, int]:
         """None if nothing fits; and how many pairs of states were looked at."""
         # What follows compiles kernels: only when a partition is asked for.
-        from piper_ray.planners.pipedream.search import LevelTask, best_partition
+        from piper_ray.planners.pipedream.optimum import LevelTask, best_partition
         from piper_ray.planners.pipedream.states import build_states
 
         states = build_states(instance, choice.tmpcs, self.states)
@@ -140,8 +152,10 @@ class PipeDream:
             LevelTask(
                 machines=level.machines,
                 degrees=allowed,
-                sync_s_per_byte=4.0 / level.bandwidth_bytes_per_s,
-                transfer_s_per_byte=0.0 if ratio is None else 2.0 / (level.bandwidth_bytes_per_s * ratio),
+                sync_s_per_byte=Link(level.bandwidth_bytes_per_s).resync_s(1.0, 1),
+                transfer_s_per_byte=(
+                    0.0 if ratio is None else Link(level.bandwidth_bytes_per_s * ratio).transfer_s(2.0)
+                ),
             )
             for level, allowed in zip(levels, degrees, strict=True)
         ]

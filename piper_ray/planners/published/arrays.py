@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Recompute, Restrictions
+from piper_ray.model.restrictions import Restrictions
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -50,6 +51,7 @@ class Arrays(NamedTuple):
 
 
 def flatten(instance: Instance, downsets: Sequence[int], restrictions: Restrictions) -> Arrays:
+    """An instance and its downsets (bit masks) as arrays, with the TMPCs that the restrictions allow."""
     layers = instance.layers
     position = {layer.id: i for i, layer in enumerate(layers)}
     # For each layer its edges: the other end's id, c, and whether the edge comes in.
@@ -58,7 +60,7 @@ def flatten(instance: Instance, downsets: Sequence[int], restrictions: Restricti
         incident[position[edge.target]].append((edge.source, edge.communication_bytes, True))
         incident[position[edge.source]].append((edge.target, edge.communication_bytes, False))
 
-    degrees = [t for t in instance.degrees if t == 1 or restrictions.tensor_parallelism]
+    degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     options: list[Tmpc] = []
     option_start, crossing_start = [0], []
     crossing: list[float] = []

@@ -1,19 +1,14 @@
-"""The table dp[I][k][s] of the paper, compiled (Piper, NeurIPS 2021, section 4: the dynamic program over downsets).
-
-All compiled functions stay in this file: numba's cache notices a change in a kernel's own file only.
-"""
+"""The table dp[I][k][s] of the paper, compiled (Piper, NeurIPS 2021, section 4: the dynamic program over downsets)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from piper_ray.compiled.jit import kernel
 from piper_ray.planners.published.arrays import Arrays, Floats, Integers
-
-njit = numba.njit(cache=True)
 
 # Costs closer than this, relative to the stage's cost, count as equal when fronts are pruned: sums of the same layers'
 # costs in another order must not multiply the states.
@@ -22,8 +17,8 @@ _SAME_COST = 1e-13
 ANY_DEGREE = 2**62  # above every data-parallel degree
 
 
-class Cluster(NamedTuple):
-    """data_parallel_degrees: int64[...], the divisors of N to try, ascending.
+class Constants(NamedTuple):
+    """Of one instance. data_parallel_degrees: int64[...], the divisors of N to try, ascending.
 
     memory_bytes: M, with the tolerance included.
     """
@@ -48,7 +43,7 @@ class Choosing(NamedTuple):
     upper_s: float
 
 
-@njit
+@kernel
 def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, chosen: Integers) -> tuple[float, float]:
     """Upstream's heuristic: from the fastest option of each layer, the cheapest swaps by cost per byte saved.
 
@@ -83,7 +78,7 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
     return cost[chosen].sum(), ratio
 
 
-@njit
+@kernel
 def exact_choice(
     start: Integers, cost: Floats, memory: Floats, limit: float, price: float, best: float, chosen: Integers
 ) -> float:
@@ -147,7 +142,7 @@ def exact_choice(
     return float(front_cost[-1])
 
 
-@njit
+@kernel
 def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing: Choosing, chosen: Integers) -> float:
     """The stage's time when the fastest options, ``chosen``, do not fit; writes what fits instead there.
 
@@ -165,7 +160,7 @@ def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing
     return exact_choice(start, cost, memory, limit, price, time, chosen)
 
 
-@njit
+@kernel
 def gather(
     arrays: Arrays, big: int, small: int, degree: int, mode: int, d: int
 ) -> tuple[Integers, Integers, NDArray[np.float64]]:
@@ -201,7 +196,7 @@ def gather(
     return start[: stage_layers + 1], options[:count], cut_bytes[:count]
 
 
-@njit
+@kernel
 def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
     """What stage big \\ small sends and receives of tensors with ends in it and outside."""
     total = 0.0
@@ -218,39 +213,44 @@ def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
     return total
 
 
-@njit
-def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int, cluster: Cluster) -> Floats:
+@kernel
+def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int, constants: Constants) -> Floats:
     """What each option adds to its stage's time at data-parallel degree d, in s per sample."""
-    resync = 4.0 * (d - 1) / d / (cluster.microbatches * cluster.bandwidth_bytes_per_s)
+    resync = 4.0 * (d - 1) / d / (constants.microbatches * constants.bandwidth_bytes_per_s)
     return (
         arrays.time_s[options] / d
-        + cut_bytes / (d * cluster.bandwidth_bytes_per_s)
+        + cut_bytes / (d * constants.bandwidth_bytes_per_s)
         + arrays.weights_bytes[options] * resync
     )
 
 
-@njit
+@kernel
 def fastest_options(start: Integers, cost: Floats) -> Integers:
+    """int64[layers]: the first option of least cost of each layer, whose options begin at ``start``."""
     fastest = np.empty(len(start) - 1, dtype=np.int64)
     for i in range(len(fastest)):
         fastest[i] = start[i] + np.argmin(cost[start[i] : start[i + 1]])
     return fastest
 
 
-@njit
+class StageOptions(NamedTuple):
+    """Of a stage at one degree. start: int64[layers + 1], options of layer i are start[i]..start[i+1].
+
+    options: int64[..], their numbers in ``Arrays``. cost: float64[..], s. fastest: int64[layers].
+    """
+
+    start: Integers
+    options: Integers
+    cost: Floats
+    fastest: Integers
+
+
+@kernel
 def stage_time(
-    arrays: Arrays,
-    start: Integers,
-    options: Integers,
-    cost: Floats,
-    fastest: Integers,
-    y: int,
-    d: int,
-    limit: float,
-    choosing: Choosing,
-    chosen: Integers,
+    arrays: Arrays, stage: StageOptions, y: int, d: int, limit: float, choosing: Choosing, chosen: Integers
 ) -> float:
     """The stage's time with up to y microbatches in flight, and in ``chosen`` the option of each layer."""
+    start, options, cost, fastest = stage
     time = 0.0
     used = 0.0
     for i in range(len(fastest)):
@@ -264,41 +264,34 @@ def stage_time(
     return choose(start, cost, memory, limit, choosing, chosen)
 
 
-@njit
+@kernel
 def stage_times(
-    arrays: Arrays,
-    start: Integers,
-    options: Integers,
-    cost: Floats,
-    d: int,
-    cluster: Cluster,
-    choosing: Choosing,
-    most_y: int,
+    arrays: Arrays, stage: StageOptions, d: int, constants: Constants, choosing: Choosing, most_y: int
 ) -> Floats:
     """float64[y + 1]: the stage's time on d replicas with up to y microbatches in flight, for y = 1.. as long as
     anything fits.
     """
     times = np.empty(most_y + 1)
     times[0] = np.inf
-    fastest = fastest_options(start, cost)
-    chosen = np.empty_like(fastest)
+    chosen = np.empty_like(stage.fastest)
     for y in range(1, most_y + 1):
-        times[y] = stage_time(arrays, start, options, cost, fastest, y, d, cluster.memory_bytes, choosing, chosen)
+        times[y] = stage_time(arrays, stage, y, d, constants.memory_bytes, choosing, chosen)
         # What does not fit, or is too slow to matter, is so for every larger y.
         if times[y] == np.inf:
             return times[:y]
     return times
 
 
-@njit
+@kernel
 def is_subset(arrays: Arrays, small: int, big: int) -> bool:
+    """Whether downset ``small`` lies within downset ``big``."""
     for v in range(arrays.member.shape[1]):  # noqa: SIM110 - all() is no numba
         if arrays.member[small, v] and not arrays.member[big, v]:
             return False
     return True
 
 
-@njit
+@kernel
 def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: int, d: int, by_sum: Floats) -> None:
     """One stage before the rest: dp[I][k][s] = min(dp[I][k][s], max(dp[I'][k - devices][s - d], T(s)))."""
     stage = by_sum[d:]
@@ -311,13 +304,14 @@ def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: i
             row[i] = min(row[i], max(stage[i], rest[i]))
 
 
-@njit
-def fill(arrays: Arrays, table: NDArray[np.float64], cluster: Cluster, choosing: Choosing) -> int:
+@kernel
+def fill(arrays: Arrays, table: NDArray[np.float64], constants: Constants, choosing: Choosing) -> int:
     """Fills float64[downsets, K + 1, S + 1]: the least max-time in s for at most k devices and degrees summing to at
-    most s. Returns how many pairs of nested downsets there are."""
+    most s. Returns how many pairs of nested downsets there are.
+    """
     table[:] = np.inf
     table[0] = 0.0
-    most_s = cluster.data_parallel_limit
+    most_s = constants.data_parallel_limit
     any_least = np.any(arrays.least_degree > 1)
     pairs = 0
     for big in range(1, len(arrays.size)):
@@ -332,15 +326,16 @@ def fill(arrays: Arrays, table: NDArray[np.float64], cluster: Cluster, choosing:
                     start, options, cut_bytes = gather(arrays, big, small, degree, mode, ANY_DEGREE)
                     if len(start) == 1:
                         break
-                    for d in cluster.data_parallel_degrees:
-                        if t * d > cluster.devices:
+                    for d in constants.data_parallel_degrees:
+                        if t * d > constants.devices:
                             break
                         if any_least:
                             start, options, cut_bytes = gather(arrays, big, small, degree, mode, d)
                             if len(start) == 1:
                                 continue
-                        cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
-                        times = stage_times(arrays, start, options, cost, d, cluster, choosing, -(-most_s // d))
+                        cost = option_costs_s(arrays, options, cut_bytes, d, constants)
+                        stage = StageOptions(start, options, cost, fastest_options(start, cost))
+                        times = stage_times(arrays, stage, d, constants, choosing, -(-most_s // d))
                         if len(times) == 1:
                             continue
                         by_sum = np.empty(min(most_s, (len(times) - 1) * d) + 1)
@@ -357,9 +352,9 @@ def fill(arrays: Arrays, table: NDArray[np.float64], cluster: Cluster, choosing:
     return pairs
 
 
-@njit
+@kernel
 def find_stage(
-    arrays: Arrays, table: NDArray[np.float64], cell: tuple[int, int, int], cluster: Cluster, choosing: Choosing
+    arrays: Arrays, table: NDArray[np.float64], cell: tuple[int, int, int], constants: Constants, choosing: Choosing
 ) -> tuple[int, int, int, Integers]:
     """The first stage of a plan that attains dp[I][k][s], for a (k, s) that no smaller one attains.
 
@@ -373,7 +368,7 @@ def find_stage(
         for degree in range(len(arrays.degrees)):
             t = arrays.degrees[degree]
             for mode in range(len(arrays.allowed)):
-                for d in cluster.data_parallel_degrees:
+                for d in constants.data_parallel_degrees:
                     if t * d > k or d > s:
                         break
                     if table[small, k - t * d, s - d] > target:
@@ -382,12 +377,9 @@ def find_stage(
                     if len(start) == 1:
                         continue
                     chosen = np.empty(len(start) - 1, dtype=np.int64)
-                    cost = option_costs_s(arrays, options, cut_bytes, d, cluster)
-                    fastest = fastest_options(start, cost)
-                    y = -(-s // d)
-                    time = stage_time(
-                        arrays, start, options, cost, fastest, y, d, cluster.memory_bytes, choosing, chosen
-                    )
+                    cost = option_costs_s(arrays, options, cut_bytes, d, constants)
+                    stage = StageOptions(start, options, cost, fastest_options(start, cost))
+                    time = stage_time(arrays, stage, -(-s // d), d, constants.memory_bytes, choosing, chosen)
                     if time <= target:
                         return small, degree, d, options[chosen]
     raise AssertionError("a finite cell of the table has no first stage")

@@ -12,7 +12,7 @@ import numpy as np
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError, UsageError
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.published.arrays import Arrays, Floats, flatten
@@ -20,7 +20,7 @@ from piper_ray.planners.published.downsets import enumerate_downsets
 from piper_ray.workloads.formats.load import Source, instance_of
 
 if TYPE_CHECKING:
-    from piper_ray.planners.published.kernel import Choosing, Cluster
+    from piper_ray.planners.published.kernel import Choosing, Constants
 
 DEFAULT_TABLE_LIMIT_BYTES = 4 * 2**30
 
@@ -34,18 +34,23 @@ class TmpcChoice(str, Enum):
 
 @dataclass(frozen=True)
 class PaperTableResult:
-    """time_per_sample: in s, what the table says; None when there is no plan.
+    """time_per_sample_s: in s, what the table says; None when there is no plan.
 
     downsets, pairs: rows of the table, and nested pairs of downsets. table_bytes: what the table took.
     seconds: wall time of all of it (compilation too, when it is the first).
     """
 
-    time_per_sample: float | None
+    time_per_sample_s: float | None
     plan: Plan | None
     downsets: int
     pairs: int
     table_bytes: int
     seconds: float
+
+
+def bytes_per_downset(devices: int, data_parallel_limit: int) -> int:
+    """Of the table: dp[I], a number for each k and s."""
+    return 8 * (devices + 1) * (data_parallel_limit + 1)
 
 
 def paper_table(
@@ -68,7 +73,7 @@ def paper_table(
     choice = arguments.choice("choice", choice, TmpcChoice)
     table_limit_bytes = checked_limit_bytes(table_limit_bytes)
     instance = instance_of(instance)
-    row_bytes = 8 * (instance.devices + 1) * (instance.data_parallel_limit + 1)
+    row_bytes = bytes_per_downset(instance.devices, instance.data_parallel_limit)
     most = table_limit_bytes // row_bytes
     downsets = enumerate_downsets(instance, most)
     if len(downsets) > most:
@@ -93,7 +98,7 @@ def paper_table(
         fill(arrays, table, cluster, choosing)
     plan = _plan(instance, arrays, table, cluster, choosing) if table[-1, -1, -1] < np.inf else None
     return PaperTableResult(
-        time_per_sample=None if plan is None else float(table[-1, -1, -1]),
+        time_per_sample_s=None if plan is None else float(table[-1, -1, -1]),
         plan=plan,
         downsets=len(downsets),
         pairs=pairs,
@@ -110,15 +115,11 @@ def checked_limit_bytes(given: object) -> int:
     return int(limit_bytes)
 
 
-def _cluster(instance: Instance, restrictions: Restrictions) -> Cluster:
-    from piper_ray.planners.published.kernel import Cluster
+def _cluster(instance: Instance, restrictions: Restrictions) -> Constants:
+    from piper_ray.planners.published.kernel import Constants
 
-    degrees = [
-        d
-        for d in divisors(instance.microbatches)
-        if d <= instance.data_parallel_limit and (d == 1 or restrictions.data_parallelism)
-    ]
-    return Cluster(
+    degrees = restrictions.data_parallel_degrees(instance)
+    return Constants(
         devices=instance.devices,
         data_parallel_limit=instance.data_parallel_limit,
         microbatches=instance.microbatches,
@@ -139,7 +140,7 @@ def _work_bound_s(instance: Instance, arrays: Arrays) -> float:
     return float(work.sum()) / instance.devices
 
 
-def _plan(instance: Instance, arrays: Arrays, table: Floats, cluster: Cluster, choosing: Choosing) -> Plan:
+def _plan(instance: Instance, arrays: Arrays, table: Floats, cluster: Constants, choosing: Choosing) -> Plan:
     from piper_ray.planners.published.kernel import find_stage
 
     layers = len(instance.layers)

@@ -11,7 +11,7 @@ from typing import Any
 import pygraphviz
 
 from piper_ray.engine.lattice.counting import count_cuts, count_downsets
-from piper_ray.engine.lattice.graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.report.figures import plural, printable, size_text, time_text
@@ -39,7 +39,7 @@ def check_path(path: Path) -> None:
         raise UsageError(f"--draw {path}: there is no folder {path.parent}")
 
 
-def draw(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:
+def draw_graph(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:
     """Writes the picture: layers front to back, runs of equal ones as one box, and on each edge the number of
     downsets that it crosses: the cuts through it.
 

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from piper_ray.report.figures import given_size_text
 from piper_ray.report.plots import style
 from piper_ray.sweep.findings import Method, Record, Scene, exact_times, method_order, slower
-from piper_ray.sweep.schema import PIPER
 
 _FEWEST_SIZES = 3
 _MOST_PANELS = 9
@@ -30,10 +29,10 @@ class _Quantity(NamedTuple):
     of: Callable[[Record], float | None]
 
 
-_THROUGHPUT = _Quantity("throughput", "samples per second", lambda record: record.throughput)
+_THROUGHPUT = _Quantity("throughput", "microbatches per second", lambda record: record.throughput)
 _PER_DEVICE = _Quantity(
     "throughput per device",
-    "samples per second and device",
+    "microbatches per second and device",
     lambda record: None if record.throughput is None else record.throughput / record.devices,
 )
 
@@ -67,7 +66,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
             yield _file_name("per-device", scene), _against_devices(scene, of_scene, _PER_DEVICE)
         if len(memories) >= _FEWEST_SIZES:
             yield _file_name("memory", scene), _against_memory(scene, of_scene, methods, devices)
-        if len(devices) > 1 and any(slower(r, exact_s) for r in of_scene if r.method.planner != PIPER):
+        if len(devices) > 1 and any(slower(r, exact_s) for r in of_scene if not r.method.is_exact):
             yield _file_name("planners", scene), _against_exact(scene, of_scene, methods, memories, exact_s)
 
 
@@ -111,7 +110,7 @@ def _against_memory(
             points = [(r.memory_bytes / 2**30, r.throughput) for r in of_curve]
             _line(axes, points, _Look(f"{number:,} devices", index, len(shown), ordered=True))
     of_shown = [record.throughput or 0.0 for record in records if record.devices in shown]
-    _finish(figure, every, "samples per second", of_shown)
+    _finish(figure, every, "microbatches per second", of_shown)
     return figure
 
 
@@ -124,7 +123,7 @@ def _against_exact(
 ) -> Figure:
     """A panel for each memory size: 1 is as fast as the exact plan."""
     shown = _spread(memories, _MOST_PANELS)
-    title = f"{_scene_text(scene)}: time per sample over the exact plan's"
+    title = f"{_scene_text(scene)}: time per microbatch over the exact plan's"
     figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
     ratios: list[float] = []
     for axes, memory in zip(every, shown, strict=True):
@@ -133,7 +132,7 @@ def _against_exact(
             of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
             points = [(float(r.devices), slower(r, exact_s)) for r in of_curve]
             ratios += [ratio for _, ratio in points if ratio is not None]
-            if method.planner != PIPER:  # in the colours of the other figures
+            if not method.is_exact:  # in the colours of the other figures
                 _line(axes, points, _Look(str(method), index, len(methods)))
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, "times the exact plan's time", [1.0, *ratios])
@@ -147,7 +146,7 @@ def _curve(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Lo
     if none:
         height = 0.02 + 0.03 * look.index
         axes.plot(none, [height] * len(none), "x", color=look.colour, transform=axes.get_xaxis_transform())
-    unproved = [r for r in records if r.method.planner == PIPER and r.status == "feasible"]
+    unproved = [r for r in records if r.method.is_exact and r.status == "feasible"]
     if unproved:
         values = [quantity.of(r) or 0.0 for r in unproved]
         axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from piper_ray.model.instance import Instance
-from piper_ray.report.document import Document, header
 from piper_ray.report.simulation.findings import findings
 from piper_ray.simulate.options import InFlightRule
 from piper_ray.simulate.result import RankSimulation, Simulation
+from piper_ray.workloads.formats.plan_writer import Document, header
 
 
 def simulation_document(instance: Instance, simulation: Simulation) -> Document:
@@ -35,6 +35,7 @@ def simulation_document(instance: Instance, simulation: Simulation) -> Document:
         "samples_per_s": simulation.samples_per_s if simulation.step_s > 0 else None,
         "tokens_per_s": simulation.tokens_per_s if simulation.step_s > 0 else None,
         "promised_s": simulation.promised_s,
+        "keeps_promise": simulation.keeps_promise,
         "steady": simulation.steady,
         "pipelines": simulation.pipelines,
         "window_s": list(simulation.window_s),

@@ -44,21 +44,23 @@ def _promise(simulation: Simulation) -> Iterator[str]:
     promised_s, step_s = simulation.promised_s, simulation.step_s
     if promised_s is None or simulation.in_flight is None:
         return
-    if step_s <= promised_s * (1.0 + 1e-6):
+    if simulation.keeps_promise:
         yield f"the promised {time_text(promised_s)} a batch are kept"
         return
-    yield (
-        f"{_percent(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch: with "
-        f"round-robin replicas {_listed(simulation.in_flight)} microbatches in flight do not keep the slowest stage "
-        "busy"
-    )
+    slower = f"{_percent(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
     least = simulation.sustaining
-    if least is not None:
-        more = max(
-            stage.activation_bytes * max(0, wanted - kept)
-            for stage, wanted, kept in zip(simulation.stages, least, simulation.in_flight, strict=True)
-        )
-        yield f"{_listed(least)} in flight would keep the promise, for up to {size_text(more)} more on a device"
+    if least is None:
+        yield f"{slower}: transfers take too long to hide"
+        return
+    uneven = len(set(simulation.timeline.layout.replicas)) > 1
+    why = "with round-robin replicas " if uneven else ""
+    kept = _listed(simulation.in_flight)
+    yield f"{slower}: {why}{kept} microbatches in flight do not keep the slowest stage busy"
+    more = max(
+        stage.activation_bytes * max(0, wanted - held)
+        for stage, wanted, held in zip(simulation.stages, least, simulation.in_flight, strict=True)
+    )
+    yield f"{_listed(least)} in flight would keep the promise, for up to {size_text(more)} more on a device"
 
 
 def _bound(simulation: Simulation) -> Iterator[str]:

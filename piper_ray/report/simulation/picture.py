@@ -13,11 +13,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from piper_ray.model.schedule import V_SHAPED
 from piper_ray.report.figures import size_scale, time_text
 from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import V_SHAPED
 from piper_ray.simulate.result import Interval, Simulation
 
 MOST_LANES = 64
@@ -36,6 +36,12 @@ _LATER_CHUNK = 0.45
 _WAYS_SHOWN = 4.0
 """Of an asynchronous pipeline so many times the first microbatch's way there and back is drawn."""
 
+_PASSES_SHOWN = 100
+"""About so many passes of a rank are drawn at each end of a long step."""
+
+_LEAST_S = 1e-30
+"""Where all takes no time at all there is a picture, too."""
+
 _SHORTEST_LABEL_IN = 0.16
 _RASTER_FROM = 20_000
 """Passes from which an SVG holds the lanes as an image."""
@@ -51,26 +57,33 @@ def plot_timeline(simulation: Simulation, path: Path) -> None:
 
 
 def timeline_figure(simulation: Simulation) -> Figure:
-    """Lanes over time, and beside them each rank's idle share and peak memory."""
+    """Lanes over time, and beside them each rank's idle share and peak memory.
+
+    Of a step too long to tell its passes apart the start and the end are drawn.
+    """
     ranks = len(simulation.ranks)
     step = -(-ranks // _MOST_THIN_LANES)
     drawn = list(range(0, ranks, step))
     group = -(-len(drawn) // MOST_LANES)
     lanes = -(-len(drawn) // group)
-    until_s = _until_s(simulation)
-    figure, (axes,) = panels(_title(simulation), [_subtitle(simulation, group * step)])
+    windows = _windows_s(simulation)
+    head = _subtitle(simulation, group * step)
+    heads = [head] if len(windows) == 1 else [f"start; {head}", "end"]
+    figure, panes = panels(_title(simulation), heads, alike=False)
     figure.set_size_inches(_WIDTH_IN, 1.7 + max(1.2, min(14.0, lanes * (0.42 if lanes <= 16 else 0.2))))
-    axes.grid(visible=False)
-    axes.set_xlim(0.0, until_s)
-    axes.set_ylim(lanes, 0.0)
-    scale, unit = _time_unit(until_s)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale:g}")
-    axes.set_xlabel(f"time ({unit})")
-    _lanes(axes, simulation, drawn, group, until_s)
-    _names(axes, simulation, drawn, group, step)
-    _figures_beside(axes, simulation, drawn, group, step)
+    scale, unit = _time_unit(windows[-1][1])
+    for axes, (from_s, until_s) in zip(panes, windows, strict=True):
+        axes.grid(visible=False)
+        axes.set_xlim(from_s, until_s)
+        axes.set_ylim(lanes, 0.0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale:.6g}")
+        axes.set_xlabel(f"time ({unit})")
+        _lanes(axes, simulation, drawn, group, (from_s, until_s), _LANES_WIDTH_IN / len(windows))
+        axes.set_yticks([])
+    _names(panes[0], simulation, drawn, group, step)
+    _figures_beside(panes[-1], simulation, drawn, group, step)
     if not simulation.schedule.asynchronous:
-        axes.axvline(simulation.step_s, color="black", linewidth=0.8)
+        panes[-1].axvline(simulation.step_s, color="black", linewidth=0.8)
     with mpl.rc_context({"legend.frameon": False, "legend.fontsize": 8.0}):
         handles = _handles(simulation)
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
@@ -90,11 +103,16 @@ def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:
     return idle + of + thin
 
 
-def _until_s(simulation: Simulation) -> float:
-    if not simulation.schedule.asynchronous:
-        return max(simulation.step_s, 1e-30)
-    first_out_s = float(np.nanmax(simulation.timeline.ends_s(Kind.B, 0)[:1], initial=0.0))
-    return max(min(_WAYS_SHOWN * first_out_s, simulation.window_s[1]), 1e-30)
+def _windows_s(simulation: Simulation) -> list[tuple[float, float]]:
+    """What is drawn of the time, from and until; the last of several ends with the step."""
+    ends_s = simulation.timeline.ends_s(Kind.B, 0)[:1]
+    first_out_s = float(ends_s[0]) if len(ends_s) and ends_s[0] > 0 else 0.0
+    if simulation.schedule.asynchronous:
+        return [(0.0, max(min(_WAYS_SHOWN * first_out_s, simulation.window_s[1]), _LEAST_S))]
+    step_s = max(simulation.step_s, _LEAST_S)
+    passes = len(simulation.timeline) / len(simulation.ranks)
+    shown_s = max(step_s * _PASSES_SHOWN / passes, 1.5 * first_out_s)
+    return [(0.0, step_s)] if 3.0 * shown_s > step_s else [(0.0, shown_s), (step_s - shown_s, step_s)]
 
 
 def _time_unit(until_s: float) -> tuple[float, str]:
@@ -103,16 +121,25 @@ def _time_unit(until_s: float) -> tuple[float, str]:
     )
 
 
-def _lanes(axes: Axes, simulation: Simulation, drawn: Sequence[int], group: int, until_s: float) -> None:
+def _lanes(
+    axes: Axes,
+    simulation: Simulation,
+    drawn: Sequence[int],
+    group: int,
+    window_s: tuple[float, float],
+    width_in: float,
+) -> None:
+    from_s, until_s = window_s
     timeline = simulation.timeline
     height = 1.0 / group
     top = np.full(len(simulation.ranks), np.nan)
     top[drawn] = np.arange(len(drawn)) / group
     padding = 0.08 if group == 1 else 0.0
     idle = [(lane / group + padding, (lane + 1) / group - padding) for lane in range(len(drawn))]
-    _boxes(axes, np.zeros(len(drawn)), np.full(len(drawn), until_s), np.array(idle), _IDLE, raster=False)
+    _boxes(axes, np.full(len(drawn), from_s), np.full(len(drawn), until_s), np.array(idle), _IDLE, raster=False)
     rank = timeline.rank_of_action
-    shown = ~np.isnan(top[rank]) & (timeline.start_s < until_s) & (timeline.end_s > timeline.start_s)
+    shown = ~np.isnan(top[rank]) & (timeline.start_s < until_s) & (timeline.end_s > from_s)
+    shown &= timeline.end_s > timeline.start_s
     raster = int(shown.sum()) > _RASTER_FROM
     chunk = _chunk_of_action(simulation)
     for kind in Kind:
@@ -127,7 +154,7 @@ def _lanes(axes: Axes, simulation: Simulation, drawn: Sequence[int], group: int,
     for intervals, colour in ((simulation.all_reduces, _PURPLE), (simulation.optimizer_steps, _SKY)):
         _once_a_batch(axes, intervals, top, height, padding, colour)
     if group == 1:
-        _microbatch_numbers(axes, simulation, shown, top, until_s)
+        _microbatch_numbers(axes, simulation, shown, top, window_s, width_in / (until_s - from_s))
 
 
 def _once_a_batch(
@@ -190,18 +217,25 @@ def _tinted(colour: str, chunk: int, chunks: int) -> str:
 
 
 def _microbatch_numbers(
-    axes: Axes, simulation: Simulation, shown: npt.NDArray[np.bool_], top: Floats, until_s: float
+    axes: Axes,
+    simulation: Simulation,
+    shown: npt.NDArray[np.bool_],
+    top: Floats,
+    window_s: tuple[float, float],
+    in_per_s: float,
 ) -> None:
     """In the boxes that are wide enough, and only if most are."""
     timeline = simulation.timeline
     duration_s = timeline.end_s - timeline.start_s
-    wide = shown & (duration_s * _LANES_WIDTH_IN / until_s >= _SHORTEST_LABEL_IN)
+    wide = shown & (duration_s * in_per_s >= _SHORTEST_LABEL_IN)
     if wide.sum() * 2 < shown.sum():
         return
     size = 7.0 if len(simulation.ranks) <= 16 else 5.0
-    for action in np.flatnonzero(wide & (timeline.end_s <= until_s)):
+    chunk = _chunk_of_action(simulation)
+    whole = (timeline.start_s >= window_s[0]) & (timeline.end_s <= window_s[1])
+    for action in np.flatnonzero(wide & whole):
         middle_s = (timeline.start_s[action] + timeline.end_s[action]) / 2
-        dark = Kind(timeline.kind[action]) in (Kind.F, Kind.B) and _chunk_of_action(simulation)[action] == 0
+        dark = Kind(timeline.kind[action]) in (Kind.F, Kind.B) and chunk[action] == 0
         axes.text(
             middle_s,
             top[timeline.rank_of_action[action]] + 0.5,

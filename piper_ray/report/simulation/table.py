@@ -7,11 +7,11 @@ from itertools import groupby
 
 from rich.console import Console
 
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.figures import size_scale, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.stages import print_table
-from piper_ray.simulate.options import ScheduleName
 from piper_ray.simulate.result import RankSimulation, Simulation
 
 _WHAT = {

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper_ray.model import limits
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.estimate.config import Model
@@ -83,7 +85,8 @@ def estimate(model: Model, hardware: Hardware, gpu_key: str, request: Request) -
             f"recomputing one layer takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has; expected a "
             "smaller --microbatch or fewer --tokens"
         )
-    instance = _instance(architecture, modes, setting, devices)
+    links = links_of(gpu, request.nodes, per_node)
+    instance = _instance(architecture, modes, setting, devices, links, microbatch)
     return Estimate(instance, architecture, setting, modes, devices, request.nodes == 1)
 
 
@@ -97,6 +100,13 @@ def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
     return 2.0 * gpu.network_bytes_per_s * gpu.network_fraction
 
 
+def links_of(gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[Link, ...]:
+    """The node's, and the network's where there are several nodes; both directions of each together."""
+    if nodes == 1:
+        return (Link(planner_bytes_per_s(gpu, 1)),)
+    return (Link(planner_bytes_per_s(gpu, 1), gpus_per_node), Link(planner_bytes_per_s(gpu, nodes)))
+
+
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:
     """What any layer needs while it is recomputed at its largest degree, in the mode that needs most."""
     needed = [0.0]
@@ -107,7 +117,12 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ..
 
 
 def _instance(
-    architecture: Architecture, modes: dict[str, tuple[Mode, ...]], setting: Setting, devices: int
+    architecture: Architecture,
+    modes: dict[str, tuple[Mode, ...]],
+    setting: Setting,
+    devices: int,
+    links: tuple[Link, ...],
+    microbatch: Microbatch,
 ) -> Instance:
     nodes = architecture.nodes
     readers: list[list[int]] = [[] for _ in nodes]
@@ -124,7 +139,7 @@ def _instance(
         for mode in modes[node.kind.key]:
             tmpc = tmpc_of(costs[node.kind.key, mode], mode, setting, arriving, leaving)
             tmpcs[mode.degree] = (*tmpcs.get(mode.degree, ()), tmpc)
-        layers.append(Layer(index, node.kind.name, tmpcs))
+        layers.append(Layer(index, node.kind.name, tmpcs, node.path))
     edges = tuple(
         Edge(source, index, float(round(edge_bytes(output[source], setting))))
         for index, node in enumerate(nodes)
@@ -133,9 +148,7 @@ def _instance(
     return Instance(
         layers=tuple(layers),
         edges=edges,
-        devices=devices,
-        microbatches=setting.microbatches,
-        memory_bytes=float(int(setting.gpu.memory_bytes - setting.workspace_bytes)),
-        bandwidth_bytes_per_s=setting.bytes_per_s,
+        cluster=Cluster(devices, float(int(setting.gpu.memory_bytes - setting.workspace_bytes)), links),
+        batch=Batch(setting.microbatches, microbatch.samples, microbatch.tokens),
         name=architecture.name,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.workloads.estimate.hardware import Gpu, Training
@@ -17,7 +18,7 @@ from piper_ray.workloads.estimate.memory import (
 )
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.roofline import backward_s, exchange_s, forward_s, traffic_s
+from piper_ray.workloads.estimate.roofline import backward_s, exchange_s, forward_s, traffic_s, weight_gradients_s
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Costs:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
     offload_s, zero_s: moving activations to the host and back, gathering the parameters that others have updated.
+    offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s, products that give gradients of
+    weights.
     """
 
     forward_s: float
@@ -57,6 +60,13 @@ class Costs:
     activation_bytes: float
     transient_bytes: float
     excess_bytes: float
+    offload_forward_s: float
+    weight_s: float
+
+    @property
+    def forward_pass_s(self) -> float:
+        """What of p comes before the backward pass begins; updated parameters are gathered before anything else."""
+        return self.forward_s + self.exchange_forward_s + self.offload_forward_s + self.zero_s
 
     @property
     def compute_s(self) -> float:
@@ -93,6 +103,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     parameters = parameters_on_device(kind, mode)
     transient = transient_bytes(kind, mode)
     passes_s = (sum(forward) + talk_forward, backward + talk_backward + again + talk_again)
+    offload = [offload_s(kept_bytes(kind, mode), pass_s, gpu) if mode.offload else 0.0 for pass_s in passes_s]
     return Costs(
         forward_s=sum(forward),
         backward_s=backward,
@@ -100,7 +111,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         exchange_forward_s=talk_forward,
         exchange_backward_s=talk_backward,
         exchange_recompute_s=talk_again,
-        offload_s=offload_s(kept_bytes(kind, mode), passes_s, gpu) if mode.offload else 0.0,
+        offload_s=sum(offload),
         zero_s=_zero_s(parameters, mode, setting),
         parameters=parameters,
         gradient_bytes=parameters * setting.training.gradient_bytes,
@@ -108,16 +119,18 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes),
+        offload_forward_s=offload[0],
+        weight_s=sum(weight_gradients_s(operator, kind, gpu, degree, sequence) for operator in kind.operators),
     )
 
 
-def offload_s(kept_bytes: float, passes_s: Iterable[float], gpu: Gpu) -> float:
-    """Activations go to the host beside the forward pass and come back beside the backward pass.
+def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
+    """Activations go to the host beside the forward pass, or come back beside the backward pass.
 
-    Each waits for what takes longer than the pass, and takes its share of the GPU's own memory bandwidth.
+    That waits for what takes longer than the pass, and takes its share of the GPU's own memory bandwidth.
     """
     moved_s = kept_bytes / (gpu.host_bytes_per_s * gpu.host_fraction)
-    return sum(max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu) for pass_s in passes_s)
+    return max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu)
 
 
 def _zero_s(parameters: float, mode: Mode, setting: Setting) -> float:
@@ -158,7 +171,7 @@ def tmpc_of(
     """The TMPC. arriving, leaving: whole bytes of the tensors from and to each neighbour, by layer id."""
     return Tmpc(
         id=mode.id,
-        time_per_sample_s=rounded_s(costs.time_s),
+        **times_of(costs.time_s, costs.forward_pass_s, costs.weight_s),
         weights_bytes=float(math.ceil(costs.gradient_bytes)),
         activation_bytes=float(math.ceil(costs.activation_bytes)),
         fixed_bytes=float(math.ceil(costs.fixed_bytes)),
@@ -167,6 +180,22 @@ def tmpc_of(
         recompute=mode.recomputation is not Recomputation.NONE,
         least_data_parallel_degree=mode.zero_shards,
     )
+
+
+class Times(TypedDict):
+    """The times of a TMPC; its backward pass is the rest."""
+
+    time_per_sample_s: float
+    forward_s: float
+    weight_s: float | None
+
+
+def times_of(time_s: float, forward_s: float, weight_s: float | None = None) -> Times:
+    """p, its forward pass and the part of the rest that computes gradients of weights: rounded, and still parts."""
+    p_s = rounded_s(time_s)
+    forward_s = min(rounded_s(forward_s), p_s)
+    part_s = None if weight_s is None else min(rounded_s(weight_s), p_s - forward_s)
+    return Times(time_per_sample_s=p_s, forward_s=forward_s, weight_s=part_s)
 
 
 def rounded_s(seconds: float) -> float:

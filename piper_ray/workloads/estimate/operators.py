@@ -120,10 +120,15 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Node:
-    """A layer of the graph: its kind and the indices of the layers that it reads."""
+    """A layer of the graph: its kind and the indices of the layers that it reads.
+
+    path: the module's name in Hugging Face's model of this family, its main one where it takes several (a last norm
+    goes with the projection); empty where there is none.
+    """
 
     kind: LayerKind
     inputs: tuple[int, ...] = ()
+    path: str = ""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,12 @@ def backward_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, seque
     return operator.backward_products * products + traffic_s(size_bytes, gpu)
 
 
+def weight_gradients_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
+    """Of the backward pass, the products that give gradients of weights: as many as in the forward pass."""
+    learns = kind.value(operator.parameters) > 0.0
+    return _products_s(operator, kind, gpu, degree, sequence_parallel) if learns else 0.0
+
+
 def _products_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
     shapes = [shape_on(product, kind, degree, sequence_parallel) for product in operator.products]
     return sum(product_s(shape, gpu, operator.on_chip) for shape in shapes)

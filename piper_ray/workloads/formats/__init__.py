@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from piper_ray.model import limits
 from piper_ray.workloads.formats.forms import Form
 from piper_ray.workloads.formats.inflight import InFlight
-from piper_ray.workloads.formats.load import dump, instance_of, load, load_plan
+from piper_ray.workloads.formats.load import dump, dump_plan, instance_of, load, load_plan, load_solution
 from piper_ray.workloads.formats.units import parse_bytes, parse_bytes_per_s
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ __all__ = [
     "Form",
     "InFlight",
     "dump",
+    "dump_plan",
     "instance_of",
     "limits",
     "load",
     "load_plan",
+    "load_solution",
     "parse_bytes",
     "parse_bytes_per_s",
     "to_toml",

@@ -8,8 +8,9 @@ model has devices of one kind beside CPUs, no replication and no tensor parallel
 - Edges between forward nodes say which layer comes first. Those between backward nodes say the same turned round: as
   the backward pass runs. Files at the level of layers draw them as the forward pass runs; what fits the forward edges
   is taken, a note says so, and what fits neither way is refused.
-- p = the sum of ``fpgaLatency``, in ms; b = the sum of ``size``; a = w = 0; one TMPC, at t = 1. K = ``maxFPGAs``,
-  M = ``maxSizePerFPGA``. N is K unless given (no fewer would allow K stages), B is 1 GB/s unless given.
+- p = the sum of ``fpgaLatency``, in ms, parted by ``isBackwardNode`` if the file has any backward node; b = the sum of
+  ``size``; a = w = 0; one TMPC, at t = 1. K = ``maxFPGAs``, M = ``maxSizePerFPGA``. N is K unless given (no fewer would
+  allow K stages), B is 1 GB/s unless given.
 - ``cost`` is the time that a node's output takes: paid once on its own device if any other needs it, and once on each
   that does. So a node that sends to several layers becomes a ``Tensor`` with these ends, of ``cost`` times B bytes;
   plans do not depend on B. Between two layers with an edge the edge carries it: ours costs 2 c / B, so c is half.
@@ -23,13 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from pydantic import Field
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats.faults import Faults, shown
-from piper_ray.workloads.formats.fields import FIGURE_WORDS, ID_WORDS, Cluster, Figure, LayerId, Open, read_cluster
+from piper_ray.workloads.formats.fields import FIGURE_WORDS, ID_WORDS, Figure, LayerId, Open, Quantities, read_cluster
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
+from piper_ray.workloads.formats.pipedream_profile_writer import unwritten
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"
@@ -64,7 +67,7 @@ class _Edge(Open):
 
 
 def read_dnn_partitioning(
-    document: Mapping[str, object], overrides: Cluster, name: str, faults: Faults
+    document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults
 ) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
     given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
@@ -127,7 +130,7 @@ def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> No
 
 
 def _instance(
-    nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Cluster, name: str, faults: Faults
+    nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Quantities, name: str, faults: Faults
 ) -> Instance | None:
     classes = _Classes.of(nodes)
     arcs = _arcs(classes, edges, faults)
@@ -153,6 +156,7 @@ def _instance(
         for ends, (forward, backward) in sent.items()
         if forward + backward > 0.0
     ]
+    trains = any(node.isBackwardNode for node in nodes)
     layers = []
     for group in _forward_order(members, drawn):
         layer = layer_id[group]
@@ -163,6 +167,8 @@ def _instance(
             0.0,
             0.0,
             sum(node.size for node in members[group]),
+            forward_s=_latency_s(members[group], backward=False) if trains else None,
+            backward_s=_latency_s(members[group], backward=True) if trains else None,
         )
         layers.append(Layer(layer, str(layer) if first.name is None else first.name, {1: (tmpc,)}))
     return Instance(
@@ -173,6 +179,10 @@ def _instance(
         notes=(*arcs.notes, *notes),
         **vars(cluster),
     )
+
+
+def _latency_s(nodes: Sequence[_Node], *, backward: bool) -> float:
+    return sum(node.fpgaLatency for node in nodes if bool(node.isBackwardNode) is backward) * _MS
 
 
 @dataclass(frozen=True)
@@ -360,6 +370,11 @@ def losses(instance: Instance) -> list[str]:
         found.append("memory for each microbatch in flight (memoryUsageA)")
     if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
         found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
+    parted = sum(tmpc.forward_s is not None for _, tmpc in tmpcs)
+    if parted not in (0, len(tmpcs)):
+        found.append("how the time of some layers parts into a forward and a backward pass, and of others does not")
+    found += [] if all(tmpc.weight_s is None for _, tmpc in tmpcs) else ["weight gradients' share of backward passes"]
+    found += unwritten(instance)
     if _costs(instance) is None:
         found.append("tensors other than one that a layer sends to all layers after it, and each of these takes once")
     return found
@@ -386,19 +401,23 @@ def _costs(instance: Instance) -> dict[int, float] | None:
 
 
 def to_dnn_partitioning(instance: Instance) -> dict[str, object]:
-    """An instance without ``losses`` as a document: each layer a forward node of its own. Loading it gives the same
-    instance, its times and sizes to within rounding."""
+    """An instance without ``losses`` as a document: each layer a forward node of its own, and where both passes are
+    known a backward node of the same class. Loading it gives the same instance, its times and sizes to within rounding.
+    """
     cost_bytes = _costs(instance)
     assert cost_bytes is not None
     per_byte = 1.0 / (instance.bandwidth_bytes_per_s * _MS)
+    unused = (number for number in count() if number not in instance.layer_by_id)
     nodes = []
-    for layer in instance.layers:
+    for index, layer in enumerate(instance.layers):
         ((tmpc,),) = layer.tmpcs.values()
-        latency = tmpc.time_per_sample_s / _MS
-        nodes.append(
-            {"id": layer.id, "name": layer.name, "supportedOnFpga": True, "cpuLatency": latency, "fpgaLatency": latency,
-             "isBackwardNode": False, "size": tmpc.fixed_bytes}
-        )  # fmt: skip
+        if tmpc.backward_s is None:
+            nodes.append(_node(layer.id, layer.name, tmpc.time_per_sample_s, tmpc.fixed_bytes))
+        else:
+            color = {"colorClass": index}
+            nodes.append(_node(layer.id, layer.name, tmpc.forward_s or 0.0, tmpc.fixed_bytes) | color)
+            backward = _node(next(unused), layer.name, tmpc.backward_s, 0.0)
+            nodes.append(backward | color | {"isBackwardNode": True})
     return {
         "name": instance.name,
         "maxSizePerFPGA": instance.memory_bytes,
@@ -412,3 +431,9 @@ def to_dnn_partitioning(instance: Instance) -> dict[str, object]:
             for edge in instance.edges
         ],
     }
+
+
+def _node(node_id: int, name: str, time_s: float, size_bytes: float) -> dict[str, object]:
+    latency = time_s / _MS
+    return {"id": node_id, "name": name, "supportedOnFpga": True, "cpuLatency": latency, "fpgaLatency": latency,
+            "isBackwardNode": False, "size": size_bytes}  # fmt: skip

@@ -165,6 +165,7 @@ def _containers(document: Mapping[str, object]) -> Iterator[tuple[_Place, Mappin
 
 
 def is_printable(text: object) -> bool:
+    """Whether it is a text that can be written as UTF-8: without lone surrogates."""
     try:
         return isinstance(text, str) and text.encode() is not None
     except UnicodeEncodeError:
@@ -172,6 +173,7 @@ def is_printable(text: object) -> bool:
 
 
 def refuse(source: str, path: str, message: str) -> NoReturn:
+    """Raises InputError with a single fault, at ``path`` of ``source``."""
     raise InputError(source, [Fault(path, message)])
 
 

@@ -1,4 +1,4 @@
-"""The kinds of value that inputs are made of, and the cluster that every input names or leaves to the caller."""
+"""The kinds of value that inputs are made of, and K, N, M and B, which every input gives or leaves to the caller."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.units import doubtful, parse_bytes, parse_bytes_per_s
 
-# The id that upstream gives to the TMPC that recomputes activations; every other id means that it does not.
-RECOMPUTE_ID = "activation recomp"
-
 FIGURE_WORDS = "a finite number >= 0"
 SIZE_WORDS = "a size >= 0 in bytes, such as 8192 or 30MiB"
 ID_WORDS = "a whole number"
+COUNT_WORDS = f"a whole number from 1 to {limits.MICROBATCHES}"
 DEGREE_WORDS = f"a whole number from 1 to {limits.DEVICES}"
 
 
@@ -53,7 +51,7 @@ Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero)]
 Size = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes))]
 LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), BeforeValidator(_whole)]
 Degree = Annotated[int, _DEGREE, BeforeValidator(_whole)]
-Microbatches = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), BeforeValidator(_whole)]
+Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), BeforeValidator(_whole)]
 Positive = Annotated[float, _POSITIVE]
 PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]
 PositiveRate = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes_per_s))]
@@ -74,7 +72,7 @@ class Closed(BaseModel):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Quantities:
     """K, N, M and B: of a file, or (None where it is not said) what the caller puts in their place."""
 
     devices: int | None = None
@@ -87,9 +85,9 @@ CLUSTER_RULES: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]]
     # quantity: (a plain number, a number or text with a unit, what is expected, the option that gives it)
     "devices": (TypeAdapter(Degree), TypeAdapter(Degree), DEGREE_WORDS, "--devices"),
     "microbatches": (
-        TypeAdapter(Microbatches),
-        TypeAdapter(Microbatches),
-        f"a whole number from 1 to {limits.MICROBATCHES}",
+        TypeAdapter(Count),
+        TypeAdapter(Count),
+        COUNT_WORDS,
         "--microbatches",
     ),
     "memory_bytes": (TypeAdapter(Positive), TypeAdapter(PositiveSize), "a finite size > 0 in bytes", "--memory"),
@@ -107,11 +105,11 @@ _PER_SECOND = {"memory_bytes": "", "bandwidth_bytes_per_s": "/s"}
 def read_cluster(
     given: Mapping[str, tuple[str, object]],
     missing_paths: Mapping[str, str],
-    overrides: Cluster,
+    overrides: Quantities,
     faults: Faults,
     *,
     units: bool,
-) -> Cluster:
+) -> Quantities:
     """K, N, M and B from ``given`` ({quantity: (path, value)}), an override in place of each that has one.
 
     What is overridden is not looked at. A size that most likely lacks its unit is noted. ``units``: text such as
@@ -131,4 +129,4 @@ def read_cluster(
                     faults.note(path, doubt)
         else:
             faults.at(missing_paths[quantity], f"missing; expected {expected} (or give {option})")
-    return Cluster(**values)
+    return Quantities(**values)

@@ -14,6 +14,8 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import Solution
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
@@ -21,7 +23,7 @@ from piper_ray.workloads.formats.inflight import InFlight
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.fields import Cluster
+    from piper_ray.workloads.formats.fields import Quantities
 
 # The readers, and pydantic with them, are imported when something is read: `import piper_ray` stays light.
 
@@ -168,10 +170,77 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     return _checked(path, read_plan(document, instance, faults), faults)
 
 
+def plan_schedule(source: Source) -> Schedule | None:
+    """The schedule that a plan's document says it is for; None where it says nothing. Raises InputError."""
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.surroundings import read_schedule
+
+    if isinstance(source, Mapping):
+        path, document = "plan", as_document("plan", source)
+    else:
+        path = _path_text(source)
+        document = parse_json(path, read_text(path))
+    faults = Faults()
+    found = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
+    if faults:
+        raise InputError(path, faults.found)
+    return found
+
+
+def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Source) -> None:
+    """Write ``plan`` of ``instance`` as a plan document (plan.schema.json): ``load_plan`` gives it back.
+
+    It holds the names, paths and ranks of each stage beside Piper's own fields, and nothing of what the plan costs:
+    whether it keeps the rules of the problem is for ``evaluate`` to say. Raises InputError for a plan of other layers,
+    UsageError for what is no plan and for a file that cannot be written.
+    """
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.objects import check_plan
+    from piper_ray.workloads.formats.plan_writer import plan_document
+    from piper_ray.workloads.formats.plans import read_plan
+
+    arguments.of_kind("plan", plan, Plan, "a Plan")
+    target = arguments.location("path", path)
+    instance = instance_of(instance)
+    check_plan(plan)
+    faults = Faults()
+    unnamed = [
+        f"stages[{number}].tmpc_ids[{layer}]"
+        for number, stage in enumerate(plan.stages)
+        for layer in stage.layers
+        if layer not in stage.tmpc_ids
+    ]
+    for where in unnamed:
+        faults.at(where, "missing; expected the TMPC id of that layer")
+    if not faults:
+        read_plan(document := plan_document(instance, plan), instance, faults)
+    if faults:
+        raise InputError("Plan", faults.found)
+    write_atomically(Path(target), json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def load_solution(source: Source, instance: Instance | Source) -> Solution:
+    """What a solve of ``instance`` found, from a path or a parsed document: what ``solve --json`` prints.
+
+    Raises InputError with every fault found, also for a solution of another instance.
+    """
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.solutions import read_solution
+
+    instance = instance_of(instance)
+    if isinstance(source, Mapping):
+        path, document = "solution", as_document("solution", source)
+    else:
+        path = _path_text(source)
+        document = parse_json(path, read_text(path))
+    faults = Faults(repeated_keys(document))
+    return _checked(path, read_solution(document, instance, faults), faults)
+
+
 def _from_document(
     source: str,
     document: Mapping[str, object],
-    overrides: Cluster,
+    overrides: Quantities,
     name: str,
     in_flight: InFlight | None,
     folder: Path | None,
@@ -253,10 +322,10 @@ def _path_text(path: object) -> str:
 
 def _overrides(
     devices: int | None, microbatches: int | None, memory_bytes: float | None, bandwidth_bytes_per_s: float | None
-) -> Cluster:
+) -> Quantities:
     """The arguments as a cluster. Raises UsageError for each that is out of range."""
     figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
 
-    from piper_ray.workloads.formats.fields import Cluster
+    from piper_ray.workloads.formats.fields import Quantities
 
-    return Cluster(**figures)
+    return Quantities(**figures)

@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeVar
 from pydantic import TypeAdapter
 
 from piper_ray.model import limits
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -20,21 +22,24 @@ from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
     CLUSTER_RULES,
+    COUNT_WORDS,
     DEGREE_WORDS,
     FIGURE_WORDS,
     ID_WORDS,
+    Count,
     Degree,
     Figure,
     LayerId,
 )
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, NamedTensor, check_graph, check_size, check_tensors
-from piper_ray.workloads.formats.layer_rules import check_some_tmpc, check_sync_names, check_tmpc_ids
+from piper_ray.workloads.formats.layer_rules import check_passes, check_some_tmpc, check_sync_names, check_tmpc_ids
 
 T = TypeVar("T")
 
 _FIGURE: TypeAdapter[float] = TypeAdapter(Figure)
 _ID: TypeAdapter[int] = TypeAdapter(LayerId)
 _DEGREE: TypeAdapter[int] = TypeAdapter(Degree)
+_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 
 _TMPC_FIGURES = ("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
 
@@ -54,8 +59,8 @@ def check_instance(instance: Instance) -> None:
         return
     faults = Faults()
     _check_text(instance.name, "name", faults)
-    for quantity, (rule, _, expected, _) in CLUSTER_RULES.items():
-        _keeps(rule, getattr(instance, quantity), quantity, expected, faults)
+    _check_cluster(instance.cluster, faults)
+    _check_batch(instance.batch, faults)
     layers = _objects(instance.layers, Layer, "layers", faults)
     edges = _objects(instance.edges, Edge, "edges", faults)
     if layers is not None and edges is not None and check_size(len(layers), len(edges), faults, "layers", "edges"):
@@ -68,6 +73,49 @@ def check_instance(instance: Instance) -> None:
         name = _as_given(instance.name)
         raise InputError(f"Instance {quoted(name)}" if isinstance(name, str) and name else "Instance", faults.found)
     instance.mark_checked()
+
+
+def _check_cluster(cluster: Cluster, faults: Faults) -> None:
+    """Where the one link there is is at fault, so is the bandwidth, by which name it is given as a rule."""
+    if not isinstance(_as_given(cluster), Cluster):
+        faults.at("cluster", f"no Cluster ({shown(cluster)}); expected a Cluster")
+        return
+    _check_quantity("devices", cluster.devices, "devices", faults)
+    _check_quantity("memory_bytes", cluster.memory_bytes, "memory_bytes", faults)
+    links = _objects(cluster.links, Link, "cluster.links", faults)
+    if links is None:
+        return
+    if not links:
+        faults.at("cluster.links", "no links; expected at least one")
+    smaller = 1
+    for index, link in enumerate(links):
+        if link is None:
+            continue
+        path = f"cluster.links[{index}]"
+        where = "bandwidth_bytes_per_s" if len(links) == 1 else f"{path}.bandwidth_bytes_per_s"
+        _check_quantity("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s, where, faults)
+        if index == len(links) - 1:
+            if link.devices is not None:
+                faults.at(f"{path}.devices", f"{shown(link.devices)}; expected None: the last link joins all devices")
+        elif _keeps(_DEGREE, link.devices, f"{path}.devices", DEGREE_WORDS, faults) and link.devices is not None:
+            if link.devices < smaller or link.devices % smaller:
+                faults.at(f"{path}.devices", f"{link.devices}; expected a multiple of {smaller}, the group before")
+            smaller = max(1, link.devices)
+
+
+def _check_batch(batch: Batch, faults: Faults) -> None:
+    if not isinstance(_as_given(batch), Batch):
+        faults.at("batch", f"no Batch ({shown(batch)}); expected a Batch")
+        return
+    _check_quantity("microbatches", batch.microbatches, "microbatches", faults)
+    for name in ("samples_per_microbatch", "tokens_per_sample"):
+        if getattr(batch, name) is not None:
+            _keeps(_COUNT, getattr(batch, name), f"batch.{name}", COUNT_WORDS, faults)
+
+
+def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:
+    rule, _, expected, _ = CLUSTER_RULES[quantity]
+    _keeps(rule, value, path, expected, faults)
 
 
 def check_plan(plan: Plan) -> None:
@@ -128,6 +176,8 @@ def _check_edge(edge: Edge, path: str, faults: Faults) -> bool:
 
 def _check_layer(layer: Layer, path: str, ends: _Ends, faults: Faults) -> None:
     _check_text(layer.name, f"{path}.name", faults)
+    if layer.path != "":
+        _check_text(layer.path, f"{path}.path", faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
         faults.at(f"{path}.tmpcs", f"not a dict ({shown(tmpcs_of)}); expected tuples of TMPCs by degree")
@@ -152,6 +202,8 @@ def _check_tmpc(tmpc: Tmpc, row_path: str, index: int, ends: _Ends, faults: Faul
         value = getattr(tmpc, name)
         if not _is_figure(value):
             _check_figure(value, f"{row_path}[{index}].{name}", faults)
+    if tmpc.forward_s is not None or tmpc.backward_s is not None or tmpc.weight_s is not None:
+        _check_tmpc_passes(tmpc, f"{row_path}[{index}]", faults)
     least = _as_given(tmpc.least_data_parallel_degree)
     if type(least) is not int or not 1 <= least <= limits.DEVICES:
         _keeps(_DEGREE, least, f"{row_path}[{index}].least_data_parallel_degree", DEGREE_WORDS, faults)
@@ -166,6 +218,15 @@ def _check_tmpc(tmpc: Tmpc, row_path: str, index: int, ends: _Ends, faults: Faul
         if not (isinstance(table, Mapping) and table.keys() <= neighbours and all(map(_is_figure, table.values()))):
             path = f"{row_path}[{index}].{name}"
             _check_table(table, path, neighbours if ends.known else None, arrow.format(ends.layer), faults)
+
+
+def _check_tmpc_passes(tmpc: Tmpc, path: str, faults: Faults) -> None:
+    found_before = len(faults.found)
+    for name in ("forward_s", "backward_s", "weight_s"):
+        if getattr(tmpc, name) is not None:
+            _check_figure(getattr(tmpc, name), f"{path}.{name}", faults)
+    if len(faults.found) == found_before and _is_figure(tmpc.time_per_sample_s):
+        check_passes(tmpc, lambda name: f"{path}.{'time_per_sample_s' if name == 'p' else name + '_s'}", faults)
 
 
 def _check_table(table: object, path: str, neighbours: frozenset[int] | None, arrow: str, faults: Faults) -> None:

@@ -5,9 +5,10 @@
 
 A profile knows neither tensor parallelism nor a cluster: each layer gets one TMPC, at t=1, and K, N, M, B are the
 caller's. As in PipeDream's own planner (Narayanan et al., SOSP 2019), sources called Input* and then sinks called
-__getitem__* are dropped; a __getitem__ that feeds a layer stays. Figures: p = forward + backward time (ms in the
-file), w = the parameters, an edge's cost = its source's activation. A node with several outputs, ``[a; b]``, has
-their sum as its activation, and towards each successor too: the profile does not say which output goes where.
+__getitem__* are dropped; a __getitem__ that feeds a layer stays. Figures: p = forward + backward time (ms in the file;
+where no node has any backward time, how p parts is not known), w = the parameters, an edge's cost = its source's
+activation. A node with several outputs, ``[a; b]``, has their sum as its activation, and towards each successor too:
+the profile does not say which output goes where.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import Field, TypeAdapter
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.formats.faults import Faults, quoted
-from piper_ray.workloads.formats.fields import FIGURE_WORDS, Cluster, Figure, read_cluster
+from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Quantities, read_cluster
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
 from piper_ray.workloads.formats.inflight import InFlight
 
@@ -43,11 +44,13 @@ class _Node:
     description: str
     path: str
     time_s: float
+    forward_s: float
+    backward_s: float
     activation_bytes: float
     weights_bytes: float
 
 
-def read_profile(text: str, in_flight: InFlight, overrides: Cluster, name: str, faults: Faults) -> Instance | None:
+def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that a profile describes; None, with the faults noted, if it is not sound."""
     cluster = read_cluster({}, _CLUSTER_PATHS, overrides, faults, units=False)
     lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -93,6 +96,8 @@ def _read_node(path: str, line: str, faults: Faults) -> _Node | None:
         description=description,
         path=path,
         time_s=(forward_ms + backward_ms) / 1000.0,
+        forward_s=forward_ms / 1000.0,
+        backward_s=backward_ms / 1000.0,
         activation_bytes=activation_bytes,
         weights_bytes=weights_bytes,
     )
@@ -151,6 +156,7 @@ def _layers(nodes: list[_Node], edges: list[NamedEdge], in_flight: InFlight) -> 
         forward[edge.target][edge.source] = 0.0
         backward[edge.source][edge.target] = 0.0
     stashing = in_flight is InFlight.STASHING
+    parted = any(node.backward_s > 0.0 for node in nodes)
     for node in nodes:
         tmpc = Tmpc(
             id=TMPC_ID,
@@ -160,5 +166,7 @@ def _layers(nodes: list[_Node], edges: list[NamedEdge], in_flight: InFlight) -> 
             fixed_bytes=0.0 if stashing else 2.0 * node.weights_bytes,
             forward_sync_bytes=forward[node.id],
             backward_sync_bytes=backward[node.id],
+            forward_s=node.forward_s if parted else None,
+            backward_s=node.backward_s if parted else None,
         )
         yield Layer(node.id, node.description, {1: (tmpc,)})

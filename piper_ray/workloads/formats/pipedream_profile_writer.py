@@ -8,6 +8,9 @@ from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.workloads.formats.inflight import InFlight
 from piper_ray.workloads.formats.pipedream_profile import TMPC_ID
 
+_NEIGHBOURS = 2
+"""Of a product by 1000, on either side: what divided by 1000 gives the factor again is among them."""
+
 
 def losses(instance: Instance) -> list[str]:
     """What of ``instance`` a profile cannot hold, in words. K, N, M and B are never in one."""
@@ -21,6 +24,10 @@ def losses(instance: Instance) -> list[str]:
         found.append(f'the ids of TMPCs (all are "{TMPC_ID}")')
     if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
         found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
+    if not _keeps_times(instance):
+        found.append("how the time of some layers parts into a forward and a backward pass")
+    found += [] if all(tmpc.weight_s is None for _, tmpc in tmpcs) else ["weight gradients' share of backward passes"]
+    found += unwritten(instance)
     rule = in_flight_rule(instance)
     if rule is None:
         found.append("memory that is neither an activation and two versions of the weights nor one of each in flight")
@@ -49,6 +56,31 @@ def losses(instance: Instance) -> list[str]:
     return found
 
 
+def unwritten(instance: Instance) -> list[str]:
+    """What only forms of ours hold, in words."""
+    found = []
+    if any(layer.path for layer in instance.layers):
+        found.append("the paths of layers in the user's model")
+    if instance.batch.samples_per_microbatch is not None or instance.batch.tokens_per_sample is not None:
+        found.append("samples of a microbatch and tokens of a sample")
+    if len(instance.cluster.links) > 1:
+        found.append("links of smaller groups of devices")
+    return found
+
+
+def _keeps_times(instance: Instance) -> bool:
+    """Whether p alone is known of all layers, or both passes of all, and some layer has a backward one."""
+    tmpcs = [tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed]
+    parted = [tmpc for tmpc in tmpcs if tmpc.forward_s is not None]
+    if not parted:
+        return True
+    return (
+        len(parted) == len(tmpcs)
+        and any(tmpc.backward_s for tmpc in parted)
+        and all(_passes_ms(tmpc) is not None for tmpc in parted)
+    )
+
+
 def in_flight_rule(instance: Instance) -> InFlight | None:
     """With which ``--in-flight`` a profile gives this instance's memory; None if with neither."""
     tmpcs = [tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed]
@@ -61,15 +93,18 @@ def in_flight_rule(instance: Instance) -> InFlight | None:
 
 def to_profile(instance: Instance) -> str:
     """An instance without ``losses`` as a profile; loading it with the same K, N, M, B and ``in_flight_rule`` gives it
-    again. All time is written as forward time: an instance does not part it."""
+    again. Where only p is known it is all written as forward time, and no node has any backward time."""
     rule = in_flight_rule(instance)
     assert rule is not None
     lines = []
     for layer in instance.layers:
         ((tmpc,),) = layer.tmpcs.values()
+        passes_ms = _passes_ms(tmpc)
+        assert passes_ms is not None
+        forward_ms, backward_ms = passes_ms
         lines.append(
-            f"node{layer.id} -- {layer.name} -- forward_compute_time={_milliseconds(tmpc.time_per_sample_s)!r}, "
-            f"backward_compute_time=0.0, activation_size={_activation_bytes(tmpc, rule)!r}, "
+            f"node{layer.id} -- {layer.name} -- forward_compute_time={forward_ms!r}, "
+            f"backward_compute_time={backward_ms!r}, activation_size={_activation_bytes(tmpc, rule)!r}, "
             f"parameter_size={tmpc.weights_bytes!r}"
         )
     lines += [f"\tnode{edge.source} -- node{edge.target}" for edge in instance.edges]
@@ -80,8 +115,24 @@ def _activation_bytes(tmpc: Tmpc, rule: InFlight) -> float:
     return tmpc.activation_bytes - (tmpc.weights_bytes if rule is InFlight.STASHING else 0.0)
 
 
-def _milliseconds(seconds: float) -> float:
-    """The figure that reads back as ``seconds``, or as near as there is one."""
-    near = seconds * 1000.0
-    candidates = [near, math.nextafter(near, 0.0), math.nextafter(near, math.inf)]
-    return min(candidates, key=lambda ms: abs(ms / 1000.0 - seconds))
+def _passes_ms(tmpc: Tmpc) -> tuple[float, float] | None:
+    """The figures that read back as the passes, or, where only p is known, as p and nothing; None if there are none."""
+    if tmpc.forward_s is None or tmpc.backward_s is None:
+        return _milliseconds(tmpc.time_per_sample_s)[0], 0.0
+    for forward_ms in _milliseconds(tmpc.forward_s):
+        for backward_ms in _milliseconds(tmpc.backward_s):
+            read = (forward_ms / 1000.0, backward_ms / 1000.0, (forward_ms + backward_ms) / 1000.0)
+            if read == (tmpc.forward_s, tmpc.backward_s, tmpc.time_per_sample_s):
+                return forward_ms, backward_ms
+    return None
+
+
+def _milliseconds(seconds: float) -> list[float]:
+    """Figures that read back as ``seconds``, or as near as there are some, the nearest first."""
+    candidates = [seconds * 1000.0]
+    for towards in (0.0, math.inf):
+        near = candidates[0]
+        for _ in range(_NEIGHBOURS):
+            near = math.nextafter(near, towards)
+            candidates.append(near)
+    return sorted(candidates, key=lambda ms: abs(ms / 1000.0 - seconds))

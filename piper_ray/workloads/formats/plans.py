@@ -9,8 +9,9 @@ from pydantic import Field
 from piper_ray.model import limits
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.workloads.formats.faults import Faults, path_of, shown
+from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import DEGREE_WORDS, Degree, LayerId, Open
+from piper_ray.workloads.formats.plan_schema import SCHEMA_VERSION
 
 
 class _Stage(Open):
@@ -22,6 +23,7 @@ class _Stage(Open):
 
 def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults) -> Plan | None:
     """The plan that ``document`` describes; None, with the faults noted, if it is not one for these layers."""
+    check_schema(document, None, faults)
     path = ""
     if "stages" not in document and "plan" in document:
         path, plan = "plan", document["plan"]
@@ -41,6 +43,16 @@ def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults
     order = {layer.id: position for position, layer in enumerate(instance.layers)}
     read = [_read_stage(stage, f"{stages_path}[{index}]", order, faults) for index, stage in enumerate(stages)]
     return None if faults else Plan(tuple(stage for stage in read if stage is not None))
+
+
+def check_schema(document: Mapping[str, object], expected: str | None, faults: Faults) -> None:
+    """Note a document of another kind than ``expected`` (None: any), and one of a later version than is known here."""
+    kind, version = document.get("schema"), document.get("schema_version")
+    if expected is not None and kind != expected:
+        faults.at("schema", f"{'missing' if kind is None else shown(kind)}; expected {quoted(expected)}")
+    known = isinstance(kind, str) and kind.startswith("piper-ray/")
+    if known and isinstance(version, int) and version > SCHEMA_VERSION:
+        faults.at("schema_version", f"{version}, of a later piper-ray; expected at most {SCHEMA_VERSION}")
 
 
 def _read_stage(raw: object, path: str, order: Mapping[int, int], faults: Faults) -> Stage | None:

@@ -3,7 +3,12 @@
 Beyond upstream's reader: both spellings of N are taken; ``edges`` and empty sync tables may be left out; a
 top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it). What
 upstream's model does not have is written only where it is there: a TMPC's ``memoryUsageShared`` and
-``leastDataParallelDegree``, and a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``.
+``leastDataParallelDegree``; a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``; a TMPC's
+``forwardTimePerSample`` (and ``backwardTimePerSample`` where it is not just the rest of ``timePerSample``) and
+``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
+module's name in the user's model; ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule`` and ``chunks``;
+and ``innerLinks``, a list of
+``{"devices": 8, "bandwidth": x}`` for links within groups of so many devices, ``bandwidth`` being that of all.
 """
 
 from __future__ import annotations
@@ -11,21 +16,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
+    COUNT_WORDS,
     DEGREE_WORDS,
     FIGURE_WORDS,
     ID_WORDS,
-    RECOMPUTE_ID,
-    Cluster,
+    Count,
     Degree,
     Figure,
     LayerId,
     Open,
+    Quantities,
     read_cluster,
 )
 from piper_ray.workloads.formats.graph import (
@@ -37,7 +44,13 @@ from piper_ray.workloads.formats.graph import (
     check_size,
     check_tensors,
 )
-from piper_ray.workloads.formats.layer_rules import check_some_tmpc, check_sync_names, check_tmpc_ids
+from piper_ray.workloads.formats.layer_rules import (
+    check_passes,
+    check_some_tmpc,
+    check_sync_names,
+    check_tmpc_ids,
+)
+from piper_ray.workloads.formats.surroundings import read_schedule, read_surroundings
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
 
@@ -47,7 +60,15 @@ _PATHS = {
     "memory_bytes": "maxMemoryPerDevice",
     "bandwidth_bytes_per_s": "bandwidth",
 }
+_COUNTS = {"samples_per_microbatch": "samplesPerMicrobatch", "tokens_per_sample": "tokensPerSample"}
+_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
+_PASS_KEYS = {
+    "p": "timePerSample",
+    "forward": "forwardTimePerSample",
+    "backward": "backwardTimePerSample",
+    "weight": "weightTimePerSample",
+}
 _SYNC_WORDS = "an object of finite numbers >= 0"
 
 
@@ -56,6 +77,7 @@ class _Node(Open):
 
     id: LayerId = Field(description=ID_WORDS)
     name: str | None = Field(default=None, description="a text")
+    path: str = Field(default="", description="a text")
 
 
 class _Tmpc(Open):
@@ -69,6 +91,9 @@ class _Tmpc(Open):
     recompute: bool | None = Field(default=None, description="true or false")
     memoryUsageShared: Figure = Field(default=0.0, description=FIGURE_WORDS)
     leastDataParallelDegree: Degree = Field(default=1, description=DEGREE_WORDS)
+    forwardTimePerSample: Figure | None = Field(default=None, description=FIGURE_WORDS)
+    backwardTimePerSample: Figure | None = Field(default=None, description=FIGURE_WORDS)
+    weightTimePerSample: Figure | None = Field(default=None, description=FIGURE_WORDS)
 
 
 class _Tensor(Open):
@@ -92,7 +117,7 @@ class _SyncEdges:
         self.backward = {str(w): w for w in neighbours.successors[layer]}
 
 
-def read_upstream(document: Mapping[str, object], overrides: Cluster, name: str, faults: Faults) -> Instance | None:
+def read_upstream(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
     cluster = _read_cluster(document, overrides, faults)
     title = document.get("name", name)
@@ -107,6 +132,14 @@ def read_upstream(document: Mapping[str, object], overrides: Cluster, name: str,
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
     drawn = [faults.model(_Edge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
+    surroundings = read_surroundings(
+        cluster,
+        overrides,
+        ("innerLinks", document.get("innerLinks")),
+        _read_counts(document, faults),
+        faults,
+    )
+    schedule = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
     if faults:
         return None
     return Instance(
@@ -114,8 +147,18 @@ def read_upstream(document: Mapping[str, object], overrides: Cluster, name: str,
         edges=tuple(Edge(edge.sourceId, edge.destId, edge.communicationCost) for edge in drawn if edge is not None),
         name=str(title),
         tensors=tensors,
-        **vars(cluster),
+        schedule=schedule,
+        **surroundings,
     )
+
+
+def _read_counts(document: Mapping[str, object], faults: Faults) -> tuple[int | None, int | None]:
+    """Samples of a microbatch and tokens of a sample."""
+    samples, tokens = (
+        None if document.get(key) is None else faults.value(_COUNT, document[key], key, COUNT_WORDS)
+        for key in _COUNTS.values()
+    )
+    return samples, tokens
 
 
 def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
@@ -135,10 +178,12 @@ def to_upstream(instance: Instance) -> dict[str, object]:
         "maxMemoryPerDevice": instance.memory_bytes,
         "bandwidth": instance.bandwidth_bytes_per_s,
         "mbsInBatch": instance.microbatches,
+        **_surroundings(instance),
         "nodes": [
             {
                 "id": layer.id,
                 "name": layer.name,
+                **({"path": layer.path} if layer.path else {}),
                 "TMPCs": {
                     str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
                     for t, tmpcs in layer.tmpcs.items()
@@ -159,6 +204,18 @@ def to_upstream(instance: Instance) -> dict[str, object]:
     return document
 
 
+def _surroundings(instance: Instance) -> dict[str, object]:
+    """What is known beyond K, N, M and B."""
+    counts = {key: getattr(instance.batch, field) for field, key in _COUNTS.items()}
+    found: dict[str, object] = {key: value for key, value in counts.items() if value is not None}
+    if instance.schedule is not None:
+        found |= {"schedule": instance.schedule.name.value, "chunks": instance.schedule.v}
+    inner = instance.cluster.links[:-1]
+    if inner:
+        found["innerLinks"] = [{"devices": link.devices, "bandwidth": link.bandwidth_bytes_per_s} for link in inner]
+    return found
+
+
 def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
     """With a figure for every edge of the layer, as upstream's reader wants it."""
     document: dict[str, object] = {
@@ -176,10 +233,16 @@ def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> d
         document["memoryUsageShared"] = tmpc.shared_bytes
     if tmpc.least_data_parallel_degree > 1:
         document["leastDataParallelDegree"] = tmpc.least_data_parallel_degree
+    if tmpc.forward_s is not None:
+        document["forwardTimePerSample"] = tmpc.forward_s
+        if tmpc.backward_s != tmpc.time_per_sample_s - tmpc.forward_s:
+            document["backwardTimePerSample"] = tmpc.backward_s
+    if tmpc.weight_s is not None:
+        document["weightTimePerSample"] = tmpc.weight_s
     return document
 
 
-def _read_cluster(document: Mapping[str, object], overrides: Cluster, faults: Faults) -> Cluster:
+def _read_cluster(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
     given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
     if "maxBatchSize" in document:
         other = document["maxBatchSize"]
@@ -258,7 +321,7 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
     check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
-    return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs)
+    return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs, node.path)
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:
@@ -270,7 +333,7 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         _check_sync(raw.get("syncTimeBw", {}), sync.backward, f"{path}.syncTimeBw", f"{sync.layer} -> {{}}", faults)
     if tmpc is None or faults:
         return None
-    return Tmpc(
+    read = Tmpc(
         id=tmpc.id,
         time_per_sample_s=tmpc.timePerSample,
         weights_bytes=tmpc.parameterSize,
@@ -281,7 +344,12 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         recompute=tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
         shared_bytes=tmpc.memoryUsageShared,
         least_data_parallel_degree=tmpc.leastDataParallelDegree,
+        forward_s=tmpc.forwardTimePerSample,
+        backward_s=tmpc.backwardTimePerSample,
+        weight_s=tmpc.weightTimePerSample,
     )
+    check_passes(read, lambda name: f"{path}.{_PASS_KEYS[name]}", faults)
+    return read
 
 
 def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, faults: Faults) -> None:

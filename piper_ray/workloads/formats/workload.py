@@ -7,12 +7,15 @@ from collections.abc import Mapping
 
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Cluster, read_cluster
+from piper_ray.workloads.formats.fields import Quantities, read_cluster
+from piper_ray.workloads.formats.surroundings import read_schedule, read_surroundings
 from piper_ray.workloads.formats.workload_expansion import Chain, DrawnGraph, ReadType, expand
 from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
 from piper_ray.workloads.formats.workload_schema import (
     PREVIOUS,
     TABLES,
+    TIMES_WORDS,
+    BatchTable,
     DrawnEdge,
     DrawnTensor,
     Entry,
@@ -29,7 +32,7 @@ _CLUSTER_KEYS = {
 }
 
 
-def read_workload(document: Mapping[str, object], overrides: Cluster, name: str, faults: Faults) -> Instance | None:
+def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
     for key in document:
         if key not in KEYS and key != "name":
@@ -39,6 +42,11 @@ def read_workload(document: Mapping[str, object], overrides: Cluster, name: str,
         faults.at("name", f"not a text ({shown(title)}); expected a text")
     tables = {key: _table(document, key, faults) for key in TABLES}
     cluster = _read_cluster(tables["cluster"], overrides, faults)
+    batch = faults.model(BatchTable, tables["batch"], "batch") or BatchTable()
+    counts = (batch.samples_per_microbatch, batch.tokens_per_sample)
+    inner_links = ("cluster.links", tables["cluster"].get("links"))
+    schedule = read_schedule(batch.schedule, batch.chunks, "batch.schedule", faults)
+    surroundings = read_surroundings(cluster, overrides, inner_links, counts, faults)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
@@ -46,7 +54,7 @@ def read_workload(document: Mapping[str, object], overrides: Cluster, name: str,
     if graph is None or faults:
         return None
     layers, edges, tensors = graph
-    return Instance(layers, edges, name=str(title), tensors=tensors, **vars(cluster))
+    return Instance(layers, edges, name=str(title), tensors=tensors, schedule=schedule, **surroundings)
 
 
 def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:
@@ -57,12 +65,13 @@ def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[
     return {}
 
 
-def _read_cluster(table: Mapping[str, object], overrides: Cluster, faults: Faults) -> Cluster:
+def _read_cluster(table: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
     paths = {quantity: f"cluster.{key}" for quantity, key in _CLUSTER_KEYS.items()}
     given = {quantity: (paths[quantity], table[key]) for quantity, key in _CLUSTER_KEYS.items() if key in table}
+    known = (*_CLUSTER_KEYS.values(), "links")
     for key in table:
-        if key not in _CLUSTER_KEYS.values():
-            faults.at(path_of("cluster", key), f"unknown key; expected one of {', '.join(_CLUSTER_KEYS.values())}")
+        if key not in known:
+            faults.at(path_of("cluster", key), f"unknown key; expected one of {', '.join(known)}")
     return read_cluster(given, paths, overrides, faults, units=True)
 
 
@@ -73,6 +82,9 @@ def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:
         return None
     read = [faults.model(Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
     rows = [row for row in read if row is not None]
+    for index, row in enumerate(read):
+        if row is not None and row.time_s is None and (row.forward_s is None or row.backward_s is None):
+            faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {TIMES_WORDS} (or both passes)")
     used = Counter((t, row.id) for row in rows for t in row.degrees)
     for (t, tmpc_id), count in used.items():
         if count > 1:
@@ -98,6 +110,8 @@ def _read_layers(
             continue
         chains[label] = chain
         next_id = chain.first_id + chain.count
+        if isinstance(chain.path, list) and len(chain.path) != chain.count:
+            faults.at(f"{path}.path", f"{len(chain.path)} paths for {chain.count} layers; expected as many")
         if chain.type_key not in types:
             faults.at(f"{path}.type", f"unknown type {quoted(chain.type_key)}; expected a key of [types]")
         _check_inputs(chain, types.get(chain.type_key), table, path, faults)
@@ -123,7 +137,7 @@ def _read_entry(
             faults.at(f"{path}.type", "missing; expected the key of a layer type (or continues, for a chain)")
         if entry.length is not None or entry.type is None:
             return None
-        return Chain(label, entry.type, entry.inputs or (), first_id, 1, 1, first_id, None)
+        return Chain(label, entry.type, entry.inputs or (), first_id, 1, 1, first_id, None, entry.path)
     if entry.type is not None:
         faults.at(f"{path}.type", "a type beside continues; expected one of them: a chain is of one type")
     if entry.length is None:
@@ -144,7 +158,7 @@ def _read_entry(
         return None
     last_id = first_id + count - 1 if count else head.last_id
     inputs = (PREVIOUS,) if entry.inputs is None else entry.inputs
-    return Chain(label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id)
+    return Chain(label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id, entry.path)
 
 
 def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, object], path: str, faults: Faults) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Layer, Tensor, Tmpc
+from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats.faults import Faults, path_of
-from piper_ray.workloads.formats.fields import RECOMPUTE_ID
 from piper_ray.workloads.formats.graph import (
     NamedEdge,
     NamedId,
@@ -19,7 +20,13 @@ from piper_ray.workloads.formats.graph import (
     check_size,
     check_tensors,
 )
+from piper_ray.workloads.formats.layer_rules import check_passes
 from piper_ray.workloads.formats.workload_schema import PREVIOUS, DrawnEdge, DrawnTensor, LayerType, Row
+
+PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
+"""In the path of a chain: the number of its first layer, from which the others count on."""
+
+_PASS_KEYS = {"p": "time_s", "forward": "forward_s", "backward": "backward_s", "weight": "weight_s"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Chain:
     """What one entry of [layers] stands for: ``count`` layers of one type, with the ids from ``first_id`` on.
 
     length: of the whole chain, with what it continues. last_id: of the chain's last layer. before_id: of the
-    layer that it continues; None for a single layer.
+    layer that it continues; None for a single layer. path: of each layer, or one for all, with {n} for n, n + 1, ...
     """
 
     label: str
@@ -47,6 +54,13 @@ class Chain:
     length: int
     last_id: int
     before_id: int | None
+    path: str | list[str] = ""
+
+    def layer_path(self, index: int) -> str:
+        """Of layer number ``index`` (from 0) of the ``count``."""
+        if isinstance(self.path, list):
+            return self.path[index]
+        return PATH_NUMBER.sub(lambda found: str(int(found[1]) + index), self.path)
 
     def layer_ids(self) -> range:
         return range(self.first_id, self.first_id + self.count)
@@ -93,7 +107,14 @@ def expand(
         Edge(edge.source, edge.target, costed.cost_bytes) for edge, costed in zip(others, drawn.edges, strict=True)
     ]
     tensors = (Tensor(tuple(x), t.forward, t.backward) for x, t in zip(ends, drawn.tensors, strict=True))
-    return tuple(_layers(sound, neighbours)), tuple(edges), tuple(tensors)
+    path_of_layer = {
+        layer: chain.layer_path(index)
+        for chain in chains
+        if chain.path
+        for index, layer in enumerate(chain.layer_ids())
+    }
+    layers = tuple(_layers(sound, neighbours, path_of_layer, faults))
+    return None if faults else (layers, tuple(edges), tuple(tensors))
 
 
 def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[NamedEdge, int]]:
@@ -139,25 +160,34 @@ def _check_sync(
     return not faults
 
 
-def _layers(kind_of: Mapping[int, ReadType], neighbours: Neighbours) -> Iterator[Layer]:
+def _layers(
+    kind_of: Mapping[int, ReadType], neighbours: Neighbours, path_of_layer: Mapping[int, str], faults: Faults
+) -> Iterator[Layer]:
+    """Passes that do not make up a row's time are noted once for the row."""
     taken: Counter[str] = Counter()
+    wrong: set[tuple[str, int]] = set()
     for layer, kind in kind_of.items():
         tmpcs: dict[int, list[Tmpc]] = {}
-        for row in kind.rows:
+        for index, row in enumerate(kind.rows):
             tmpc = _tmpc(row, taken[kind.key], neighbours.predecessors[layer], neighbours.successors[layer])
+            if (tmpc.forward_s is not None or tmpc.weight_s is not None) and (kind.key, index) not in wrong:
+                found_before = len(faults.found)
+                row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
+                check_passes(tmpc, lambda name, at=row_path: f"{at}.{_PASS_KEYS[name]}", faults)  # type: ignore[misc]
+                if len(faults.found) > found_before:
+                    wrong.add((kind.key, index))
             for t in row.degrees:
                 tmpcs.setdefault(t, []).append(tmpc)
         taken[kind.key] += 1
         name = kind.key if kind.declared.name is None else kind.declared.name
-        yield Layer(layer, name, {t: tuple(listed) for t, listed in tmpcs.items()})
+        yield Layer(layer, name, {t: tuple(listed) for t, listed in tmpcs.items()}, path_of_layer.get(layer, ""))
 
 
 def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
     """The row for the layer that is number ``turn`` (from 0) of its type."""
-    times = row.time_s
     return Tmpc(
         id=row.id,
-        time_per_sample_s=times[turn % len(times)] if isinstance(times, list) else times,
+        time_per_sample_s=_in_turn(row.time_s, turn),  # type: ignore[arg-type] # the sum of the passes where it is None
         weights_bytes=row.weights,
         activation_bytes=row.activation,
         fixed_bytes=row.fixed,
@@ -166,7 +196,14 @@ def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> T
         recompute=row.id == RECOMPUTE_ID if row.recompute is None else row.recompute,
         shared_bytes=row.shared,
         least_data_parallel_degree=row.least_data_parallel_degree,
+        forward_s=_in_turn(row.forward_s, turn),
+        backward_s=_in_turn(row.backward_s, turn),
+        weight_s=_in_turn(row.weight_s, turn),
     )
+
+
+def _in_turn(times: float | list[float] | None, turn: int) -> float | None:
+    return times[turn % len(times)] if isinstance(times, list) else times
 
 
 def _at(sizes: float | list[float], position: int) -> float:

@@ -24,17 +24,26 @@
     edges = [{ from = "mask", to = "head", bytes = 8192 }]
     tensors = [{ layers = ["first", "stack", "head"], forward = "30MiB", backward = "30MiB" }]
 
+    [batch]                          # what a microbatch holds, so that speeds can be said in samples and tokens
+    samples_per_microbatch = 2
+    tokens_per_sample = 1024
+    schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank
+
 A row's ``time_s`` is p for each sample; a list is a series of measurements that the layers of the type take in turn,
-from the start again when there are more layers than figures. ``weights`` (w), ``activation`` (a), ``fixed`` (b),
-``shared`` (what the replicas of a stage share out among them),
-``forward_sync`` (fw, one size or one for each edge that
-arrives) and ``backward_sync`` (bw, one size or one for each edge that
-leaves, in the order of the edges) are bytes, 0 if left out. ``recompute`` is true or false; left out, the id says it.
-``least_data_parallel_degree``: the row is there only in stages of so many replicas, 1 if left out. A tensor of [graph]
-names the layers that make or use it: a stage with some of these and not all sends or receives it once, ``forward``
-bytes in the forward pass and ``backward`` bytes in the backward pass; the bytes of edges are charged for each edge.
+from the start again when there are more layers than figures. ``forward_s`` and ``backward_s`` are the passes that make
+it up: of the three any two give the third, and ``time_s`` may stand alone; ``weight_s`` is the share of the backward
+pass that computes gradients of weights. ``weights`` (w), ``activation`` (a), ``fixed`` (b), ``shared`` (what the
+replicas of a stage share out among them), ``forward_sync`` (fw, one size or one for each edge that arrives) and
+``backward_sync`` (bw, one size or one for each edge that leaves, in the order of the edges) are bytes, 0 if left out.
+``recompute`` is true or false; left out, the id says it. ``least_data_parallel_degree``: the row is there only in
+stages of so many replicas, 1 if left out. A tensor of [graph] names the layers that make or use it: a stage with some
+of these and not all sends or receives it once, ``forward`` bytes in the forward pass and ``backward`` bytes in the
+backward pass; the bytes of edges are charged for each edge.
 ``continues`` makes a chain: layers of the same type follow the named one until the chain has ``length`` layers;
 "previous" is the one before in the chain, and the chain's own label stands for its last layer.
+A layer's ``path`` is the module's name in the user's model; that of a chain is a list, or one text in which {1} stands
+for 1, 2, ... from the first layer that the entry adds. ``links`` of [cluster] are those within smaller groups of
+devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link that joins all.
 ``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
 """
 
@@ -47,11 +56,13 @@ from pydantic import Discriminator, Field, Tag
 from piper_ray.model import limits
 from piper_ray.workloads.formats.faults import MANY, ONE
 from piper_ray.workloads.formats.fields import (
+    COUNT_WORDS,
     DEGREE_WORDS,
     FIGURE_WORDS,
     ID_WORDS,
     SIZE_WORDS,
     Closed,
+    Count,
     Degree,
     Figure,
     LayerId,
@@ -59,7 +70,7 @@ from piper_ray.workloads.formats.fields import (
 )
 
 PREVIOUS = "previous"
-TABLES = ("cluster", "types", "layers", "graph")
+TABLES = ("cluster", "batch", "types", "layers", "graph")
 KEYS = frozenset({"base", *TABLES})
 
 
@@ -70,9 +81,13 @@ def _branch(value: object) -> str:
 _ONE_OR_MANY = Discriminator(_branch)
 _Times = Annotated[Annotated[Figure, Tag(ONE)] | Annotated[list[Figure], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY]
 _Sizes = Annotated[Annotated[Size, Tag(ONE)] | Annotated[list[Size], Tag(MANY)], _ONE_OR_MANY]
+_Texts = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], Tag(MANY)], _ONE_OR_MANY]
 _Degrees = Annotated[
     Annotated[Degree, Tag(ONE)] | Annotated[list[Degree], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
 ]
+
+
+TIMES_WORDS = FIGURE_WORDS + " (seconds per sample), or a list of them"
 
 
 class Row(Closed):
@@ -80,7 +95,10 @@ class Row(Closed):
 
     t: _Degrees = Field(description=DEGREE_WORDS + ", or a list of them")
     id: str = Field(description="a text")
-    time_s: _Times = Field(description=FIGURE_WORDS + " (seconds per sample), or a list of them")
+    time_s: _Times | None = Field(default=None, description=TIMES_WORDS)
+    forward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
+    backward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
+    weight_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     weights: Size = Field(default=0.0, description=SIZE_WORDS)
     activation: Size = Field(default=0.0, description=SIZE_WORDS)
     fixed: Size = Field(default=0.0, description=SIZE_WORDS)
@@ -113,6 +131,16 @@ class Entry(Closed):
     )
     inputs: list[str] | None = Field(default=None, description="a list of labels of layers")
     id: LayerId | None = Field(default=None, description=ID_WORDS)
+    path: _Texts = Field(default="", description="a text, or a list of one for each layer")
+
+
+class BatchTable(Closed):
+    """The [batch] table; N stands in [cluster]."""
+
+    samples_per_microbatch: Count | None = Field(default=None, description=COUNT_WORDS)
+    tokens_per_sample: Count | None = Field(default=None, description=COUNT_WORDS)
+    schedule: str | None = Field(default=None, description="the name of a schedule, such as 1f1b")
+    chunks: Count | None = Field(default=None, description=COUNT_WORDS)
 
 
 class GraphTable(Closed):

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
-from piper_ray.workloads.formats.fields import RECOMPUTE_ID
+from piper_ray.model.passes import RECOMPUTE_ID
+from piper_ray.workloads.formats.workload_expansion import PATH_NUMBER
 from piper_ray.workloads.formats.workload_schema import PREVIOUS
 
 Sizes = float | tuple[float, ...]
 
 _NOT_BARE = re.compile(r"[^A-Za-z0-9_-]+")
+_NUMBER_IN_PATH = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 _LONGEST_TYPE_KEY = 40
 _FIGURES_PER_LINE = 8
 
@@ -31,11 +33,25 @@ def to_toml(instance: Instance) -> str:
         f"memory = {_number(instance.memory_bytes)}",
         f"bandwidth = {_number(instance.bandwidth_bytes_per_s)}",
     ]
+    inner = instance.cluster.links[:-1]
+    if inner:
+        listed = (f"{{ devices = {x.devices}, bandwidth = {_number(x.bandwidth_bytes_per_s)} }}" for x in inner)
+        lines.append(f"links = [{', '.join(listed)}]")
+    schedule = instance.schedule
+    counts = {
+        "samples_per_microbatch": instance.batch.samples_per_microbatch,
+        "tokens_per_sample": instance.batch.tokens_per_sample,
+        "schedule": None if schedule is None else _text(schedule.name.value),
+        "chunks": None if schedule is None or schedule.v == 1 else schedule.v,
+    }
+    if any(value is not None for value in counts.values()):
+        lines += ["", "[batch]", *(f"{key} = {value}" for key, value in counts.items() if value is not None)]
     for kind in dict.fromkeys(types.values()):
         lines += ["", *kind.lines()]
     spans = list(_spans([layer.id for layer in instance.layers], graph, types))
     label_of = {span.ids[-1]: span.label for span in spans}
-    lines += ["", "[layers]", *_entries(spans, label_of, graph, types)]
+    paths = {layer.id: layer.path for layer in instance.layers}
+    lines += ["", "[layers]", *_entries(spans, label_of, graph, types, paths)]
     if instance.tensors or not graph.grouped:
         lines += ["", "[graph]"]
     if not graph.grouped:
@@ -77,7 +93,10 @@ class _Graph:
 
 @dataclass(frozen=True)
 class _Figures:
-    """A TMPC without its time, with its sync sizes by position: what layers of one type have in common."""
+    """A TMPC without its times, with its sync sizes by position: what layers of one type have in common.
+
+    times: names of those that each layer has of its own.
+    """
 
     id: str
     weights_bytes: float
@@ -88,10 +107,11 @@ class _Figures:
     forward_sync_bytes: Sizes
     backward_sync_bytes: Sizes
     recompute: bool
+    times: tuple[str, ...]
 
 
 class _Type:
-    """A layer type: rows[t] of figures, and for each of its layers, in order, the times of these rows."""
+    """A layer type: rows[t] of figures, and its layers in order, which have the times of these rows."""
 
     def __init__(self, key: str, name: str, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]) -> None:
         self.key = key
@@ -107,11 +127,14 @@ class _Type:
         if self.inputs != 0.0:
             yield f"inputs = {_sizes(self.inputs)}"
         yield "tmpcs = ["
-        degrees: dict[tuple[int, _Figures, tuple[float, ...]], list[int]] = {}
+        degrees: dict[tuple[int, _Figures, tuple[tuple[float, ...], ...]], list[int]] = {}
         for index in range(max(map(len, self.rows.values()))):  # the rows of a degree must keep their order
             for t, row in self.rows.items():
                 if index < len(row):
-                    times = tuple(layer.tmpcs[t][index].time_per_sample_s for layer in self.layers)
+                    times = tuple(
+                        tuple(getattr(layer.tmpcs[t][index], field) for layer in self.layers)
+                        for field in row[index].times
+                    )
                     degrees.setdefault((index, row[index], times), []).append(t)
         for (_, figures, times), ts in degrees.items():
             yield f"  {{ {', '.join(_row(ts, figures, times))} }},"
@@ -147,7 +170,19 @@ def _figures(tmpc: Tmpc, layer: int, graph: _Graph) -> _Figures:
         forward_sync_bytes=_common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]]),
         backward_sync_bytes=_common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]]),
         recompute=tmpc.recompute,
+        times=tuple(_times(tmpc)),
     )
+
+
+def _times(tmpc: Tmpc) -> Iterator[str]:
+    """The fields that a row says; the backward pass is the rest of p, as a rule to the last bit."""
+    yield "time_per_sample_s"
+    if tmpc.forward_s is not None:
+        yield "forward_s"
+        if tmpc.backward_s != tmpc.time_per_sample_s - tmpc.forward_s:
+            yield "backward_s"
+    if tmpc.weight_s is not None:
+        yield "weight_s"
 
 
 def _common(sizes: Sequence[float]) -> Sizes:
@@ -183,7 +218,11 @@ def _tensor(tensor: Tensor, label_of: Mapping[int, str]) -> str:
 
 
 def _entries(
-    spans: Sequence[_Span], label_of: Mapping[int, str], graph: _Graph, types: Mapping[int, _Type]
+    spans: Sequence[_Span],
+    label_of: Mapping[int, str],
+    graph: _Graph,
+    types: Mapping[int, _Type],
+    paths: Mapping[int, str],
 ) -> Iterator[str]:
     length_of: dict[int, int] = {}  # of the chain that ends with this layer
     expected_id = 0
@@ -200,8 +239,26 @@ def _entries(
             parts.append(f"inputs = [{', '.join(map(_text, inputs))}]")
         if first != expected_id:
             parts.append(f"id = {first}")
+        path = _path([paths[layer] for layer in span.ids])
+        if path is not None:
+            parts.append(f"path = {path}")
         expected_id = last + 1
         yield f"{span.label} = {{ {', '.join(parts)} }}"
+
+
+def _path(paths: Sequence[str]) -> str | None:
+    """One text, with a number that counts up if there are several, or a list; None where there are none."""
+    if not any(paths):
+        return None
+    first = paths[0]
+    if not PATH_NUMBER.search(first):
+        if len(paths) == 1:
+            return _text(first)
+        for found in _NUMBER_IN_PATH.finditer(first):
+            head, tail, start = first[: found.start()], first[found.end() :], int(found[0])
+            if all(path == f"{head}{start + index}{tail}" for index, path in enumerate(paths)):
+                return _text(f"{head}{{{start}}}{tail}")
+    return f"[{', '.join(map(_text, paths))}]"
 
 
 def _spans(ids: Sequence[int], graph: _Graph, types: Mapping[int, _Type]) -> Iterator[_Span]:
@@ -235,10 +292,11 @@ def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types
     return end - start
 
 
-def _row(ts: Sequence[int], figures: _Figures, times: Sequence[float]) -> Iterator[str]:
+def _row(ts: Sequence[int], figures: _Figures, times: Sequence[Sequence[float]]) -> Iterator[str]:
     yield f"t = {ts[0] if len(ts) == 1 else list(ts)}"
     yield f"id = {_text(figures.id)}"
-    yield f"time_s = {_sizes(_series(times))}"
+    for field, of_layers in zip(figures.times, times, strict=True):
+        yield f"{'time_s' if field == 'time_per_sample_s' else field} = {_sizes(_series(of_layers))}"
     for key, sizes in [
         ("weights", figures.weights_bytes),
         ("activation", figures.activation_bytes),

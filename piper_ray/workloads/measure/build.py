@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.workloads.estimate.costs import Setting, edge_bytes, rounded_s, sync_bytes
+from piper_ray.workloads.estimate.costs import Setting, edge_bytes, sync_bytes, times_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.measure.degrees import Way, estimated_ways, measured_ways, shard_ways
@@ -16,16 +18,14 @@ from piper_ray.workloads.measure.measure import Measured
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """What the layers are to run on. memory_bytes: of each device, before anything is set aside.
+class Target:
+    """What the layers are to run on, before any memory is set aside.
 
     gpu: whose links t devices use; None where only t = 1 is wanted.
     """
 
-    devices: int
-    microbatches: int
-    memory_bytes: float
-    bandwidth_bytes_per_s: float
+    cluster: Cluster
+    batch: Batch
     gpu: Gpu | None
     training: Training
 
@@ -34,16 +34,17 @@ def instance_of(
     name: str,
     layers: Sequence[Measured],
     shards: Mapping[int, Sequence[Measured] | None],
-    cluster: Cluster,
+    target: Target,
 ) -> tuple[Instance, float]:
     """The workload, and the bytes set aside of each device's memory for recomputing one layer.
 
     shards: for each degree above 1 the layers of a shard, or None where they are to be estimated. Raises UsageError
     if memory is not enough for that.
     """
-    ways = [_ways_of(index, layer, shards, cluster) for index, layer in enumerate(layers)]
+    ways = [_ways_of(index, layer, shards, target) for index, layer in enumerate(layers)]
     workspace_bytes = max(way.transient_bytes for of_layer in ways for way in of_layer)
-    if workspace_bytes >= cluster.memory_bytes:
+    memory_bytes = target.cluster.memory_bytes
+    if workspace_bytes >= memory_bytes:
         raise UsageError(
             f"recomputing one layer takes {workspace_bytes:,.0f} bytes, more than --memory; expected a smaller "
             "--microbatch or more memory"
@@ -52,29 +53,25 @@ def instance_of(
     sent = _sent_bytes(layers)
     instance = Instance(
         layers=tuple(
-            Layer(index, measured.layer.name, _tmpcs(index, ways[index], sent, cluster, largest))
+            Layer(index, measured.layer.name, _tmpcs(index, ways[index], sent, target, largest), measured.layer.path)
             for index, measured in enumerate(layers)
         ),
-        edges=tuple(Edge(u, v, float(math.ceil(_edge_bytes(size, cluster, largest)))) for (u, v), size in sent.items()),
-        devices=cluster.devices,
-        microbatches=cluster.microbatches,
-        memory_bytes=float(int(cluster.memory_bytes - workspace_bytes)),
-        bandwidth_bytes_per_s=cluster.bandwidth_bytes_per_s,
+        edges=tuple(Edge(u, v, float(math.ceil(_edge_bytes(size, target, largest)))) for (u, v), size in sent.items()),
+        cluster=replace(target.cluster, memory_bytes=float(int(memory_bytes - workspace_bytes))),
+        batch=target.batch,
         name=name,
     )
     return instance, workspace_bytes
 
 
-def _ways_of(
-    index: int, layer: Measured, shards: Mapping[int, Sequence[Measured] | None], cluster: Cluster
-) -> list[Way]:
-    ways = list(measured_ways(layer.figures, cluster.training))
+def _ways_of(index: int, layer: Measured, shards: Mapping[int, Sequence[Measured] | None], target: Target) -> list[Way]:
+    ways = list(measured_ways(layer.figures, target.training))
     for degree, of_degree in shards.items():
-        assert cluster.gpu is not None
+        assert target.gpu is not None
         if of_degree is None:
-            ways += estimated_ways(layer.figures, degree, cluster.training, cluster.gpu)
+            ways += estimated_ways(layer.figures, degree, target.training, target.gpu)
         else:
-            ways += shard_ways(of_degree[index].figures, layer.figures, degree, cluster.training, cluster.gpu)
+            ways += shard_ways(of_degree[index].figures, layer.figures, degree, target.training, target.gpu)
     return ways
 
 
@@ -95,14 +92,14 @@ def _sent_bytes(layers: Sequence[Measured]) -> dict[tuple[int, int], float]:
 
 
 def _tmpcs(
-    index: int, ways: Sequence[Way], sent: Mapping[tuple[int, int], float], cluster: Cluster, largest: int
+    index: int, ways: Sequence[Way], sent: Mapping[tuple[int, int], float], target: Target, largest: int
 ) -> dict[int, tuple[Tmpc, ...]]:
     tmpcs: dict[int, tuple[Tmpc, ...]] = {}
     for way in ways:
-        extra = {edge: float(math.ceil(_sync_bytes(size, way, cluster, largest))) for edge, size in sent.items()}
+        extra = {edge: float(math.ceil(_sync_bytes(size, way, target, largest))) for edge, size in sent.items()}
         tmpc = Tmpc(
             id=way.id,
-            time_per_sample_s=rounded_s(way.time_s),
+            **times_of(way.time_s, way.forward_s),
             weights_bytes=float(math.ceil(way.gradient_bytes)),
             activation_bytes=float(math.ceil(way.activation_bytes)),
             fixed_bytes=float(math.ceil(way.state_bytes)),
@@ -114,14 +111,15 @@ def _tmpcs(
     return tmpcs
 
 
-def _setting(cluster: Cluster, largest: int) -> Setting:
-    assert cluster.gpu is not None
-    return Setting(cluster.gpu, cluster.training, cluster.microbatches, cluster.bandwidth_bytes_per_s, 0.0, largest)
+def _setting(target: Target, largest: int) -> Setting:
+    assert target.gpu is not None
+    microbatches, bytes_per_s = target.batch.microbatches, target.cluster.bandwidth_bytes_per_s
+    return Setting(target.gpu, target.training, microbatches, bytes_per_s, 0.0, largest)
 
 
-def _edge_bytes(size: float, cluster: Cluster, largest: int) -> float:
-    return edge_bytes(size, _setting(cluster, largest)) if largest > 1 else size
+def _edge_bytes(size: float, target: Target, largest: int) -> float:
+    return edge_bytes(size, _setting(target, largest)) if largest > 1 else size
 
 
-def _sync_bytes(size: float, way: Way, cluster: Cluster, largest: int) -> float:
-    return sync_bytes(size, Mode(way.degree), _setting(cluster, largest)) if largest > 1 else 0.0
+def _sync_bytes(size: float, way: Way, target: Target, largest: int) -> float:
+    return sync_bytes(size, Mode(way.degree), _setting(target, largest)) if largest > 1 else 0.0

@@ -21,12 +21,16 @@ _FULL_PRECISION_BYTES = 4
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a layer: what becomes a TMPC. transient_bytes: needed besides, once, while it is recomputed."""
+    """One way to run a layer: what becomes a TMPC.
+
+    forward_s: of time_s, before the backward pass. transient_bytes: needed besides, once, while it is recomputed.
+    """
 
     id: str
     degree: int
     recompute: bool
     time_s: float
+    forward_s: float
     gradient_bytes: float
     state_bytes: float
     activation_bytes: float
@@ -71,10 +75,12 @@ def _ways(
     saved = kept.saved_inputs + (kept.saved - kept.saved_inputs) * share
     forward_s, backward_s = exchange_s
     time_s = figures.plain.total_s * share + forward_s + backward_s
-    yield Way(f"plain{suffix}", degree, False, time_s, gradients, state, saved, 0.0)
+    first_s = figures.plain.forward_share_s * share + forward_s
+    yield Way(f"plain{suffix}", degree, False, time_s, first_s, gradients, state, saved, 0.0)
     if figures.recomputed is not None and kept.inputs < saved:
         time_s = figures.recomputed.total_s * share + 2.0 * forward_s + backward_s
-        yield Way(f"full{suffix}", degree, True, time_s, gradients, state, float(kept.inputs), saved)
+        first_s = figures.recomputed.forward_share_s * share + forward_s
+        yield Way(f"full{suffix}", degree, True, time_s, first_s, gradients, state, float(kept.inputs), saved)
 
 
 def _exchange_s(figures: Figures, divided: int, degree: int, gpu: Gpu) -> tuple[float, float]:

@@ -24,6 +24,12 @@ class Passes:
     total_s: float
     spread_s: float
 
+    @property
+    def forward_share_s(self) -> float:
+        """The part of total_s that is the forward pass: a median of sums is not the sum of the medians."""
+        both_s = self.forward_s + self.backward_s
+        return self.total_s * (self.forward_s / both_s) if both_s > 0.0 else 0.0
+
 
 @dataclass(frozen=True)
 class Repeats:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.workloads.estimate.build import planner_bytes_per_s
+from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.measure.build import Cluster, instance_of
+from piper_ray.workloads.measure.build import Target, instance_of
 from piper_ray.workloads.measure.factory import Factory, Model
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.inputs import Declared
@@ -61,7 +63,7 @@ class Profile:
     instance: Instance
     layers: Sequence[Measured]
     shards: Mapping[int, Sequence[Measured] | None]
-    cluster: Cluster
+    target: Target
     workspace_bytes: float
     device: torch.device
     parameters: int
@@ -107,7 +109,7 @@ def store_of(factory: Factory, request: Request, path: Path) -> Store:
 def profile(factory: Factory, request: Request, hardware: Hardware, store: Store, progress: Progress) -> Profile:
     """Profile the factory's model. Raises UsageError, InputError and LimitError."""
     device = device_of(request.device)
-    cluster = cluster_of(request, hardware, device)
+    target = target_of(request, hardware, device)
     models = {1: factory.build(request.microbatch, device, request.inputs)}
     if factory.takes_tensor_parallel:
         models |= {t: factory.build(request.microbatch, device, request.inputs, t) for t in request.degrees}
@@ -127,12 +129,12 @@ def profile(factory: Factory, request: Request, hardware: Hardware, store: Store
     }
     progress(total, total, "")
     shards = {t: measured.get(t) for t in request.degrees}
-    instance, workspace_bytes = instance_of(factory.name, measured[1], shards, cluster)
+    instance, workspace_bytes = instance_of(factory.name, measured[1], shards, target)
     return Profile(
         instance=instance,
         layers=measured[1],
         shards=shards,
-        cluster=cluster,
+        target=target,
         workspace_bytes=workspace_bytes,
         device=device,
         parameters=sum(parameter.numel() for parameter in models[1].module.parameters()),
@@ -140,8 +142,8 @@ def profile(factory: Factory, request: Request, hardware: Hardware, store: Store
     )
 
 
-def cluster_of(request: Request, hardware: Hardware, device: torch.device) -> Cluster:
-    """K, N, M and B, as given or as this machine has them. Raises UsageError."""
+def target_of(request: Request, hardware: Hardware, device: torch.device) -> Target:
+    """The cluster and the batch, as given or as this machine has them. Raises UsageError."""
     gpu = hardware.gpu(request.gpu) if request.gpu is not None else _recognised(hardware, device)
     if request.degrees and gpu is None:
         raise UsageError(
@@ -152,14 +154,14 @@ def cluster_of(request: Request, hardware: Hardware, device: torch.device) -> Cl
     batch = request.batch or request.microbatch * _MICROBATCHES
     if batch % request.microbatch:
         raise UsageError(f"--batch {batch} is no multiple of --microbatch {request.microbatch}; expected one")
-    bytes_per_s = _BYTES_PER_S if gpu is None else planner_bytes_per_s(gpu, math.ceil(devices / gpu.gpus_per_node))
-    return Cluster(
-        devices=devices,
-        microbatches=batch // request.microbatch,
-        memory_bytes=request.memory_bytes if request.memory_bytes is not None else _memory_bytes(device),
-        bandwidth_bytes_per_s=(
-            request.bandwidth_bytes_per_s if request.bandwidth_bytes_per_s is not None else bytes_per_s
-        ),
+    memory_bytes = request.memory_bytes if request.memory_bytes is not None else _memory_bytes(device)
+    if request.bandwidth_bytes_per_s is not None or gpu is None:
+        links: tuple[Link, ...] = (Link(request.bandwidth_bytes_per_s or _BYTES_PER_S),)
+    else:
+        links = links_of(gpu, math.ceil(devices / gpu.gpus_per_node), gpu.gpus_per_node)
+    return Target(
+        cluster=Cluster(devices, memory_bytes, links),
+        batch=Batch(batch // request.microbatch, request.microbatch),
         gpu=gpu,
         training=hardware.training,
     )

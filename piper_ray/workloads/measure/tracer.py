@@ -164,6 +164,7 @@ def trace(spec: str, model: Model, leaves: Collection[str]) -> tuple[fx.Graph, d
 
 
 def out_of_memory(spec: str, what: str) -> LimitError:
+    """The error of a model, or a layer (``what``), that the device does not hold."""
     return LimitError(f"{spec}: {what} does not fit in the device's memory; expected a smaller --microbatch")
 
 

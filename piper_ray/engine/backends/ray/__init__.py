@@ -1,4 +1,4 @@
-"""Blocks of downsets on a Ray cluster, through any failure. ARCHITECTURE.md, "On a cluster", tells how.
+"""Chunks of downsets on a Ray cluster, through any failure. ARCHITECTURE.md, "On a cluster", tells how.
 
 backend -> dispatcher -> coordinator (no I/O), pool (actors), machines, publication (object store) -> worker, arrow
 """

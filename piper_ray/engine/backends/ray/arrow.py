@@ -100,16 +100,16 @@ def target_table(target: Target) -> pa.Table:
     return pa.table({"device_limit": target.device_limit, "data_parallel_limit": target.data_parallel_limit})
 
 
-def target_of(table: pa.Table, threshold_s: float, device_cost: int, stage_cost: int) -> Target:
+def target_of(table: pa.Table, threshold_s: float, device_weight: int, stage_weight: int) -> Target:
     """The target on the memory of the Arrow table."""
     device_limit, data_parallel_limit = (_array(table, name) for name in ("device_limit", "data_parallel_limit"))
-    return frozen(Target(threshold_s, device_cost, stage_cost, device_limit, data_parallel_limit))
+    return frozen(Target(threshold_s, device_weight, stage_weight, device_limit, data_parallel_limit))
 
 
 def state_table(first: int, states: LevelStates) -> pa.Table:
     """Row for each state of consecutive downsets from ``first`` on: live ones only, in the narrowest integers."""
     downset = np.repeat(np.arange(first, first + states.counts.size), states.counts)
-    columns = {"downset": downset, "cost": states.costs, "data_parallel_sum": states.sums}
+    columns = {"downset": downset, "tally": states.tallies, "data_parallel_sum": states.sums}
     return pa.table({name: narrow(column) for name, column in columns.items()})
 
 
@@ -118,7 +118,7 @@ def states_of(table: pa.Table, first: int, last: int) -> LevelStates:
     downset = _array(table, "downset").astype(np.int64)
     return LevelStates(
         np.bincount(downset - first, minlength=last - first).astype(np.int64),
-        _array(table, "cost").astype(np.int64),
+        _array(table, "tally").astype(np.int64),
         _array(table, "data_parallel_sum").astype(np.int64),
         np.zeros(COUNTERS, np.int64),
     )

@@ -1,4 +1,4 @@
-"""The solver's second executor: blocks of downsets on the actors of a Ray cluster."""
+"""The solver's second backend: chunks of downsets on the actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
 from piper_ray.engine.backends.ray.pacing import Pacing
 from piper_ray.engine.backends.ray.session import connect
-from piper_ray.engine.evaluation.backend import Activity, Heartbeat, NextBatch
+from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.blocks import BLOCK_SIZE
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model import arguments
 from piper_ray.model.events import Listener, Note, silent
@@ -60,7 +60,7 @@ class RayBackend:
         self._told_of_room = False
         self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
         self._asked_at_s = (0.0, 0.0)  # the worked and the passed time when last asked for room
-        self._batches = self._blocks = 0
+        self._batches = self._chunks = 0
 
     @property
     def threads(self) -> int:
@@ -90,7 +90,7 @@ class RayBackend:
         self._listener, self._listening = listener, threading.get_ident()
         self._worked_s = self._waited_s = self._here_s = 0.0
         self._asked_at_s = (0.0, 0.0)
-        self._batches = self._blocks = 0
+        self._batches = self._chunks = 0
         if self._dispatcher is not None:
             self._dispatcher.count_anew()
 
@@ -99,35 +99,35 @@ class RayBackend:
         self._pass_notes_on()
         level_start = states.tables.lattice.level_start
         rates, pays = states.rates, self._pacing.pays
-        span = self._pacing.batch(rates.near, level_start, states.level, states.blocks_used)
+        span = self._pacing.batch(rates.near, level_start, states.level, states.buckets_used)
         workers = self._dispatcher.workers if self._dispatcher else self._workers or 1
         if pays(rates.far.seconds(span.far), workers):
             return NextBatch(span.end_level, here=False)
         longest = rates.far.bounds_within(_HERE_S)
-        end, blocks, total = states.level, states.blocks_used, 0
+        end, buckets, total = states.level, states.buckets_used, 0
         while end < level_start.size - 1 and total < longest:
             size = int(level_start[end + 1] - level_start[end])
-            if end > states.level and pays(rates.far.seconds(size * blocks), workers):
+            if end > states.level and pays(rates.far.seconds(size * buckets), workers):
                 break
-            total += size * blocks
-            blocks += 1 + size // BLOCK_SIZE
+            total += size * buckets
+            buckets += 1 + size // BUCKET_SIZE
             end += 1
         self._here_s += rates.far.seconds(total)
         return NextBatch(end, here=True)
 
-    def evaluate_downsets(self, states: StateTables, first: int, last: int, heartbeat: Heartbeat) -> LevelStates:
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         from piper_ray.engine.backends.ray.dispatcher import Batch
 
         dispatcher = self._started(states)
-        bounds = (last - first) * states.blocks_used
+        bounds = (last - first) * states.buckets_used
         seconds = states.rates.far.seconds(bounds)
-        count = self._pacing.blocks(seconds, max(1, dispatcher.workers), last - first)
+        count = self._pacing.chunks(seconds, max(1, dispatcher.workers), last - first)
         edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
         batch = Batch(states, edges, seconds / count)
         began = time.perf_counter()
         dispatcher.submit(batch)
         try:
-            found = self._wait(batch, heartbeat)
+            found = self._wait(batch, on_progress)
         except BaseException:
             dispatcher.cancel(batch)
             raise
@@ -139,7 +139,7 @@ class RayBackend:
         self._worked_s += batch.worked_s
         self._waited_s += elapsed_s
         self._batches += 1
-        self._blocks += count
+        self._chunks += count
         return found
 
     def stats(self) -> ClusterStats:
@@ -147,17 +147,17 @@ class RayBackend:
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, ())
-        traffic, blocks = dispatcher.publisher.traffic, dispatcher.blocks_by_node
-        nodes = sorted({*traffic.fetched_bytes, *traffic.held_bytes, *blocks})
+        traffic, chunks = dispatcher.publisher.traffic, dispatcher.chunks_by_node
+        nodes = sorted({*traffic.fetched_bytes, *traffic.held_bytes, *chunks})
         return ClusterStats(
             workers=dispatcher.workers,
             batches=self._batches,
-            blocks=self._blocks,
+            chunks=self._chunks,
             put_bytes=traffic.put_bytes,
             worked_s=self._worked_s,
             waited_s=self._waited_s,
             nodes=tuple(
-                NodeStats(dispatcher.host_of(node), blocks[node], traffic.fetched_bytes[node], traffic.held_bytes[node])
+                NodeStats(dispatcher.host_of(node), chunks[node], traffic.fetched_bytes[node], traffic.held_bytes[node])
                 for node in nodes
             ),
         )
@@ -168,10 +168,10 @@ class RayBackend:
             self._dispatcher.close()
         self._session.close()
 
-    def _wait(self, batch: Batch, heartbeat: Heartbeat) -> LevelStates:
+    def _wait(self, batch: Batch, on_progress: OnProgress) -> LevelStates:
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
-            heartbeat(batch.done)
+            on_progress(batch.done)
         return batch.answer.result()
 
     def _pass_notes_on(self) -> None:
@@ -192,12 +192,12 @@ class RayBackend:
                 _worker_bytes(states),
                 self._without_workers,
             )
-            self._listener(Note("levels from 20 ms on go to workers, in blocks of up to 75 ms; smaller ones stay here"))
+            self._listener(Note("levels from 20 ms on go to workers, in chunks of up to 75 ms; smaller ones stay here"))
         return self._dispatcher
 
 
 def _worker_bytes(states: StateTables) -> float:
-    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts and blocks."""
+    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts and buckets."""
     downsets = states.fronts.start.size
-    block_bytes = sum(array.nbytes for array in states.blocks) / states.blocks.least_cost.size
-    return 400e6 + 4 * (64.0 * downsets + block_bytes * downsets / 32)
+    bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
+    return 400e6 + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)

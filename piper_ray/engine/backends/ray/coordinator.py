@@ -1,7 +1,7 @@
-"""Who does which block of work, through losses and delays: a state machine without I/O and without a clock.
+"""Who does which chunk of work, through losses and delays: a state machine without I/O and without a clock.
 
-Events come in as method calls with the time; what to do comes out as commands. A block is pure, so giving it to two
-workers is harmless: the first answer counts. A solve's blocks are downsets and its workers actors; a sweep's blocks are
+Events come in as method calls with the time; what to do comes out as commands. A chunk is pure, so giving it to two
+workers is harmless: the first answer counts. A solve's chunks are downsets and its workers actors; a sweep's chunks are
 batches of points, and its workers the cores that the cluster has for them.
 """
 
@@ -24,12 +24,12 @@ class WithoutWorkers(str, Enum):
 
 
 MOST_DEATHS = 3
-"""Of workers over one block."""
+"""Of workers over one chunk."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """id: unique among all blocks ever. expected_s: how long a worker should take. most_deaths: then it is given up."""
+class Chunk:
+    """id: unique among all chunks ever. expected_s: how long a worker should take. most_deaths: then it is given up."""
 
     id: int
     expected_s: float
@@ -38,27 +38,27 @@ class Block:
 
 @dataclass(frozen=True)
 class Send:
-    """Give the block to the worker (or to the driver itself: HERE)."""
+    """Give the chunk to the worker (or to the driver itself: HERE)."""
 
     worker: int
-    block: int
+    chunk: int
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The block has ended ``deaths`` workers, or failed as often: it will end the next one too."""
+    """The chunk has ended ``deaths`` workers, or failed as often: it will end the next one too."""
 
-    block: int
+    chunk: int
     deaths: int
     cause: str
 
 
 @dataclass(frozen=True)
 class Late:
-    """The worker has kept its blocks longer than it should: it is slow, or hangs. Said once for each such time."""
+    """The worker has kept its chunks longer than it should: it is slow, or hangs. Said once for each such time."""
 
     worker: int
-    block: int
+    chunk: int
     kept_s: float
     expected_s: float
 
@@ -68,7 +68,7 @@ Command = Send | GiveUp | Late
 
 @dataclass
 class _Losses:
-    """Workers that a block may have ended. with_machine: those whose whole machine went, likely not because of it."""
+    """Workers that a chunk may have ended. with_machine: those whose whole machine went, likely not because of it."""
 
     alone: int = 0
     with_machine: int = 0
@@ -76,7 +76,7 @@ class _Losses:
 
 @dataclass
 class _Worker:
-    """in_flight: blocks given and not answered, the one in work first. since: when that one's turn came.
+    """in_flight: chunks given and not answered, the one in work first. since: when that one's turn came.
 
     told: that it is late with that one. leaving: it gets nothing more.
     """
@@ -88,7 +88,7 @@ class _Worker:
 
 
 class Coordinator:
-    """Blocks wait in a queue; a worker has at most IN_FLIGHT of them.
+    """Chunks wait in a queue; a worker has at most IN_FLIGHT of them.
 
     without_workers: may be changed at any time. overdue_floor_s: what a worker may keep in any case.
     """
@@ -107,10 +107,10 @@ class Coordinator:
         self.without_workers = without_workers
         self._overdue_floor_s = overdue_floor_s
         self._queue: deque[int] = deque()
-        self._blocks: dict[int, Block] = {}  # neither answered nor given up
-        self._losses: dict[int, _Losses] = {}  # of blocks that a lost worker had: those that they are blamed for
+        self._chunks: dict[int, Chunk] = {}  # neither answered nor given up
+        self._losses: dict[int, _Losses] = {}  # of chunks that a lost worker had: those that they are blamed for
         self._workers: dict[int, _Worker] = {}
-        self._here = _Worker()  # the driver's machine: with one block at most
+        self._here = _Worker()  # the driver's machine: with one chunk at most
 
     @property
     def workers(self) -> int:
@@ -118,129 +118,129 @@ class Coordinator:
 
     @property
     def in_flight(self) -> int:
-        """Blocks that somebody computes."""
-        return len(self._blocks.keys() - set(self._queue))
+        """Chunks that somebody computes."""
+        return len(self._chunks.keys() - set(self._queue))
 
     @property
-    def open_blocks(self) -> int:
-        return len(self._blocks)
+    def open_chunks(self) -> int:
+        return len(self._chunks)
 
     @property
     def waiting(self) -> int:
-        """Blocks that nobody has yet. As long as there is one, whoever becomes free has something to do."""
+        """Chunks that nobody has yet. As long as there is one, whoever becomes free has something to do."""
         return len(self._queue)
 
-    def add(self, blocks: Iterable[Block], now: float) -> list[Command]:
-        for block in blocks:
-            self._blocks[block.id] = block
-            self._queue.append(block.id)
+    def add(self, chunks: Iterable[Chunk], now: float) -> list[Command]:
+        for chunk in chunks:
+            self._chunks[chunk.id] = chunk
+            self._queue.append(chunk.id)
         return self._give(now)
 
-    def cancel(self, blocks: Iterable[int]) -> None:
+    def cancel(self, chunks: Iterable[int]) -> None:
         """Nobody wants their answers any more. Workers that have them finish them all the same."""
-        gone = set(blocks)
-        for block in gone:
-            self._blocks.pop(block, None)
-            self._losses.pop(block, None)
-        self._queue = deque(block for block in self._queue if block not in gone)
+        gone = set(chunks)
+        for chunk in gone:
+            self._chunks.pop(chunk, None)
+            self._losses.pop(chunk, None)
+        self._queue = deque(chunk for chunk in self._queue if chunk not in gone)
 
-    def expect(self, block: int, expected_s: float) -> None:
-        """It is better known now how long the block should take."""
-        if block in self._blocks:
-            self._blocks[block] = replace(self._blocks[block], expected_s=expected_s)
+    def expect(self, chunk: int, expected_s: float) -> None:
+        """It is better known now how long the chunk should take."""
+        if chunk in self._chunks:
+            self._chunks[chunk] = replace(self._chunks[chunk], expected_s=expected_s)
 
     def joined(self, worker: int, now: float) -> list[Command]:
         self._workers.setdefault(worker, _Worker(since=now)).leaving = False
         return self._give(now)
 
     def retire(self, worker: int) -> None:
-        """The worker gets no more blocks, and is one less once it has none."""
+        """The worker gets no more chunks, and is one less once it has none."""
         found = self._workers.get(worker)
         if found is not None:
             found.leaving = True
             self._drop_retired(worker)
 
-    def began(self, worker: int, block: int, now: float) -> list[Command]:
-        """The worker has begun with the block only now; what it had to wait for is not its fault."""
+    def began(self, worker: int, chunk: int, now: float) -> list[Command]:
+        """The worker has begun with the chunk only now; what it had to wait for is not its fault."""
         found = self._workers.get(worker)
-        if found is not None and found.in_flight and found.in_flight[0] == block:
+        if found is not None and found.in_flight and found.in_flight[0] == chunk:
             found.since, found.told = now, False
         return self._give(now)
 
     def lost(self, worker: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
-        """The worker is gone, perhaps with all of its machine. The block that it had in work may be why."""
+        """The worker is gone, perhaps with all of its machine. The chunk that it had in work may be why."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
         commands: list[Command] = []
-        for place, block in enumerate(gone.in_flight):
-            if block not in self._blocks:
+        for place, chunk in enumerate(gone.in_flight):
+            if chunk not in self._chunks:
                 continue
-            self._losses.setdefault(block, _Losses())
+            self._losses.setdefault(chunk, _Losses())
             if place == 0:
-                commands += self._blame(block, cause, with_machine=with_machine)
-            self._requeue(block)
+                commands += self._blame(chunk, cause, with_machine=with_machine)
+            self._requeue(chunk)
         return commands + self._give(now)
 
-    def failed(self, worker: int, block: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
-        """There is no answer; the worker does other blocks. with_machine: a machine was lost over it."""
-        self._answered(worker, block, now)
-        commands = self._blame(block, cause, with_machine=with_machine) if block in self._blocks else []
-        self._requeue(block)
+    def failed(self, worker: int, chunk: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
+        """There is no answer; the worker does other chunks. with_machine: a machine was lost over it."""
+        self._answered(worker, chunk, now)
+        commands = self._blame(chunk, cause, with_machine=with_machine) if chunk in self._chunks else []
+        self._requeue(chunk)
         return commands + self._give(now)
 
-    def returned(self, worker: int, block: int, now: float) -> list[Command]:
-        """The worker has given the block back, and neither is to blame."""
-        self._answered(worker, block, now)
-        self._requeue(block)
+    def returned(self, worker: int, chunk: int, now: float) -> list[Command]:
+        """The worker has given the chunk back, and neither is to blame."""
+        self._answered(worker, chunk, now)
+        self._requeue(chunk)
         return self._give(now)
 
-    def replied(self, worker: int, block: int, now: float) -> tuple[bool, list[Command]]:
-        """Whether this is the first answer to the block, which counts. Comes from lost workers too."""
-        self._answered(worker, block, now)
-        wanted = self._blocks.pop(block, None) is not None
+    def replied(self, worker: int, chunk: int, now: float) -> tuple[bool, list[Command]]:
+        """Whether this is the first answer to the chunk, which counts. Comes from lost workers too."""
+        self._answered(worker, chunk, now)
+        wanted = self._chunks.pop(chunk, None) is not None
         if wanted:
-            self._losses.pop(block, None)
-            if block in self._queue:
-                self._queue.remove(block)
+            self._losses.pop(chunk, None)
+            if chunk in self._queue:
+                self._queue.remove(chunk)
         return wanted, self._give(now)
 
     def tick(self, now: float) -> list[Command]:
         """To be called now and then: what is overdue is given to somebody else too."""
         return self._give(now)
 
-    def _blame(self, block: int, cause: str, *, with_machine: bool = False) -> list[Command]:
-        losses = self._losses.setdefault(block, _Losses())
+    def _blame(self, chunk: int, cause: str, *, with_machine: bool = False) -> list[Command]:
+        losses = self._losses.setdefault(chunk, _Losses())
         if with_machine:
             losses.with_machine += 1
         else:
             losses.alone += 1
-        if losses.alone < self._blocks[block].most_deaths and losses.with_machine < self.MOST_MACHINES:
+        if losses.alone < self._chunks[chunk].most_deaths and losses.with_machine < self.MOST_MACHINES:
             return []
-        self.cancel([block])
-        return [GiveUp(block, losses.alone + losses.with_machine, cause)]
+        self.cancel([chunk])
+        return [GiveUp(chunk, losses.alone + losses.with_machine, cause)]
 
-    def _requeue(self, block: int) -> None:
+    def _requeue(self, chunk: int) -> None:
         """Back to the front, unless it is answered, given up, waiting, or still in somebody's hands."""
-        if block in self._blocks and block not in self._queue and not any(True for _ in self._holders(block)):
-            self._queue.appendleft(block)
+        if chunk in self._chunks and chunk not in self._queue and not any(True for _ in self._holders(chunk)):
+            self._queue.appendleft(chunk)
 
-    def _holders(self, block: int) -> Iterator[int]:
-        if block in self._here.in_flight:
+    def _holders(self, chunk: int) -> Iterator[int]:
+        if chunk in self._here.in_flight:
             yield HERE
         for name, worker in self._workers.items():
-            if block in worker.in_flight:
+            if chunk in worker.in_flight:
                 yield name
 
-    def _answered(self, name: int, block: int, now: float) -> None:
+    def _answered(self, name: int, chunk: int, now: float) -> None:
         if name == HERE:
             self._here.in_flight.clear()
             return
         worker = self._workers.get(name)
-        if worker is not None and block in worker.in_flight:
-            if worker.in_flight[0] == block:  # the next one's turn comes: what is behind the first may overtake it
+        if worker is not None and chunk in worker.in_flight:
+            if worker.in_flight[0] == chunk:  # the next one's turn comes: what is behind the first may overtake it
                 worker.since, worker.told = now, False
-            worker.in_flight.remove(block)
+            worker.in_flight.remove(chunk)
             self._drop_retired(name)
 
     def _drop_retired(self, name: int) -> None:
@@ -250,31 +250,31 @@ class Coordinator:
 
     def _give(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        # One each, then the next one each: so that few blocks are spread over all.
+        # One each, then the next one each: so that few chunks are spread over all.
         for depth in range(self.IN_FLIGHT):
             for name, worker in self._workers.items():
                 if len(worker.in_flight) == depth and self._queue and self._may_take(self._queue[0], worker, now):
                     commands.append(self._send(name, self._queue.popleft(), now))
         commands += self._late(now)
-        for block, times in self._overdue(now).items():
+        for chunk, times in self._overdue(now).items():
             free = [name for name, worker in self._workers.items() if not (worker.in_flight or worker.leaving)]
-            # Each copy more takes longer: a block that is hard, and no worker's fault, soon has no more of them.
-            if free and times > sum(1 for _ in self._holders(block)):
+            # Each copy more takes longer: a chunk that is hard, and no worker's fault, soon has no more of them.
+            if free and times > sum(1 for _ in self._holders(chunk)):
                 # Where one worker hangs others may, unheard of as they have nothing to do.
-                commands.append(self._send(max(free, key=lambda name: self._workers[name].since), block, now))
+                commands.append(self._send(max(free, key=lambda name: self._workers[name].since), chunk, now))
         return commands + self._help(now)
 
-    def _may_take(self, block: int, worker: _Worker, now: float) -> bool:
-        """Who is late gets no more. A block that a lost worker had is given alone: then it is known which one ends
+    def _may_take(self, chunk: int, worker: _Worker, now: float) -> bool:
+        """Who is late gets no more. A chunk that a lost worker had is given alone: then it is known which one ends
         workers.
         """
         if worker.leaving or self._lateness(worker, now) > 1:
             return False
-        return not worker.in_flight or not {block, *worker.in_flight} & self._losses.keys()
+        return not worker.in_flight or not {chunk, *worker.in_flight} & self._losses.keys()
 
     def _late(self, now: float) -> Iterator[Late]:
         for name, worker in self._workers.items():
-            wanted = [block for block in worker.in_flight if block in self._blocks]
+            wanted = [chunk for chunk in worker.in_flight if chunk in self._chunks]
             if wanted and not worker.told and self._lateness(worker, now) > 1:
                 worker.told = True
                 yield Late(name, wanted[0], now - worker.since, self._expected_s(worker))
@@ -290,29 +290,29 @@ class Coordinator:
             return [self._send(HERE, overdue, now)]
         return [self._send(HERE, self._queue.popleft(), now)] if self._queue else []
 
-    def _send(self, name: int, block: int, now: float) -> Send:
+    def _send(self, name: int, chunk: int, now: float) -> Send:
         worker = self._here if name == HERE else self._workers[name]
         if not worker.in_flight:
             worker.since = now
-        worker.in_flight.append(block)
-        return Send(name, block)
+        worker.in_flight.append(chunk)
+        return Send(name, chunk)
 
     def _overdue(self, now: float) -> dict[int, float]:
-        """Blocks whose holders have all kept them too long, the latest first; how many times that, at the least."""
+        """Chunks whose holders have all kept them too long, the latest first; how many times that, at the least."""
         late: dict[int, float] = {}
         for worker in (self._here, *self._workers.values()):
             times = self._lateness(worker, now)
-            for block in worker.in_flight:
-                if block in self._blocks:
-                    late[block] = min(late.get(block, times), times)
-        return {block: late[block] for block in sorted(late, key=lambda block: -late[block]) if late[block] > 1}
+            for chunk in worker.in_flight:
+                if chunk in self._chunks:
+                    late[chunk] = min(late.get(chunk, times), times)
+        return {chunk: late[chunk] for chunk in sorted(late, key=lambda chunk: -late[chunk]) if late[chunk] > 1}
 
     def _lateness(self, worker: _Worker, now: float) -> float:
-        """How many times as long as it may it has kept its blocks; 0 if it has none."""
+        """How many times as long as it may it has kept its chunks; 0 if it has none."""
         if not worker.in_flight:
             return 0.0
         return (now - worker.since) / max(self._overdue_floor_s, self.OVERDUE_FACTOR * self._expected_s(worker))
 
     def _expected_s(self, worker: _Worker) -> float:
-        """Of the blocks that it has and somebody wants."""
-        return sum(self._blocks[block].expected_s for block in worker.in_flight if block in self._blocks)
+        """Of the chunks that it has and somebody wants."""
+        return sum(self._chunks[chunk].expected_s for chunk in worker.in_flight if chunk in self._chunks)

@@ -19,7 +19,7 @@ from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
-    Block,
+    Chunk,
     Command,
     Coordinator,
     GiveUp,
@@ -31,7 +31,7 @@ from piper_ray.engine.backends.ray.machines import Machines, RayView
 from piper_ray.engine.backends.ray.pool import Answered, Pool, Started
 from piper_ray.engine.backends.ray.publication import Publisher
 from piper_ray.engine.backends.ray.session import Session
-from piper_ray.engine.backends.ray.worker import BlockOrder
+from piper_ray.engine.backends.ray.worker import ChunkOrder
 from piper_ray.engine.evaluation.state_tables import StateTables, joined
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import ClusterError
@@ -44,28 +44,28 @@ _LONG_WAIT_S = 30.0
 
 @dataclass
 class Batch:
-    """Blocks whose answers belong together. answer: their states, once all are there."""
+    """Chunks whose answers belong together. answer: their states, once all are there."""
 
     states: StateTables
     edges: Sequence[int]
-    expected_s: float  # of each block
+    expected_s: float  # of each chunk
     answer: Future[LevelStates] = field(default_factory=Future)
     found: dict[int, LevelStates] = field(default_factory=dict)
     worked_s: float = 0.0
-    first_block: int = 0
+    first_chunk: int = 0
 
     @property
     def done(self) -> int:
         """Downsets answered. Asked for on another thread: ``list`` looks at the dict in one go."""
         return sum(part.counts.size for part in list(self.found.values()))
 
-    def span(self, block: int) -> tuple[int, int]:
-        place = block - self.first_block
+    def span(self, chunk: int) -> tuple[int, int]:
+        place = chunk - self.first_chunk
         return self.edges[place], self.edges[place + 1]
 
     @property
-    def blocks(self) -> range:
-        return range(self.first_block, self.first_block + len(self.edges) - 1)
+    def chunks(self) -> range:
+        return range(self.first_chunk, self.first_chunk + len(self.edges) - 1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Cancelled:
 
 @dataclass(frozen=True)
 class _ComputedHere:
-    block: int
+    chunk: int
     states: Future[tuple[LevelStates, float]]  # and the seconds that they took
 
 
@@ -104,7 +104,7 @@ class Dispatcher:
         without_workers: WithoutWorkers,
     ) -> None:
         self.publisher = Publisher(session.node)
-        self.blocks_by_node: Counter[str] = Counter()
+        self.chunks_by_node: Counter[str] = Counter()
         self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._coordinator = Coordinator(without_workers)
@@ -113,7 +113,7 @@ class Dispatcher:
         self._machines = Machines(RayView(), self.notes.put, session.node, trusted=session.owned)
         self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._machines, self._events.put)
         self._ids = itertools.count()
-        self._batches: dict[int, Batch] = {}  # by block
+        self._batches: dict[int, Batch] = {}  # by chunk
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
@@ -142,7 +142,7 @@ class Dispatcher:
         self._events.put(_Cancelled(batch))
 
     def count_anew(self) -> None:
-        """Of what is submitted from now on, blocks and traffic."""
+        """Of what is submitted from now on, chunks and traffic."""
         anew = _CountAnew()
         self._events.put(anew)
         anew.done.wait(_TICK_S)
@@ -202,9 +202,9 @@ class Dispatcher:
             batch.answer.set_exception(error)
 
     def _forget(self, batch: Batch) -> None:
-        self._coordinator.cancel(batch.blocks)
-        for block in batch.blocks:
-            self._batches.pop(block, None)
+        self._coordinator.cancel(batch.chunks)
+        for chunk in batch.chunks:
+            self._batches.pop(chunk, None)
 
     def _take(self, event: _Event) -> list[Command]:
         now = time.monotonic()
@@ -214,7 +214,7 @@ class Dispatcher:
             self._forget(event.batch)
             return []
         if isinstance(event, _CountAnew):
-            self.blocks_by_node = Counter()
+            self.chunks_by_node = Counter()
             self.publisher.count_anew()
             event.done.set()
             return []
@@ -223,20 +223,20 @@ class Dispatcher:
         if isinstance(event, _ComputedHere):
             fault = event.states.exception()
             if fault is not None:
-                return self._coordinator.failed(HERE, event.block, now, _last_line(fault))
+                return self._coordinator.failed(HERE, event.chunk, now, _last_line(fault))
             states, seconds = event.states.result()
-            return self._finish(HERE, event.block, states, seconds, now)
+            return self._finish(HERE, event.chunk, states, seconds, now)
         return self._answer(event, now)
 
     def _add(self, batch: Batch, now: float) -> list[Command]:
         if self._failure is not None:
             batch.answer.set_exception(self._failure)
             return []
-        blocks = [Block(next(self._ids), batch.expected_s) for _ in batch.edges[1:]]
-        batch.first_block = blocks[0].id
-        self._batches |= dict.fromkeys(batch.blocks, batch)
+        chunks = [Chunk(next(self._ids), batch.expected_s) for _ in batch.edges[1:]]
+        batch.first_chunk = chunks[0].id
+        self._batches |= dict.fromkeys(batch.chunks, batch)
         self._pool.keep_up(now)
-        return self._coordinator.add(blocks, now)
+        return self._coordinator.add(chunks, now)
 
     def _start(self, event: Started, now: float) -> list[Command]:
         error = event.hello.exception()
@@ -256,8 +256,8 @@ class Dispatcher:
         if error is None:
             reply = event.reply.result()
             if event.worker in self._known:
-                self.blocks_by_node[self._pool.node_of(event.worker)] += 1
-            return self._finish(event.worker, event.block, reply.states, reply.seconds, now)
+                self.chunks_by_node[self._pool.node_of(event.worker)] += 1
+            return self._finish(event.worker, event.chunk, reply.states, reply.seconds, now)
         if not isinstance(error, RayError):
             raise error
         if event.worker not in self._known:
@@ -268,32 +268,32 @@ class Dispatcher:
             # It lives but cannot do it: it starts afresh with this evaluation's tables.
             self._known[event.worker] = {}
             cause = cause_of(error, host, self._memory_bytes)
-            return self._coordinator.failed(event.worker, event.block, now, cause)
+            return self._coordinator.failed(event.worker, event.chunk, now, cause)
         self._pool.drop(event.worker, now)
         del self._known[event.worker]
         gone = not self._machines.is_alive(node, now)
         cause = cause_of(error, host, self._memory_bytes, machine_gone=gone)
         commands = self._coordinator.lost(event.worker, now, cause, with_machine=gone)
         left = self._coordinator.workers
-        self.notes.put(f"a worker on {host} is lost, {left} left; its blocks go to others: {cause}")
+        self.notes.put(f"a worker on {host} is lost, {left} left; its chunks go to others: {cause}")
         if left == 0:
             goes_on = self._without_workers is WithoutWorkers.CONTINUE
             self.notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
         return commands
 
-    def _finish(self, worker: int, block: int, states: LevelStates, seconds: float, now: float) -> list[Command]:
-        first, commands = self._coordinator.replied(worker, block, now)
-        batch = self._batches.pop(block, None)
+    def _finish(self, worker: int, chunk: int, states: LevelStates, seconds: float, now: float) -> list[Command]:
+        first, commands = self._coordinator.replied(worker, chunk, now)
+        batch = self._batches.pop(chunk, None)
         if first and batch is not None:
-            batch.found[block] = states
+            batch.found[chunk] = states
             batch.worked_s += seconds
             if len(batch.found) == len(batch.edges) - 1:
-                batch.answer.set_result(joined([batch.found[block] for block in batch.blocks]))
+                batch.answer.set_result(joined([batch.found[chunk] for chunk in batch.chunks]))
         return commands
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
-            batch = self._batches.get(command.block)
+            batch = self._batches.get(command.chunk)
             if batch is None:
                 continue
             if isinstance(command, Late):
@@ -301,7 +301,7 @@ class Dispatcher:
             elif isinstance(command, GiveUp):
                 self._give_up(command, batch)
             elif command.worker == HERE:
-                self._compute_here(command.block, batch)
+                self._compute_here(command.chunk, batch)
             else:
                 self._send(command, batch)
 
@@ -311,13 +311,13 @@ class Dispatcher:
         if host not in self._slow:
             self._slow.add(host)
             self.notes.put(
-                f"{host} is slow or hangs: {late.kept_s:.1f} s for blocks of {late.expected_s:.2f} s, which now go to "
+                f"{host} is slow or hangs: {late.kept_s:.1f} s for chunks of {late.expected_s:.2f} s, which now go to "
                 "others too"
             )
 
     def _give_up(self, command: GiveUp, batch: Batch) -> None:
-        first, last = batch.span(command.block)
-        size_bytes = sum(array.nbytes for array in (*batch.states.fronts, *batch.states.blocks))
+        first, last = batch.span(command.chunk)
+        size_bytes = sum(array.nbytes for array in (*batch.states.fronts, *batch.states.buckets))
         self._forget(batch)
         batch.answer.set_exception(
             ClusterError(
@@ -327,14 +327,14 @@ class Dispatcher:
             )
         )
 
-    def _compute_here(self, block: int, batch: Batch) -> None:
+    def _compute_here(self, chunk: int, batch: Batch) -> None:
         def compute() -> tuple[LevelStates, float]:
             began = time.perf_counter()
-            found = self._here.evaluate_downsets(batch.states, *batch.span(block), _ignore)
+            found = self._here.evaluate_downsets(batch.states, *batch.span(chunk), _ignore)
             return found, time.perf_counter() - began
 
         future = self._here_thread.submit(compute)
-        future.add_done_callback(lambda states: self._events.put(_ComputedHere(block, states)))
+        future.add_done_callback(lambda states: self._events.put(_ComputedHere(chunk, states)))
 
     def _send(self, command: Send, batch: Batch) -> None:
         states = batch.states
@@ -344,9 +344,9 @@ class Dispatcher:
         self._known[command.worker] = known
         objects = self.publisher.needed(states, known.get(key))
         self.publisher.sent(self._pool.node_of(command.worker), objects)
-        first, last = batch.span(command.block)
+        first, last = batch.span(command.chunk)
         known_level = known.get(key, 1)
-        order = BlockOrder(
+        order = ChunkOrder(
             evaluation=published.order,
             known_level=known_level,
             level=states.level,
@@ -356,7 +356,7 @@ class Dispatcher:
         )
         known[key] = states.level
         levels = [objects[-1].ref] if known_level < states.level else []
-        self._pool.send(command.worker, command.block, order, levels)
+        self._pool.send(command.worker, command.chunk, order, levels)
 
 
 def _ignore(done: int) -> None:

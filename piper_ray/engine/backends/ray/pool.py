@@ -12,7 +12,7 @@ import ray
 
 from piper_ray.engine.backends.ray.machines import Machines
 from piper_ray.engine.backends.ray.software import difference
-from piper_ray.engine.backends.ray.worker import BlockOrder, BlockReply, Hello, remote_worker
+from piper_ray.engine.backends.ray.worker import ChunkOrder, ChunkReply, Hello, remote_worker
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -27,11 +27,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Answered:
-    """A worker's answer to a block, or what became of it."""
+    """A worker's answer to a chunk, or what became of it."""
 
     worker: int
-    block: int
-    reply: Future[BlockReply]
+    chunk: int
+    reply: Future[ChunkReply]
 
 
 class Pool:
@@ -96,9 +96,9 @@ class Pool:
         self.drop(worker, now)
         return False
 
-    def send(self, worker: int, block: int, order: BlockOrder, finished: list[Any]) -> None:
+    def send(self, worker: int, chunk: int, order: ChunkOrder, finished: list[Any]) -> None:
         reply = self._actors[worker].evaluate.remote(order, *finished)
-        _when_done(reply, lambda done: self._post(Answered(worker, block, done)))
+        _when_done(reply, lambda done: self._post(Answered(worker, chunk, done)))
 
     def drop(self, worker: int, now: float) -> None:
         """The worker is of no more use, or gone already."""

@@ -81,8 +81,8 @@ class Publisher:
                 cluster=states.tables.cluster,
                 limits=[limits.ref],
                 threshold_s=target.threshold_s,
-                device_cost=target.device_cost,
-                stage_cost=target.stage_cost,
+                device_weight=target.device_weight,
+                stage_weight=target.stage_weight,
             )
             self._published[states] = Published(order, (downsets, graph, limits))
         return self._published[states]

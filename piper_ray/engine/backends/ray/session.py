@@ -25,7 +25,7 @@ _REACHABLE_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 15.0
 _LOOPBACK = "127.0.0.1"
 _NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
-"""Read when Ray is imported."""
+"""Read from the environment when Ray is imported, and from then on a constant of its own by this name."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _as_it_was() -> Iterator[None]:
     level = logger.level
     logger.setLevel(max(level, logging.ERROR))
     try:
-        with _environment({_NO_HANDLER: "1"}):
+        with _environment({_NO_HANDLER: "1"}), _constant(_NO_HANDLER, True):
             yield
     finally:
         logger.setLevel(level)
@@ -143,6 +143,21 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
         for name, value in ours.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
+
+
+@contextlib.contextmanager
+def _constant(name: str, value: object) -> Iterator[None]:
+    """Of Ray's, within the context, should somebody have imported it before."""
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    if constants is None:
+        yield
+        return
+    before = getattr(constants, name)
+    setattr(constants, name, value)
+    try:
+        yield
+    finally:
+        setattr(constants, name, before)
 
 
 @contextlib.contextmanager

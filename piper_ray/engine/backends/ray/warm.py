@@ -1,4 +1,4 @@
-"""Compiles the kernels that a worker needs, or loads them, before the first block comes."""
+"""Compiles the kernels that a worker needs, or loads them, before the first chunk comes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import (
     ClusterArrays,
     CostArrays,
+    Earlier,
     LatticeArrays,
     OptionArrays,
     Tables,
@@ -26,7 +27,7 @@ def compile_kernels() -> None:
     with one_compiles():
         states = StateTables(_tables_of_nothing(), frozen(Target(1.0, 1, 0, _integers(1), _integers(1))))
         cache = make_step_cache(states.tables.options)
-        evaluate_downsets(1, 1, states.tables, states.target, states.fronts, states.blocks, 0, no_states(0), cache)
+        evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), cache)
         states.take(no_states(0))
 
 

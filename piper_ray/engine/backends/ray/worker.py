@@ -1,6 +1,6 @@
-"""What runs in an actor: blocks of downsets, as they are ordered. Knows nothing of the search.
+"""What runs in an actor: chunks of downsets, as they are ordered. Knows nothing of the search.
 
-An actor keeps copies of what the orders name (tables, finished levels), so that each is fetched once; a block's answer
+An actor keeps copies of what the orders name (tables, finished levels), so that each is fetched once; a chunk's answer
 depends on its order alone.
 """
 
@@ -47,12 +47,12 @@ class EvaluationOrder:
     cluster: ClusterArrays
     limits: list[ray.ObjectRef[pa.Table]]
     threshold_s: float
-    device_cost: int
-    stage_cost: int
+    device_weight: int
+    stage_weight: int
 
 
 @dataclass(frozen=True)
-class BlockOrder:
+class ChunkOrder:
     """Downsets first .. last - 1 of an evaluation, over its levels below ``level``.
 
     known_level: the worker has those below already; the state tables that come with the order hold the rest.
@@ -67,19 +67,19 @@ class BlockOrder:
     in_use: tuple[int, ...]
 
 
-class BlockReply(NamedTuple):
-    """The block's states in narrow integers, and the seconds that they took."""
+class ChunkReply(NamedTuple):
+    """The chunk's states in narrow integers, and the seconds that they took."""
 
     counts: npt.NDArray[np.generic]
-    costs: npt.NDArray[np.generic]
+    tallies: npt.NDArray[np.generic]
     sums: npt.NDArray[np.generic]
     tested: IndexArray
     seconds: float
 
     @property
     def states(self) -> LevelStates:
-        counts, costs, sums = (array.astype(np.int64) for array in (self.counts, self.costs, self.sums))
-        return LevelStates(counts, costs, sums, self.tested.astype(np.int64))
+        counts, tallies, sums = (array.astype(np.int64) for array in (self.counts, self.tallies, self.sums))
+        return LevelStates(counts, tallies, sums, self.tested.astype(np.int64))
 
 
 class Worker:
@@ -94,7 +94,7 @@ class Worker:
     def hello(self) -> Hello:
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
 
-    def evaluate(self, order: BlockOrder, *finished: pa.Table) -> BlockReply:
+    def evaluate(self, order: ChunkOrder, *finished: pa.Table) -> ChunkReply:
         """finished: the levels from ``known_level`` to ``level``, in order, as one state table or several."""
         began = time.perf_counter()
         states = self._states(order)
@@ -108,15 +108,15 @@ class Worker:
             level = int(table.schema.metadata[b"level"])
             states.take(states_of(table, *states.downsets(level)))
         found = self._backend.evaluate_downsets(states, order.first, order.last, _no_heartbeat)
-        return BlockReply(
+        return ChunkReply(
             narrow(found.counts),
-            narrow(found.costs),
+            narrow(found.tallies),
             narrow(found.sums),
             found.tested,
             time.perf_counter() - began,
         )
 
-    def _states(self, order: BlockOrder) -> StateTables:
+    def _states(self, order: ChunkOrder) -> StateTables:
         for key in set(self._evaluations) - set(order.in_use):
             del self._evaluations[key]
         evaluation = order.evaluation
@@ -127,7 +127,7 @@ class Worker:
             (limits,) = ray.get(evaluation.limits)
             self._evaluations[evaluation.key] = StateTables(
                 tables_of(downsets, graph, evaluation.cluster),
-                target_of(limits, evaluation.threshold_s, evaluation.device_cost, evaluation.stage_cost),
+                target_of(limits, evaluation.threshold_s, evaluation.device_weight, evaluation.stage_weight),
             )
         return self._evaluations[evaluation.key]
 

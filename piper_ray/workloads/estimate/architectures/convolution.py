@@ -28,7 +28,10 @@ LEGEND = {
 
 
 class Network:
-    """Layers so far. Each method adds one and returns its number; ``shape`` of a number: (height, width, channels)."""
+    """Layers so far. Each method adds one, the module at ``path``, and returns its number.
+
+    ``shape`` of a number: (height, width, channels).
+    """
 
     def __init__(self, images: int) -> None:
         self.images = images
@@ -45,6 +48,7 @@ class Network:
         same: bool = True,
         relu: bool = True,
         image: tuple[int, int, int] = (0, 0, 0),
+        path: str = "",
     ) -> int:
         """Convolution without bias, batch norm, ReLU. same: padded so that only the stride shrinks the picture.
 
@@ -79,9 +83,10 @@ class Network:
             shape,
             () if source is None else (source,),
             recomputable=True,
+            path=path,
         )
 
-    def pool(self, source: int, window: int, *, stride: int = 1, same: bool = True) -> int:
+    def pool(self, source: int, window: int, *, stride: int = 1, same: bool = True, path: str = "") -> int:
         """A maximum or mean over windows."""
         height, width, channels = self.shape[source]
         shape = (_after(height, window, stride, same), _after(width, window, stride, same), channels)
@@ -94,9 +99,9 @@ class Network:
         )
         key = f"pool{window}-{stride}-{channels}-{shape[0]}x{shape[1]}"
         name = f"pool {window}x{window} to {channels} x {shape[0]} x {shape[1]}"
-        return self._add(key, name, symbols, (operator,), shape, (source,))
+        return self._add(key, name, symbols, (operator,), shape, (source,), path=path)
 
-    def add(self, first: int, second: int) -> int:
+    def add(self, first: int, second: int, path: str = "") -> int:
         """The sum of two pictures, and ReLU."""
         shape = self.shape[first]
         operator = Operator(
@@ -107,7 +112,7 @@ class Network:
         )
         key = f"add-{shape[2]}-{shape[0]}x{shape[1]}"
         name = f"add {shape[2]} x {shape[0]} x {shape[1]}"
-        return self._add(key, name, self._symbols(shape), (operator,), shape, (first, second))
+        return self._add(key, name, self._symbols(shape), (operator,), shape, (first, second), path=path)
 
     def concatenate(self, sources: Sequence[int]) -> int:
         """Channels of several pictures of one size side by side."""
@@ -123,7 +128,7 @@ class Network:
         name = f"concatenate {shape[2]} x {height} x {width}"
         return self._add(key, name, self._symbols(shape), (operator,), shape, tuple(sources))
 
-    def classifier(self, source: int, classes: int) -> int:
+    def classifier(self, source: int, classes: int, path: str = "") -> int:
         """The mean over the picture, and a linear layer with bias."""
         shape = self.shape[source]
         operators = (
@@ -136,7 +141,8 @@ class Network:
             ),
         )
         symbols = self._symbols(shape, c=classes)
-        return self._add("classifier", "classifier", symbols, operators, (1, 1, classes), (source,), output="0")
+        shape = (1, 1, classes)
+        return self._add("classifier", "classifier", symbols, operators, shape, (source,), output="0", path=path)
 
     def _symbols(self, shape: tuple[int, int, int], **others: int) -> dict[str, float]:
         return {"b": self.images, "y": shape[0], "x": shape[1], "o": shape[2], **others}
@@ -152,6 +158,7 @@ class Network:
         *,
         recomputable: bool = False,
         output: str = PICTURE,
+        path: str = "",
     ) -> int:
         kind = LayerKind(
             key,
@@ -163,7 +170,7 @@ class Network:
             tensor_parallel=False,
             recomputable=recomputable,
         )
-        self.nodes.append(Node(kind, inputs))
+        self.nodes.append(Node(kind, inputs, path))
         self.shape.append(shape)
         return len(self.nodes) - 1
 

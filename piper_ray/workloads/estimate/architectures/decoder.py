@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
+from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, parallel_block
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -25,10 +26,20 @@ LEGEND = {
 
 
 @dataclass(frozen=True)
+class Paths:
+    """The names of a decoder's modules: embedding, list of layers, head."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    head: str = "lm_head"
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A decoder's shape. positions: learned ones, 0 if positions are rotary. parallel_norms: of a layer that runs
     attention and feed-forward part side by side; 0 for one after the other. tied: the vocabulary projection uses the
-    embedding's weights."""
+    embedding's weights.
+    """
 
     layers: int
     width: int
@@ -41,6 +52,7 @@ class Decoder:
     tied: bool
     style: Style
     parallel_norms: int = 0
+    paths: Paths = Paths()
 
     def symbols(self, microbatch: Microbatch) -> dict[str, float]:
         tokens = microbatch.tokens or 1
@@ -69,15 +81,24 @@ def block_kind(decoder: Decoder, symbols: dict[str, float], style: Style) -> Lay
     )
 
 
+def decoder_nodes(
+    decoder: Decoder, embedding: LayerKind, layers: Sequence[LayerKind], head: LayerKind
+) -> tuple[Node, ...]:
+    """Embedding, layers, head, one after the other."""
+    paths = decoder.paths
+    return chain(Node(embedding, path=paths.embedding), *stack(layers, paths.layers), Node(head, path=paths.head))
+
+
 def build_decoder(decoder: Decoder, microbatch: Microbatch, name: str) -> Architecture:
     """Embedding, layers, head, one after the other."""
     symbols = decoder.symbols(microbatch)
     style = replace(decoder.style, fused=microbatch.fused)
     layer = block_kind(decoder, symbols, style)
     tables = [("position embedding", "P h")] if decoder.positions else []
-    nodes = chain(
+    nodes = decoder_nodes(
+        decoder,
         embedding_kind(symbols, style, tables=tables),
-        *[layer] * decoder.layers,
+        [layer] * decoder.layers,
         head_kind(symbols, style, tied=decoder.tied),
     )
     return Architecture(name, nodes, sequences_text(microbatch), LEGEND)
@@ -107,6 +128,7 @@ class Gpt2Config(Open):
             positions=self.n_positions,
             tied=self.tie_word_embeddings,
             style=Style(dropout=self.resid_pdrop > 0),
+            paths=Paths("transformer.wte", "transformer.h"),
         )
 
 
@@ -137,6 +159,7 @@ class NeoxConfig(Open):
             tied=self.tie_word_embeddings,
             style=Style(dropout=self.hidden_dropout > 0, rotary=True, query_bias=self.attention_bias),
             parallel_norms=2 if self.use_parallel_residual else 0,
+            paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
         )
 
 
@@ -200,14 +223,17 @@ def check_groups(heads: int, key_heads: int | None, faults: Faults) -> None:
 
 
 def check_gpt2(config: Gpt2Config, faults: Faults) -> None:
+    """Heads divide the width."""
     check_heads("n_embd", config.n_embd, "n_head", config.n_head, faults)
 
 
 def check_neox(config: NeoxConfig, faults: Faults) -> None:
+    """Heads divide the width."""
     check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
 
 
 def check_llama(config: LlamaConfig, faults: Faults) -> None:
+    """Heads divide the width where their size is not given, and groups of keys divide the heads."""
     if config.head_dim is None:
         check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
     check_groups(config.num_attention_heads, config.num_key_value_heads, faults)

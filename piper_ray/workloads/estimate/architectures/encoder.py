@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
-from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
+from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, norm
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, Share
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -64,10 +64,12 @@ def build(config: BertConfig, microbatch: Microbatch, name: str) -> Architecture
         heads=(config.num_attention_heads,),
         recomputable=True,
     )
+    root, head_path = ("bert", "cls") if next_sentence else ("roberta", "lm_head")
+    head = head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence))
     nodes = chain(
-        embedding_kind(symbols, style, tables=tables, normed=True),
-        *[layer] * config.num_hidden_layers,
-        head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence)),
+        Node(embedding_kind(symbols, style, tables=tables, normed=True), path=f"{root}.embeddings"),
+        *stack([layer] * config.num_hidden_layers, f"{root}.encoder.layer"),
+        Node(head, path=head_path),
     )
     return Architecture(name, nodes, sequences_text(microbatch), LEGEND)
 
@@ -96,6 +98,7 @@ def _before_projection(style: Style, next_sentence: bool) -> list[Operator]:
 
 
 def check(config: BertConfig, faults: Faults) -> None:
+    """Heads divide the width."""
     check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
 
 

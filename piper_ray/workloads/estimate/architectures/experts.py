@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import LEGEND, LlamaConfig, check_llama
-from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text
+from piper_ray.workloads.estimate.architectures.decoder import LEGEND, LlamaConfig, check_llama, decoder_nodes
+from piper_ray.workloads.estimate.architectures.text import embedding_kind, head_kind, sequences_text
 from piper_ray.workloads.estimate.architectures.transformer import (
     HIDDEN,
     Style,
@@ -176,9 +176,8 @@ def build_mixtral(config: MixtralConfig, microbatch: Microbatch, name: str) -> A
         exchanges=(to_experts(),),
         heads=heads,
     )
-    nodes = chain(
-        embedding_kind(symbols, style), *[layer] * decoder.layers, head_kind(symbols, style, tied=decoder.tied)
-    )
+    head = head_kind(symbols, style, tied=decoder.tied)
+    nodes = decoder_nodes(decoder, embedding_kind(symbols, style), [layer] * decoder.layers, head)
     return Architecture(name, nodes, sequences_text(microbatch), LEGEND_EXPERTS)
 
 
@@ -218,12 +217,9 @@ def build_deepseek(config: DeepseekConfig, microbatch: Microbatch, name: str) ->
         heads=(decoder.heads, config.n_routed_experts),
     )
     first = min(config.first_k_dense_replace, decoder.layers)
-    nodes = chain(
-        embedding_kind(symbols, style),
-        *[dense] * first,
-        *[sparse] * (decoder.layers - first),
-        head_kind(symbols, style, tied=decoder.tied),
-    )
+    layers = [dense] * first + [sparse] * (decoder.layers - first)
+    head = head_kind(symbols, style, tied=decoder.tied)
+    nodes = decoder_nodes(decoder, embedding_kind(symbols, style), layers, head)
     return Architecture(name, nodes, sequences_text(microbatch), LEGEND_EXPERTS)
 
 
@@ -258,11 +254,13 @@ def _layer(
 
 
 def check_deepseek(config: DeepseekConfig, faults: Faults) -> None:
+    """A token has no more experts than there are."""
     if config.num_experts_per_tok > config.n_routed_experts:
         faults.at("num_experts_per_tok", f"{config.num_experts_per_tok}, more than n_routed_experts; expected fewer")
 
 
 def check_mixtral(config: MixtralConfig, faults: Faults) -> None:
+    """As ``check_llama``; and a token has no more experts than there are."""
     check_llama(config, faults)
     if config.num_experts_per_tok > config.num_local_experts:
         faults.at("num_experts_per_tok", f"{config.num_experts_per_tok}, more than num_local_experts; expected fewer")

@@ -33,31 +33,35 @@ def build(config: ResnetConfig, microbatch: Microbatch, name: str) -> Architectu
     """Stem, stages of blocks, classifier."""
     network = Network(microbatch.samples)
     image = (config.image_size, config.image_size, config.num_channels)
-    last = network.unit(None, config.embedding_size, (7, 7), stride=2, image=image)
-    last = network.pool(last, 3, stride=2)
+    embedder = "resnet.embedder"
+    last = network.unit(None, config.embedding_size, (7, 7), stride=2, image=image, path=f"{embedder}.embedder")
+    last = network.pool(last, 3, stride=2, path=f"{embedder}.pooler")
     for stage, (width, depth) in enumerate(zip(config.hidden_sizes, config.depths, strict=True)):
         for block in range(depth):
             shrinks = block == 0 and (stage > 0 or config.downsample_in_first_stage)
-            last = _block(network, last, width, 2 if shrinks else 1, config.layer_type == "bottleneck")
-    network.classifier(last, config.classes)
+            path = f"resnet.encoder.stages.{stage}.layers.{block}"
+            last = _block(network, last, width, 2 if shrinks else 1, config.layer_type == "bottleneck", path)
+    network.classifier(last, config.classes, "classifier")
     return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), LEGEND)
 
 
-def _block(network: Network, source: int, width: int, stride: int, bottleneck: bool) -> int:
+def _block(network: Network, source: int, width: int, stride: int, bottleneck: bool, path: str) -> int:
+    own = [f"{path}.layer.{index}" for index in range(3)]
     if bottleneck:
-        inner = network.unit(source, width // 4, (1, 1))
-        inner = network.unit(inner, width // 4, (3, 3), stride=stride)
-        inner = network.unit(inner, width, (1, 1), relu=False)
+        inner = network.unit(source, width // 4, (1, 1), path=own[0])
+        inner = network.unit(inner, width // 4, (3, 3), stride=stride, path=own[1])
+        inner = network.unit(inner, width, (1, 1), relu=False, path=own[2])
     else:
-        inner = network.unit(source, width, (3, 3), stride=stride)
-        inner = network.unit(inner, width, (3, 3), relu=False)
+        inner = network.unit(source, width, (3, 3), stride=stride, path=own[0])
+        inner = network.unit(inner, width, (3, 3), relu=False, path=own[1])
     shortcut = source
     if stride > 1 or network.shape[source][2] != width:
-        shortcut = network.unit(source, width, (1, 1), stride=stride, relu=False)
-    return network.add(inner, shortcut)
+        shortcut = network.unit(source, width, (1, 1), stride=stride, relu=False, path=f"{path}.shortcut")
+    return network.add(inner, shortcut, f"{path}.activation")
 
 
 def check(config: ResnetConfig, faults: Faults) -> None:
+    """Each depth has its width."""
     if len(config.hidden_sizes) != len(config.depths):
         faults.at("depths", f"{len(config.depths)} of them, but {len(config.hidden_sizes)} hidden_sizes; expected as "
                             "many")  # fmt: skip

@@ -107,14 +107,14 @@ def _nodes(
     decoder_layer: LayerKind,
     head: LayerKind,
 ) -> tuple[Node, ...]:
-    nodes = [Node(encoder_embedding)]
-    nodes += [Node(encoder_layer, (index,)) for index in range(config.num_layers)]
-    nodes.append(Node(encoder_norm, (len(nodes) - 1,)))
+    nodes = [Node(encoder_embedding, path="encoder.embed_tokens")]
+    nodes += [Node(encoder_layer, (index,), f"encoder.block.{index}") for index in range(config.num_layers)]
+    nodes.append(Node(encoder_norm, (len(nodes) - 1,), "encoder.final_layer_norm"))
     encoded = len(nodes) - 1
-    nodes.append(Node(decoder_embedding))
-    for _ in range(config.num_decoder_layers or config.num_layers):
-        nodes.append(Node(decoder_layer, (len(nodes) - 1, encoded)))
-    nodes.append(Node(head, (len(nodes) - 1,)))
+    nodes.append(Node(decoder_embedding, path="decoder.embed_tokens"))
+    for index in range(config.num_decoder_layers or config.num_layers):
+        nodes.append(Node(decoder_layer, (len(nodes) - 1, encoded), f"decoder.block.{index}"))
+    nodes.append(Node(head, (len(nodes) - 1,), "lm_head"))
     return tuple(nodes)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, norm
 from piper_ray.workloads.estimate.families import Microbatch
@@ -91,9 +92,14 @@ def head_kind(
     )
 
 
-def chain(*kinds: LayerKind) -> tuple[Node, ...]:
+def chain(first: Node, *others: Node) -> tuple[Node, ...]:
     """Layers that each read the one before."""
-    return tuple(Node(kind, (index - 1,) if index else ()) for index, kind in enumerate(kinds))
+    return (first, *(replace(node, inputs=(index,)) for index, node in enumerate(others)))
+
+
+def stack(kinds: Iterable[LayerKind], path: str) -> list[Node]:
+    """Layers of a list of modules at ``path``."""
+    return [Node(kind, path=f"{path}.{index}") for index, kind in enumerate(kinds)]
 
 
 def sequences_text(microbatch: Microbatch) -> str:

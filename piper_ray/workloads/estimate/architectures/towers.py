@@ -37,7 +37,10 @@ _TOWERS_WORDS = "a list of 2 to 20 towers, each with a name, whole numbers >= 1,
 
 @dataclass(frozen=True)
 class Tower:
-    """One tower. vocabulary: of a tower of text; otherwise 0, and a patch has so many numbers."""
+    """One tower. vocabulary: of a tower of text; otherwise 0, and a patch has so many numbers.
+
+    module, projection: names of the modules; empty where there is none.
+    """
 
     name: str
     layers: int
@@ -48,6 +51,8 @@ class Tower:
     vocabulary: int = 0
     patch: int = 0
     first_norm: bool = False
+    module: str = ""
+    projection: str = ""
 
 
 def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: str, sample: str) -> Architecture:
@@ -56,9 +61,11 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
     ends: list[int] = []
     for tower in towers:
         embedding, layer, projection = _kinds(tower, joint, microbatch)
-        nodes.append(Node(embedding))
-        for kind in (*[layer] * tower.layers, projection):
-            nodes.append(Node(kind, (len(nodes) - 1,)))
+        nodes.append(Node(embedding, path=f"{tower.module}.embeddings" if tower.module else ""))
+        for index in range(tower.layers):
+            path = f"{tower.module}.encoder.layers.{index}" if tower.module else ""
+            nodes.append(Node(layer, (len(nodes) - 1,), path))
+        nodes.append(Node(projection, (len(nodes) - 1,), tower.projection))
         ends.append(len(nodes) - 1)
     nodes.append(Node(_loss(len(towers), joint, microbatch), tuple(ends)))
     return Architecture(name, tuple(nodes), sample, LEGEND)
@@ -119,7 +126,7 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
 
 
 def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
-    """Similarities within the microbatch. (Training gathers those of the whole batch: a few bytes a sample.)"""
+    """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
     similarities = Operator(
         "similarities and loss",
         products=(Product("b", "b", "j", "w"),),
@@ -178,6 +185,8 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
             tokens_of(image.image_size, image.patch_size),
             patch=image.num_channels * image.patch_size**2,
             first_norm=True,
+            module="vision_model",
+            projection="visual_projection",
         ),
         Tower(
             "text",
@@ -187,6 +196,8 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
             text.intermediate_size,
             text.max_position_embeddings,
             vocabulary=text.vocab_size,
+            module="text_model",
+            projection="text_projection",
         ),
     ]
     size = f"{image.image_size} x {image.image_size}"
@@ -195,6 +206,7 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
 
 
 def check_clip(config: ClipConfig, faults: Faults) -> None:
+    """Each tower's heads divide its width, and patches the image."""
     for key, tower in (("text_config", config.text_config), ("vision_config", config.vision_config)):
         if tower.hidden_size % tower.num_attention_heads:
             faults.at(
@@ -244,6 +256,7 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
 
 
 def check_towers(config: TowersConfig, faults: Faults) -> None:
+    """Names are unique, heads divide the width, and each tower is of text or of patches."""
     names = [tower.name for tower in config.towers]
     for index, tower in enumerate(config.towers):
         path = f"towers[{index}]"

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
-from piper_ray.workloads.estimate.architectures.text import chain, dropout
+from piper_ray.workloads.estimate.architectures.text import chain, dropout, stack
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, norm, parallel_block
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_length
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -41,7 +41,8 @@ class Labelled(Open):
 
 class VitConfig(Labelled):
     """``vit``. Ours besides the Hugging Face keys: parallel_layers, for ViT-22B's (Dehghani et al. 2023): attention
-    and feed-forward part side by side, norms of queries and keys."""
+    and feed-forward part side by side, norms of queries and keys.
+    """
 
     hidden_size: Count
     num_hidden_layers: Layers
@@ -129,11 +130,16 @@ def build(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
     )
     head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
     patches = patches_kind(symbols, key="patches", name="patch embedding", bias=True, dropped=style.dropout)
-    nodes = chain(patches, *[layer] * config.num_hidden_layers, head)
+    nodes = chain(
+        Node(patches, path="vit.embeddings"),
+        *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
+        Node(head, path="classifier"),
+    )
     return Architecture(name, nodes, images_text(microbatch, config.image_size), LEGEND)
 
 
 def check(config: VitConfig, faults: Faults) -> None:
+    """Heads divide the width, and patches the image."""
     check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
     if config.image_size % config.patch_size:
         faults.at("image_size", f"{config.image_size} is no multiple of patch_size = {config.patch_size}; expected one")

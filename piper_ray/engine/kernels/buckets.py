@@ -1,0 +1,101 @@
+"""Kernel: buckets of live downsets of a finished level, with bounds over their members."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.types import BucketArrays, CostArrays, FrontArrays, LatticeArrays, StateArrays
+
+BUCKET_SIZE = 32
+
+
+@kernel
+def add_level(first: int, last: int, arrays: StateArrays) -> None:
+    """Groups the live downsets among first .. last - 1 by least tally, in id order, into buckets of up to 32."""
+    tables, target, fronts, buckets = arrays
+    lattice, costs = tables.lattice, tables.costs
+    live = np.empty(last - first, np.int64)
+    key = np.empty(last - first, np.int64)
+    count = 0
+    for i in range(first, last):
+        if fronts.states[i] > 0:
+            live[count] = i
+            key[count] = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
+            count += 1
+    level = np.searchsorted(lattice.level_start, first)
+    buckets.level_first[level] = buckets.used[0]
+    order = np.argsort(key[:count], kind="mergesort")
+    bucket = buckets.used[0] - 1
+    at = buckets.member_start[buckets.used[0]]
+    for position in range(count):
+        i = live[order[position]]
+        tally = key[order[position]]
+        if position == 0 or tally != buckets.least_tally[bucket] or at - buckets.member_start[bucket] == BUCKET_SIZE:
+            bucket += 1
+            _open(bucket, tally, target.device_weight, lattice, buckets)
+        buckets.member[at] = i
+        at += 1
+        buckets.member_start[bucket + 1] = at
+        _widen(bucket, i, lattice, costs, fronts, buckets)
+    buckets.used[0] = bucket + 1
+
+
+@leaf_kernel
+def _open(bucket: int, tally: int, device_weight: int, lattice: LatticeArrays, buckets: BucketArrays) -> None:
+    buckets.least_tally[bucket] = tally
+    buckets.least_devices[bucket] = tally // device_weight
+    buckets.least_sum[bucket] = np.int64(2**62)
+    for word in range(lattice.bits.shape[1]):
+        buckets.meet[bucket, word] = ~np.uint64(0)
+        buckets.join[bucket, word] = 0
+    for r in range(buckets.cap_s.shape[0]):
+        buckets.cap_s[r, bucket] = -np.inf
+        buckets.resync_s[bucket, r] = -np.inf
+        buckets.least_a[bucket, r] = -np.inf
+        buckets.least_b[bucket, r] = -np.inf
+        if buckets.least_shared.shape[0] > 0:
+            buckets.least_shared[bucket, r] = -np.inf
+        buckets.missing[bucket, r] = 0
+
+
+@leaf_kernel
+def _widen(
+    bucket: int, i: int, lattice: LatticeArrays, costs: CostArrays, fronts: FrontArrays, buckets: BucketArrays
+) -> None:
+    buckets.least_sum[bucket] = min(buckets.least_sum[bucket], fronts.data_parallel_sum[fronts.start[i]])
+    for word in range(lattice.bits.shape[1]):
+        buckets.meet[bucket, word] &= lattice.bits[i, word]
+        buckets.join[bucket, word] |= lattice.bits[i, word]
+    for r in range(costs.need_s.shape[1]):
+        buckets.cap_s[r, bucket] = max(buckets.cap_s[r, bucket], costs.cap_s[i, r])
+        buckets.resync_s[bucket, r] = max(buckets.resync_s[bucket, r], costs.resync_s[i, r])
+        buckets.least_a[bucket, r] = max(buckets.least_a[bucket, r], costs.least_a[i, r])
+        buckets.least_b[bucket, r] = max(buckets.least_b[bucket, r], costs.least_b[i, r])
+        if buckets.least_shared.shape[0] > 0:
+            buckets.least_shared[bucket, r] = max(buckets.least_shared[bucket, r], costs.least_shared[i, r])
+        buckets.missing[bucket, r] = max(buckets.missing[bucket, r], costs.missing[i, r])
+
+
+def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> BucketArrays:
+    """Room for ``capacity`` buckets."""
+    downsets, words = lattice.bits.shape
+    levels, variants = lattice.level_start.size - 1, costs.missing.shape[1]
+    sharing = costs.least_shared.shape[0] > 0
+    return BucketArrays(
+        used=np.zeros(1, np.int64),
+        level_first=np.full(levels, 2**62, np.int64),
+        member_start=np.zeros(capacity + 1, np.int64),
+        member=np.empty(downsets, np.int64),
+        least_tally=np.empty(capacity, np.int64),
+        least_devices=np.empty(capacity, np.int64),
+        least_sum=np.empty(capacity, np.int64),
+        meet=np.empty((capacity, words), np.uint64),
+        join=np.empty((capacity, words), np.uint64),
+        cap_s=np.empty((variants, capacity)),
+        resync_s=np.empty((capacity, variants)),
+        least_a=np.empty((capacity, variants)),
+        least_b=np.empty((capacity, variants)),
+        least_shared=np.empty((capacity if sharing else 0, variants)),
+        missing=np.empty((capacity, variants), np.int64),
+    )

@@ -1,0 +1,48 @@
+"""What a solve will work on, and what it will take, without solving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.engine.blocks.solve import merge_operators
+from piper_ray.engine.forecast import forecast
+from piper_ray.engine.preparation import Outline
+from piper_ray.model import arguments
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import BlockStats, Forecast
+from piper_ray.workloads.formats.load import Source, instance_of
+
+
+@dataclass(frozen=True)
+class LatticeInput:
+    """What a solve builds its lattice on: the layers, or blocks of them (then with ``blocks``), contracted safely."""
+
+    instance: Instance
+    outline: Outline
+    blocks: BlockStats | None = None
+
+    @property
+    def forecast(self) -> Forecast:
+        return forecast(self.outline.graph, self.outline.contracted.downsets, len(self.outline.variants))
+
+
+def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
+    """Size of the lattice, and what a solve will take in memory and time."""
+    return lattice_input(instance, restrictions=restrictions).forecast
+
+
+def lattice_input(
+    instance: Instance | Source, contract: Contract = Contract.SAFE, restrictions: Restrictions = Restrictions()
+) -> LatticeInput:
+    """Raises LimitError if the operators cannot be merged into few enough blocks."""
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
+    contract = arguments.choice("contract", contract, Contract)
+    instance = instance_of(instance)
+    outline = Outline.of(instance, restrictions)
+    merged = merge_operators(instance, outline) if contract is Contract.OPERATORS else None
+    if merged is None:
+        return LatticeInput(instance, outline)
+    blocks = merged.blocks.instance
+    return LatticeInput(blocks, Outline.of(blocks, restrictions), merged.stats)

@@ -1,0 +1,41 @@
+"""Plans along one order of the layers: n + 1 downsets, so they cost next to nothing, and bound the best plan's time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.tables.problem import Problem, Workload, build_problem
+from piper_ray.engine.tables.tmpc_options import Options
+from piper_ray.model.instance import Instance
+
+_CHAIN_SHARE = 4
+
+
+def is_worth_a_chain(lattice: Lattice) -> bool:
+    """A chain pays when the lattice has several times as many downsets."""
+    return lattice.size >= _CHAIN_SHARE * lattice.graph.size
+
+
+def chain_problem(
+    instance: Instance, graph: LayerGraph, options: Options, order: Sequence[int], degrees: Sequence[int]
+) -> Problem:
+    """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
+
+    degrees: data-parallel ones that a stage can have, ascending.
+    """
+    return build_problem(Workload.build(chain_lattice(graph, order), options), instance, degrees)
+
+
+def order_of_graph(problem: Problem) -> list[int]:
+    """The order that the graph's numbers give."""
+    return list(range(problem.workload.lattice.graph.size))
+
+
+def order_through(problem: Problem, stages: Sequence[TracedStage]) -> list[int]:
+    """An order that passes every downset between two stages of a plan, from the back."""
+    bits = problem.lattice.bits
+    return [v for stage in reversed(stages) for v in members(bits[stage.outer] & ~bits[stage.inner])]

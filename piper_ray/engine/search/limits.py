@@ -1,0 +1,31 @@
+"""When a search ends before its proof."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """gap: relative, between the best plan and the lower bound. deadline_s: by ``time.perf_counter``. stop: a wish."""
+
+    gap: float = 0.0
+    deadline_s: float | None = None
+    stop: Stop[Any] = field(default_factory=Stop)
+
+    @classmethod
+    def of(cls, options: SolveOptions, started_s: float, stop: Stop[Any]) -> Limits:
+        """started_s: what the time limit counts from, by ``time.perf_counter``."""
+        limit_s = options.time_limit_s
+        return cls(options.gap, None if limit_s is None else started_s + limit_s, stop)
+
+    def check(self) -> None:
+        """Raises StopSearch after the deadline, and when it is asked to stop."""
+        self.stop.check()
+        if self.deadline_s is not None and time.perf_counter() > self.deadline_s:
+            raise StopSearch(StoppedBy.TIME_LIMIT)

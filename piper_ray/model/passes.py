@@ -1,0 +1,71 @@
+"""A configuration's forward and backward pass, known or assumed: the one place that says what is assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from piper_ray.model.instance import Instance, Layer, Tmpc
+
+RECOMPUTE_ID = "activation recomp"
+"""The id that Piper's files give to the TMPC that recomputes activations."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds per sample on the t devices together; forward_s + backward_s is p.
+
+    weight_s: share of backward_s that computes gradients of weights; None where it is not known. assumed: only p is
+    known.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float | None
+    assumed: bool
+
+
+def passes_of(tmpc: Tmpc) -> Passes:
+    """What is known; else a third of p is the forward pass, and a quarter where the backward pass begins with another.
+
+    A backward pass makes two products for each of the forward pass: gradients of inputs and of weights.
+    """
+    if tmpc.forward_s is not None and tmpc.backward_s is not None:
+        return Passes(tmpc.forward_s, tmpc.backward_s, tmpc.weight_s, assumed=False)
+    recomputes = tmpc.recompute or tmpc.id == RECOMPUTE_ID
+    forward_s = tmpc.time_per_sample_s / (4.0 if recomputes else 3.0)
+    return Passes(forward_s, tmpc.time_per_sample_s - forward_s, None, assumed=True)
+
+
+def with_passes(instance: Instance) -> Instance:
+    """For schedules that need both passes: the instance with those of every TMPC, and a note if some were assumed.
+
+    p stays as it is, and so do layers whose passes are known.
+    """
+    layers, assumed = [], 0
+    for layer in instance.layers:
+        if all(tmpc.forward_s is not None for row in layer.tmpcs.values() for tmpc in row):
+            layers.append(layer)
+            continue
+        assumed += 1
+        layers.append(_with_passes(layer))
+    if not assumed:
+        return instance
+    note = (
+        f"the forward and backward time of {assumed} of {len(instance.layers)} layers is not known: a third of each "
+        "TMPC's time is taken for its forward pass, a quarter where it recomputes"
+    )
+    found = replace(instance, layers=tuple(layers), notes=(*instance.notes, note))
+    if instance.checked:
+        found.mark_checked()
+    return found
+
+
+def _with_passes(layer: Layer) -> Layer:
+    tmpcs = {}
+    for degree, row in layer.tmpcs.items():
+        passes = [passes_of(tmpc) for tmpc in row]
+        tmpcs[degree] = tuple(
+            replace(tmpc, forward_s=found.forward_s, backward_s=found.backward_s)
+            for tmpc, found in zip(row, passes, strict=True)
+        )
+    return replace(layer, tmpcs=tmpcs)

@@ -1,0 +1,123 @@
+"""Schedules: in which order ranks run the passes of a batch, and when they take part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+
+
+class ScheduleName(str, Enum):
+    """TWO_BW and PIPEDREAM never drain; all others flush each batch.
+
+    TWO_BW: asynchronous 1F1B with two versions of the weights (Narayanan et al., ICML 2021), Piper's model.
+    PIPEDREAM: asynchronous 1F1B with a version of the weights for each microbatch in flight (Narayanan et al.,
+    SOSP 2019). GPIPE: all forward passes, then all backward passes. ONE_F_ONE_B: PipeDream-Flush, DAPPLE.
+    INTERLEAVED: several chunks of the model on each rank (Megatron-LM). LOOPED_BFS: breadth-first (Lamy-Poirier, 2023).
+    ZB_H1, ZB_V: zero bubble (Qi et al., ICLR 2024), the latter with two chunks placed as a V. DUALPIPE_V: DeepSeek's.
+    """
+
+    TWO_BW = "2bw"
+    PIPEDREAM = "pipedream"
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    LOOPED_BFS = "looped-bfs"
+    ZB_H1 = "zb-h1"
+    ZB_V = "zb-v"
+    DUALPIPE_V = "dualpipe-v"
+
+
+ASYNCHRONOUS = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM})
+"""Schedules whose pipeline never drains."""
+
+V_SHAPED = frozenset({ScheduleName.ZB_V, ScheduleName.DUALPIPE_V})
+"""Two chunks on each rank: rank r of p holds stages r and 2p - 1 - r."""
+
+CHUNKED = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS, ScheduleName.ZB_H1}) | V_SHAPED
+"""Schedules that can hold several chunks of the model on a rank."""
+
+UNEVEN = ASYNCHRONOUS | {ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B}
+"""Schedules whose stages may differ in their data-parallel degree: microbatches go round-robin to the replicas."""
+
+_DEFAULT_CHUNKS = {
+    ScheduleName.INTERLEAVED: 2,
+    ScheduleName.LOOPED_BFS: 2,
+    ScheduleName.ZB_V: 2,
+    ScheduleName.DUALPIPE_V: 2,
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule by name, and what it takes beside its name. Raises UsageError for what makes no sense.
+
+    chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others.
+    group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
+    None: the least that the number of microbatches allows.
+    """
+
+    name: ScheduleName
+    chunks: int | None = None
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        name = arguments.choice("schedule", self.name, ScheduleName)
+        chunks = _DEFAULT_CHUNKS.get(name, 1) if self.chunks is None else arguments.positive("chunks", self.chunks)
+        if name in V_SHAPED and chunks != 2:
+            raise UsageError(f"schedule {name.value} has two chunks on each rank, not {chunks}")
+        if name not in CHUNKED and chunks != 1:
+            able = ", ".join(sorted(other.value for other in CHUNKED))
+            raise UsageError(f"schedule {name.value} has one stage on each rank; several chunks are for {able}")
+        group = None if self.group is None else arguments.positive("group", self.group)
+        if group is not None and name not in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
+            raise UsageError(f"schedule {name.value} has no groups of microbatches; interleaved and zb-h1 have")
+        for field, value in (("name", name), ("chunks", chunks), ("group", group)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def v(self) -> int:
+        """Chunks on each rank."""
+        assert self.chunks is not None
+        return self.chunks
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the pipeline never drains: batches follow each other without a flush."""
+        return self.name in ASYNCHRONOUS
+
+    @property
+    def assumption(self) -> str:
+        """What a plan's time holds for, in a line for its reader."""
+        return _ASSUMPTIONS[self.name]
+
+    @classmethod
+    def of(cls, given: object) -> Schedule:
+        """A schedule, or the name of one with its usual chunks. Raises UsageError for what is neither."""
+        if isinstance(given, Schedule):
+            return given
+        if not isinstance(given, str):
+            raise UsageError(f"schedule must be a Schedule or the name of one, not {arguments.shown(given)}")
+        return cls(ScheduleName(arguments.choice("schedule", given, ScheduleName)))
+
+
+_ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
+    {
+        ScheduleName.TWO_BW: "asynchronous 1F1B that never drains: the paper's model",
+        ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
+        ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
+        ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
+        ScheduleName.INTERLEAVED: "interleaved 1F1B, drained after each batch; one d and one t",
+        ScheduleName.LOOPED_BFS: "looped breadth-first, drained after each batch; one d and one t",
+        ScheduleName.ZB_H1: "zero bubble, drained after each batch; one d and one t",
+        ScheduleName.ZB_V: "zero bubble in a V, drained after each batch; one d and one t",
+        ScheduleName.DUALPIPE_V: "DualPipe in a V, drained after each batch; one d and one t",
+    }
+)
+
+PAPERS_SCHEDULE = Schedule(ScheduleName.TWO_BW)
+"""Piper's own, which holds where nothing else is said."""

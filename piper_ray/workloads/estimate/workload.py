@@ -1,0 +1,56 @@
+"""``piper_ray.estimate``: the command ``piper-ray estimate`` as a function."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from piper_ray.model import arguments
+from piper_ray.model.instance import Instance
+
+
+def estimate(
+    model: str | os.PathLike[str],
+    gpu: str,
+    *,
+    nodes: int = 1,
+    gpus_per_node: int | None = None,
+    tokens: int | None = None,
+    microbatch: int | None = None,
+    batch: int | None = None,
+    fused_attention: bool = True,
+    zero: int = 1,
+    offload: bool = False,
+    hardware: str | os.PathLike[str] | None = None,
+) -> Instance:
+    """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
+
+    model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: of the table of hardware,
+    such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
+    samples. None: what the model's own training or the GPU's node has. zero: optimizer state over so many replicas as a
+    further choice. offload: activations in host memory as a further choice.
+
+    Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
+    """
+    from piper_ray.workloads.estimate import build
+    from piper_ray.workloads.estimate.config import read_model
+    from piper_ray.workloads.estimate.hardware import load_hardware
+
+    def given(name: str, value: int | None) -> int | None:
+        return None if value is None else arguments.positive(name, value)
+
+    arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
+    request = build.Request(
+        nodes=arguments.positive("nodes", nodes),
+        gpus_per_node=given("gpus_per_node", gpus_per_node),
+        tokens=given("tokens", tokens),
+        samples=given("microbatch", microbatch),
+        batch=given("batch", batch),
+        fused=arguments.flag("fused_attention", fused_attention),
+        zero_shards=arguments.positive("zero", zero),
+        offload=arguments.flag("offload", offload),
+    )
+    notes: list[str] = []
+    table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
+    found = build.estimate(read_model(arguments.location("model", model)), table, gpu, request)
+    return replace(found.instance, notes=tuple(notes))

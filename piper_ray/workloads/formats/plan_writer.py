@@ -1,0 +1,48 @@
+"""Writing plans: Piper's ``stages``, with names, paths and ranks in each, under a header that says what they are of."""
+
+from __future__ import annotations
+
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.version import __version__
+from piper_ray.workloads.formats.plan_schema import SCHEMA_VERSION
+
+Document = dict[str, object]
+
+
+def header(kind: str, instance: Instance) -> Document:
+    """What every document of ours says of itself and of its instance."""
+    return {
+        "schema": f"piper-ray/{kind}",
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": __version__,
+        "instance": {
+            "name": instance.name,
+            "digest": instance.digest,
+            "layers": len(instance.layers),
+            "edges": len(instance.edges),
+            "devices": instance.devices,
+            "microbatches": instance.microbatches,
+            "samples_per_microbatch": instance.batch.samples_per_microbatch,
+            "tokens_per_sample": instance.batch.tokens_per_sample,
+            "memory_bytes": instance.memory_bytes,
+            "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
+        },
+    }
+
+
+def stage_documents(instance: Instance, plan: Plan) -> list[Document]:
+    """Piper's stages with the names and paths of their layers, where the instance has these, and their ranks."""
+    documents: list[Document] = []
+    for document, stage, ranks in zip(plan.stage_dicts(), plan.stages, plan.ranks, strict=True):
+        layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
+        document["names"] = ["" if layer is None else layer.name for layer in layers]
+        document["paths"] = ["" if layer is None else layer.path for layer in layers]
+        document["ranks"] = [ranks.start, ranks.stop - 1]
+        documents.append(document)
+    return documents
+
+
+def plan_document(instance: Instance, plan: Plan) -> Document:
+    """The plan file without what evaluating the plan would add."""
+    return {"stages": stage_documents(instance, plan), **header("plan", instance)}

@@ -1,0 +1,94 @@
+"""``solve --schedule`` and what narrows a plan as a whole; ``verify`` under the schedule that a plan is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import piper_ray
+from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
+from tests.cli_cases import run, write_small
+from tests.data import goldens
+from tests.solver_support import ONE_THREAD
+
+GOLDENS = [record for record in goldens("schedules") if record["value_s"]["1f1b"] is not None][:4]
+
+
+def solved(source: Path, *arguments: object) -> dict[str, Any]:
+    result = run("solve", source, "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_value_bound_and_simulation_meet(tmp_path: Path, schedule: str) -> None:
+    record = next(record for record in GOLDENS if record["value_s"][schedule] is not None)
+    source, out = tmp_path / "instance.json", tmp_path / "plan.json"
+    source.write_text(json.dumps(record["instance"]), encoding="utf-8")
+    found = solved(source, "--schedule", schedule, "--out", out)
+    expected = pytest.approx(record["value_s"][schedule], rel=1e-9)
+    assert (found["schedule"], found["status"]) == (schedule, "optimal")
+    assert found["time_per_sample_s"] == expected
+    assert found["lower_bound_s"] == expected
+    assert found["simulated"]["time_per_sample_s"] == expected
+    verified = run("verify", source, out)
+    assert verified.returncode == 0, verified.stderr
+    assert f"Schedule  {schedule}:" in verified.stdout
+    assert "valid: " in verified.stdout
+    tight = run("verify", source, out, "--memory", "1B")
+    assert tight.returncode == piper_ray.InvalidPlan.exit_code
+    assert "which has 1" in tight.stderr
+
+
+def test_a_file_may_say_the_schedule(tmp_path: Path) -> None:
+    record = GOLDENS[0]
+    source = tmp_path / "instance.json"
+    source.write_text(json.dumps(record["instance"] | {"schedule": "1f1b"}), encoding="utf-8")
+    instance = piper_ray.load(source)
+    assert instance.schedule == piper_ray.Schedule("1f1b")  # type: ignore[arg-type]
+    for name in ("again.json", "again.toml"):
+        piper_ray.dump(instance, tmp_path / name)
+        assert piper_ray.load(tmp_path / name).schedule == instance.schedule
+    solution = piper_ray.solve(source, options=ONE_THREAD)
+    assert solution.schedule == instance.schedule
+    assert solution.time_per_sample_s == pytest.approx(record["value_s"]["1f1b"], rel=1e-9)
+    assert piper_ray.solve(source, schedule="2bw", options=ONE_THREAD).schedule.name.value == "2bw"
+    source.write_text(json.dumps(record["instance"] | {"schedule": "1f2b"}), encoding="utf-8")
+    with pytest.raises(piper_ray.InputError, match="schedule"):
+        piper_ray.load(source)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+def test_constraints_on_the_whole_plan_are_kept(tmp_path: Path, schedule: str) -> None:
+    source = write_small(tmp_path)
+    instance = piper_ray.load(source)
+    rules = [SameDegrees(), StageCount(2), AllDevices(), TensorParallelDegrees((1,))]
+    found = solved(
+        source, "--schedule", schedule, "--same-degrees", "--stages", 2, "--use-all-devices", "--tensor-parallel", "1"
+    )
+    plan = piper_ray.load_plan(found, instance)
+    assert [*piper_ray.Restrictions(constraints=rules).violations(instance, plan)] == []
+    assert len(plan.stages) == 2
+    assert plan.devices == instance.devices
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stages", 2), "add SameDegrees (--same-degrees)"),
+        (("--schedule", "zb-v"), "are not made yet; expected one of 2bw, 1f1b, gpipe"),
+        (("--schedule", "1f1b", "--contract", "operators"), "operators cannot be merged"),
+        (("--schedule", "1f1b", "--resume", "kept"), "cannot be resumed yet"),
+        (("--schedule", "1f1b", "--planner", "megatron"), "--schedule is for the exact planner"),
+        (("--tensor-parallel", "two"), "'two' are not degrees"),
+        (("--stages", 0), "stages must be"),
+    ],
+)
+def test_what_is_not_known_yet_is_refused_by_name(tmp_path: Path, arguments: tuple[object, ...], words: str) -> None:
+    result = run("solve", write_small(tmp_path), *arguments)
+    assert result.returncode == 2
+    assert words in " ".join(result.stderr.split())

@@ -1,0 +1,100 @@
+"""Under schedules with a flush: the value is that of all plans simulated, and no plan takes less than the bound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import RING_FACTOR, StepFactors
+from piper_ray.engine.flush.records import FlushConstraints
+from piper_ray.engine.flush.solve import solve_flush
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Status
+from tests.flush_brute_force import Role, brute_force, plan_batch_s
+from tests.flush_instances import uneven_layers
+from tests.instances import build, instances, named_instances, random_instance
+
+SCHEDULES = FlushSchedule.flushed()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", named_instances())
+def test_named_instances(name: str, schedule: FlushSchedule) -> None:
+    assert_best(named_instances()[name], schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 400, 50)], ids=str)
+def test_random_graphs(seeds: range, schedule: FlushSchedule) -> None:
+    for seed in seeds:
+        assert_best(random_instance(seed), schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 120, 20)], ids=str)
+def test_long_pipelines(seeds: range, schedule: FlushSchedule) -> None:
+    """Many stages of uneven layers: where the first figures of a tail are not exact."""
+    for seed in seeds:
+        assert_best(uneven_layers(seed), schedule)
+
+
+@given(instances(most_layers=4, most_tmpcs=3))
+def test_any_small_instance(instance: Instance) -> None:
+    for schedule in SCHEDULES:
+        assert_best(instance, schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_restricted_recomputation(schedule: FlushSchedule) -> None:
+    roles: dict[Recompute, tuple[Role, ...]] = {
+        Recompute.ALWAYS: (True,),
+        Recompute.NEVER: (False,),
+        Recompute.ALL_OR_NONE: (False, True),
+    }
+    for seed in range(60):
+        instance = random_instance(seed, most_layers=4)
+        for recompute, allowed in roles.items():
+            assert_best(instance, schedule, restrictions=Restrictions(recompute=recompute), roles=allowed)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_another_all_reduce(schedule: FlushSchedule) -> None:
+    for seed in range(60):
+        assert_best(random_instance(seed, most_layers=4), schedule, factors=StepFactors(sync=RING_FACTOR))
+
+
+def test_a_layer_without_cost_is_worth_a_stage() -> None:
+    """With one more microbatch in flight the first stage waits less: so no layer may be merged with its neighbour."""
+    tmpcs = {v: {1: [Tmpc("x", time_s, 0, 0, 0)]} for v, time_s in enumerate([3.0, 2.7, 0.0])}
+    instance = build(tmpcs, {(0, 1): 0.0, (1, 2): 0.0}, devices=3, microbatches=4)
+    assert_best(instance, FlushSchedule.ONE_F_ONE_B)
+    one_replica = FlushConstraints(data_parallel_degrees=frozenset({1}))
+    solution = solve_flush(instance, FlushSchedule.ONE_F_ONE_B, constraints=one_replica)
+    assert solution.plan is not None
+    assert [stage.layers for stage in solution.plan.stages] == [(0,), (1,), (2,)]
+
+
+def assert_best(
+    instance: Instance,
+    schedule: FlushSchedule,
+    *,
+    restrictions: Restrictions = Restrictions(),
+    roles: tuple[Role, ...] = (None,),
+    factors: StepFactors = StepFactors(),
+) -> None:
+    wanted = brute_force(instance, schedule.value, factors.sync, roles)
+    solution = solve_flush(instance, schedule, restrictions=restrictions, factors=factors)
+    if wanted is None:
+        assert solution.status is Status.INFEASIBLE
+        assert solution.reason
+        return
+    assert solution.status is Status.OPTIMAL
+    assert solution.best is not None
+    tolerance_s = 1e-9 * wanted.batch_s
+    assert solution.best.batch_s == pytest.approx(wanted.batch_s, rel=1e-9)
+    assert solution.lower_bound_batch_s <= wanted.batch_s + tolerance_s
+    batch_s = plan_batch_s(instance, solution.best.plan, schedule.value, factors.sync)
+    assert batch_s == pytest.approx(wanted.batch_s, rel=1e-9)

@@ -1,0 +1,235 @@
+"""Constraints, limits and figures of solves under schedules with a flush."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import StepFactors
+from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
+from piper_ray.engine.flush.solve import solve_flush
+from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Status
+from piper_ray.model.stop import Stop
+from piper_ray.workloads.formats.load import instance_of
+from tests.data import INPUTS
+from tests.flush_brute_force import plan_batch_s
+from tests.flush_instances import uneven_layers
+from tests.instances import equal_chain, random_instance, two_towers
+
+ONE_F_ONE_B, GPIPE = FlushSchedule.ONE_F_ONE_B, FlushSchedule.GPIPE
+
+
+def degrees(solution: FlushSolution) -> tuple[int, int, int]:
+    """d, t and p of the plan."""
+    assert solution.plan is not None
+    first = solution.plan.stages[0]
+    return first.data_parallel_degree, first.tensor_parallel_degree, len(solution.plan.stages)
+
+
+def some_instances() -> list[Instance]:
+    return [random_instance(seed, most_layers=5, most_devices=8) for seed in range(40)]
+
+
+def test_equal_layers_under_1f1b_take_m_and_p_minus_1_times_a_stage() -> None:
+    instance = equal_chain(4, devices=4, microbatches=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e9)
+    constraints = FlushConstraints(stages=4, tensor_parallel_degrees=frozenset({1}))
+    solution = solve_flush(instance, ONE_F_ONE_B, constraints=constraints)
+    assert degrees(solution) == (1, 1, 4)
+    assert solution.best is not None
+    assert solution.best.batch_s == pytest.approx((8 + 4 - 1) * 6.0, rel=1e-8)
+    assert solution.time_per_sample_s == pytest.approx(solution.best.batch_s / 8)
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: FlushSchedule) -> None:
+    for instance in some_instances():
+        free = solve_flush(instance, schedule)
+        by_stages = [
+            solve_flush(instance, schedule, constraints=FlushConstraints(stages=p))
+            for p in range(1, len(instance.layers) + 1)
+        ]
+        values = [x.best.batch_s for x in by_stages if x.best is not None]
+        assert all(degrees(x)[2] == p for p, x in enumerate(by_stages, start=1) if x.best is not None)
+        assert (min(values) if values else None) == pytest.approx(free.best.batch_s if free.best else None)
+        full = solve_flush(instance, schedule, constraints=FlushConstraints(all_devices=True))
+        if full.best is not None:
+            assert full.best.devices == instance.devices
+            assert free.best is not None
+            assert full.best.batch_s >= free.best.batch_s * (1 - 1e-12)
+        for t in instance.degrees:
+            constraints = FlushConstraints(tensor_parallel_degrees=frozenset({t}))
+            only = solve_flush(instance, schedule, constraints=constraints)
+            assert only.best is None or degrees(only)[1] == t
+        single = solve_flush(instance, schedule, restrictions=Restrictions(data_parallelism=False))
+        assert single.best is None or degrees(single)[0] == 1
+        halves = solve_flush(instance, schedule, constraints=FlushConstraints(data_parallel_degrees=frozenset({2})))
+        assert halves.best is None or degrees(halves)[0] == 2
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_more_memory_or_devices_never_hurt(schedule: FlushSchedule) -> None:
+    for instance in some_instances():
+        best_s = np.inf
+        for memory_bytes, devices in ((0.5, 0), (1.0, 0), (2.0, 0), (2.0, 1), (2.0, 4), (1e6, 4)):
+            larger = instance.replace(
+                memory_bytes=instance.memory_bytes * memory_bytes, devices=instance.devices + devices
+            )
+            found = solve_flush(larger, schedule)
+            batch_s = np.inf if found.best is None else found.best.batch_s
+            assert batch_s <= best_s * (1 + 1e-9)
+            best_s = batch_s
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_threads_do_not_change_the_plan(schedule: FlushSchedule) -> None:
+    for instance in [*some_instances(), *(uneven_layers(seed) for seed in range(20))]:
+        one, many = (solve_flush(instance, schedule, options=SolveOptions(threads=threads)) for threads in (1, 4))
+        assert one.plan == many.plan
+        assert one.status is many.status
+
+
+def test_overlapped_synchronisation_takes_less() -> None:
+    shown = 0
+    for instance in some_instances():
+        plain = solve_flush(instance, ONE_F_ONE_B)
+        hidden = solve_flush(instance, ONE_F_ONE_B, factors=StepFactors(overlapped_sync_share=1.0))
+        without = solve_flush(instance, ONE_F_ONE_B, factors=StepFactors(sync=0.0))
+        if plain.best is None or hidden.best is None or without.best is None:
+            assert plain.best is hidden.best is without.best is None
+            continue
+        assert hidden.best.batch_s == pytest.approx(without.best.batch_s)
+        assert hidden.best.batch_s <= plain.best.batch_s * (1 + 1e-12)
+        shown += hidden.best.batch_s < plain.best.batch_s
+    assert shown
+
+
+def test_a_stop_asked_for_beforehand_leaves_a_bound() -> None:
+    stop: Stop[FlushSolution] = Stop()
+    stop.request()
+    instance = two_towers(6, devices=4, memory_bytes=1e6)
+    stopped = solve_flush(instance, ONE_F_ONE_B, stop=stop)
+    optimum = solve_flush(instance, ONE_F_ONE_B)
+    assert stopped.stopped_by == "interrupt"
+    assert stopped.status in (Status.UNKNOWN, Status.FEASIBLE)
+    assert optimum.best is not None
+    assert 0.0 < stopped.lower_bound_batch_s <= optimum.best.batch_s
+    offered = stop.answer()
+    assert offered is not None
+    assert offered.lower_bound_batch_s == stopped.lower_bound_batch_s
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_the_time_limit_leaves_a_bound(schedule: FlushSchedule) -> None:
+    for seed in range(20):
+        instance = uneven_layers(seed)
+        stopped = solve_flush(instance, schedule, options=SolveOptions(time_limit_s=1e-9))
+        optimum = solve_flush(instance, schedule)
+        if optimum.best is None:
+            assert stopped.best is None
+            continue
+        assert stopped.stopped_by == "time limit"
+        assert stopped.lower_bound_batch_s <= optimum.best.batch_s * (1 + 1e-12)
+        if stopped.plan is not None:
+            assert stopped.best is not None
+            assert plan_batch_s(instance, stopped.plan, schedule.value) == pytest.approx(stopped.best.batch_s)
+
+
+def test_a_stop_from_another_thread_ends_a_long_search() -> None:
+    stop: Stop[FlushSolution] = Stop()
+    instance = two_towers(60, devices=64, microbatches=64, memory_bytes=60.0)
+    found: list[FlushSolution] = []
+    worker = threading.Thread(target=lambda: found.append(solve_flush(instance, ONE_F_ONE_B, stop=stop)))
+    worker.start()
+    while worker.is_alive() and not stop.has_answer:
+        worker.join(0.01)
+    stop.request()
+    worker.join()
+    assert found[0].status is Status.OPTIMAL or found[0].stopped_by == "interrupt"
+    if found[0].best is not None:
+        assert found[0].lower_bound_batch_s <= found[0].best.batch_s
+
+
+def test_a_gap_ends_the_search() -> None:
+    ended = 0
+    for seed in range(60):
+        instance = uneven_layers(seed)
+        solution = solve_flush(instance, ONE_F_ONE_B, options=SolveOptions(gap=0.2))
+        optimum = solve_flush(instance, ONE_F_ONE_B)
+        if solution.best is None or optimum.best is None:
+            assert solution.best is optimum.best is None
+            continue
+        assert solution.gap is not None
+        assert solution.gap <= 0.2
+        assert solution.lower_bound_batch_s <= optimum.best.batch_s * (1 + 1e-12)
+        ended += solution.stopped_by == "gap"
+    assert ended
+
+
+def test_no_plan_fits() -> None:
+    instance = equal_chain(4, memory_bytes=1.0)
+    for schedule in FlushSchedule.flushed():
+        solution = solve_flush(instance, schedule)
+        assert solution.status is Status.INFEASIBLE
+        assert solution.plan is None
+        assert solution.gap is None
+        assert solution.time_per_sample_s is None
+        assert solution.lower_bound_s == np.inf
+        assert solution.reason == "no plan fits"
+
+
+def test_a_layer_without_any_choice_is_named() -> None:
+    instance = equal_chain(3)
+    first = instance.layers[0]
+    broken = replace(instance, layers=(replace(first, tmpcs={}), *instance.layers[1:]))
+    solution = solve_flush(broken, GPIPE)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.reason is not None
+    assert first.name in solution.reason
+
+
+def test_too_many_downsets_are_refused() -> None:
+    with pytest.raises(LimitError, match="downsets"):
+        solve_flush(two_towers(40), GPIPE, options=SolveOptions(memory_limit_bytes=1000.0))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 3])
+def test_fewer_microbatches_than_stages(microbatches: int) -> None:
+    instance = equal_chain(5, devices=5, microbatches=microbatches, memory_bytes=1e6)
+    for schedule in FlushSchedule.flushed():
+        solution = solve_flush(instance, schedule, constraints=FlushConstraints(stages=5))
+        assert solution.best is not None
+        assert solution.plan is not None
+        batch_s = plan_batch_s(instance, solution.plan, schedule.value)
+        assert solution.best.batch_s == pytest.approx(batch_s, rel=1e-12)
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="one stage"):
+        FlushConstraints(stages=0)
+    with pytest.raises(UsageError, match="0 to 1"):
+        StepFactors(overlapped_sync_share=1.5)
+    with pytest.raises(UsageError, match="0 or more"):
+        StepFactors(sync=float("nan"))
+
+
+@pytest.mark.parametrize("name", ["llama3-405b", "llama3-70b", "gpt3-175b", "mixtral-8x22b", "t5-11b"])
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None:
+    instance = instance_of(str(INPUTS / f"{name}.toml"))
+    solution = solve_flush(instance, schedule)
+    assert solution.stopped_by is None
+    if solution.best is None:
+        assert solution.status is Status.INFEASIBLE
+        return
+    assert solution.status is Status.OPTIMAL
+    d = solution.best.plan.stages[0].data_parallel_degree
+    assert solution.best.microbatches == instance.microbatches // d
+    assert plan_batch_s(instance, solution.best.plan, schedule.value) == pytest.approx(solution.best.batch_s)

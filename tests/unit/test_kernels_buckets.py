@@ -1,0 +1,80 @@
+"""Buckets of live downsets: every live one in one bucket, and bounds that hold for each member."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from piper_ray.cost.bounds import ceiling_s
+from piper_ray.engine.evaluation.backend import OnProgress
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE
+from piper_ray.engine.kernels.types import BucketArrays, FrontArrays, LevelStates
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
+from tests.instances import parallel_branches, random_instance, two_towers
+from tests.solver_support import RecordingBackend, send_every_level_to_the_backend, tables
+
+
+@dataclass
+class Witness(RecordingBackend):
+    """Keeps the tables as they were before the last level."""
+
+    seen: tuple[FrontArrays, BucketArrays, int] | None = None
+
+    def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
+        self.seen = copy.deepcopy(states.fronts), copy.deepcopy(states.buckets), first
+        return super().evaluate_downsets(states, first, last, on_progress)
+
+
+INSTANCES = {
+    "towers": two_towers(7, devices=9, microbatches=12, memory_bytes=90.0),
+    "branches": parallel_branches(2, 6, devices=12, microbatches=8, memory_bytes=120.0),
+    **{f"random {seed}": random_instance(seed, most_layers=8, most_devices=9).replace(devices=9) for seed in range(6)},
+}
+
+
+@pytest.mark.parametrize("fewest_stages", [False, True])
+@pytest.mark.parametrize("name", INSTANCES)
+def test_buckets(name: str, fewest_stages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_every_level_to_the_backend(monkeypatch)
+    instance: Instance = INSTANCES[name]
+    problem = tables(instance).problem
+    backend = Witness()
+    # At a third of the ceiling most downsets are live; exact limits do not matter here.
+    evaluate_threshold(problem, backend, ceiling_s(instance) / 3, fewest_stages=fewest_stages)
+    backend.close()
+    assert backend.seen is not None
+    fronts, buckets, done = backend.seen
+    device_weight = problem.workload.lattice.graph.size + 1 if fewest_stages else 1
+    assert_buckets(problem, fronts, buckets, done, device_weight)
+
+
+def assert_buckets(problem: Problem, fronts: FrontArrays, buckets: BucketArrays, done: int, device_weight: int) -> None:
+    costs, bits, starts = problem.costs, problem.lattice.bits, problem.lattice.level_start
+    used = int(buckets.used[0])
+    assert buckets.member_start[0] == 0
+    members = buckets.member[: buckets.member_start[used]].tolist()
+    assert sorted(members) == [i for i in range(done) if fronts.states[i] > 0], "each live downset once"
+    for bucket in range(used):
+        inside = buckets.member[buckets.member_start[bucket] : buckets.member_start[bucket + 1]].tolist()
+        assert 1 <= len(inside) <= BUCKET_SIZE
+        level = {int(np.searchsorted(starts, i, side="right")) - 1 for i in inside}
+        assert len(level) == 1
+        first = buckets.level_first[level.pop()]
+        assert first <= bucket
+        least_tallies = {int(fronts.tally[fronts.start[i] + fronts.states[i] - 1]) for i in inside}
+        assert least_tallies == {int(buckets.least_tally[bucket])}, "members of one bucket have the same tally"
+        assert buckets.least_devices[bucket] == buckets.least_tally[bucket] // device_weight
+        assert buckets.least_sum[bucket] == min(int(fronts.data_parallel_sum[fronts.start[i]]) for i in inside)
+        assert np.array_equal(buckets.meet[bucket], np.bitwise_and.reduce(bits[inside]))
+        assert np.array_equal(buckets.join[bucket], np.bitwise_or.reduce(bits[inside]))
+        assert np.array_equal(buckets.cap_s[:, bucket], costs.cap_s[inside].max(axis=0))
+        assert np.array_equal(buckets.resync_s[bucket], costs.resync_s[inside].max(axis=0))
+        assert np.array_equal(buckets.least_a[bucket], costs.least_a[inside].max(axis=0))
+        assert np.array_equal(buckets.least_b[bucket], costs.least_b[inside].max(axis=0))
+        assert np.array_equal(buckets.missing[bucket], costs.missing[inside].max(axis=0))

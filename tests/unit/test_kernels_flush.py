@@ -1,0 +1,269 @@
+"""Each kernel of the search under a flush against a slow twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import StepFactors
+from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.flush.records import FlushConstraints
+from piper_ray.engine.flush.tables import Workload, build_workload
+from piper_ray.engine.flush.tasks import Task, list_tasks
+from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS, choice_front, least_time_choice
+from piper_ray.engine.kernels.flush_closing import best_stages
+from piper_ray.engine.kernels.flush_paths import Figures, batch_s, empty_tail, least_batch_s, step_s, with_stage
+from piper_ray.engine.kernels.flush_simulation import simulate_step
+from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, front_rows, in_flight, least_figures, tails
+from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, StateArrays
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.downsets import build_lattice
+from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from tests.flush_brute_force import simulated_batch_s
+from tests.flush_instances import uneven_layers
+from tests.instances import random_instance
+
+NAMES = {GPIPE: "gpipe", ONE_F_ONE_B: "1f1b"}
+NO_LEVELS = np.zeros((1, 2))
+
+
+def random_pipelines(seed: int, number: int) -> Iterator[tuple[int, FloatArray]]:
+    """m, and float64[p, 3] of forward, backward and synchronisation seconds; zeros and ties among them."""
+    rng = Random(seed)
+    for _ in range(number):
+        p, m = rng.randint(1, 7), rng.randint(1, 14)
+        integers, power, syncs = rng.random() < 0.4, rng.choice([1, 3]), rng.choice([0.0, 1.0, 10.0])
+
+        def figure(most: float, integers: bool = integers, power: int = power) -> float:
+            return float(rng.randint(0, 3)) * most if integers else rng.random() ** power * most
+
+        yield m, np.array([[figure(1.0), figure(2.0), figure(syncs)] for _ in range(p)])
+
+
+def columns(stages: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    return stages[:, 0].copy(), stages[:, 1].copy(), stages[:, 2].copy()
+
+
+def grown(schedule: int, m: int, stages: FloatArray, front_is_known: bool) -> Figures:
+    """The figures of a pipeline, built from the back. front_is_known: also what longer passes are in front."""
+    tail = empty_tail(schedule)
+    for behind, (f, b, sync) in enumerate(stages[::-1]):
+        j = len(stages) - 1 - behind
+        from_stage = 0 if front_is_known else j
+        slowest = max(stages[from_stage : j + 1, 0]), max(stages[from_stage : j + 1, 1])
+        tail = with_stage(schedule, m, behind, f + b, f, b, sync, *slowest, tail)
+    return tail
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_simulation_and_formula_are_those_of_a_plain_simulation(schedule: int) -> None:
+    for m, stages in random_pipelines(1, 600):
+        wanted_s = simulated_batch_s(NAMES[schedule], [(f, b, sync) for f, b, sync in stages.tolist()], m)
+        assert simulate_step(schedule, m, *columns(stages)) == pytest.approx(wanted_s, rel=1e-12)
+        assert step_s(schedule, m, *columns(stages)) == pytest.approx(wanted_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_figures_stage_by_stage_bound_the_batch(schedule: int) -> None:
+    exact = 0
+    for m, stages in random_pipelines(2, 600):
+        wanted_s = step_s(schedule, m, *columns(stages))
+        found_s = batch_s(schedule, m, grown(schedule, m, stages, False))
+        assert found_s <= wanted_s * (1 + 1e-12)
+        exact += found_s >= wanted_s * (1 - 1e-12)
+    assert exact == 600 if schedule == GPIPE else exact > 400
+
+
+def test_figures_are_exact_where_what_is_in_front_is_known() -> None:
+    for m, stages in random_pipelines(3, 600):
+        stages[:, 2] = 0.0
+        wanted_s = step_s(ONE_F_ONE_B, m, *columns(stages))
+        whole_s = grown(ONE_F_ONE_B, m, stages, True)[2]
+        assert whole_s == pytest.approx(wanted_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_no_stages_in_front_take_less_than_the_least_batch(schedule: int) -> None:
+    for m, stages in random_pipelines(4, 600):
+        wanted_s = step_s(schedule, m, *columns(stages))
+        for ahead in range(len(stages) + 1):
+            tail = grown(schedule, m, stages[ahead:], False)
+            behind = len(stages) - ahead
+            whole_s, forward_s = float(stages[:ahead, :2].sum()), float(stages[:ahead, 0].sum())
+            for most in (len(stages), len(stages) + 2):
+                bound_s = least_batch_s(schedule, m, behind, most, whole_s, forward_s, tail)
+                assert bound_s <= wanted_s * (1 + 1e-12)
+    assert least_batch_s(schedule, 4, 2, 2, 1.0, 0.5, empty_tail(schedule)) == np.inf
+
+
+def random_items(rng: Random, most_layers: int, most_options: int) -> tuple[IndexArray, FloatArray]:
+    widths = [rng.randint(1, most_options) for _ in range(rng.randint(1, most_layers))]
+    integers = rng.random() < 0.5
+    figures = [[float(rng.randint(0, 4)) if integers else rng.random() for _ in range(4)] for _ in range(sum(widths))]
+    return np.concatenate(([0], np.cumsum(widths))).astype(np.int64), np.array(figures)
+
+
+def all_choices(start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float) -> list[list[float]]:
+    found = []
+    for options in product(*(range(start[k], start[k + 1]) for k in range(start.size - 1))):
+        totals = figures[list(options)].sum(axis=0)
+        if totals[3] <= memory_bytes and totals[0] + totals[1] <= most_s:
+            found.append(totals[:3].tolist())
+    return found
+
+
+def test_choice_front_holds_the_undominated_choices() -> None:
+    rng = Random(5)
+    for _ in range(300):
+        start, figures = random_items(rng, 4, 3)
+        memory_bytes = float(figures[:, 3].sum()) * rng.choice([0.2, 0.5, 1.0])
+        most_s = rng.choice([np.inf, 0.4 * float(figures[:, :2].sum())])
+        wanted = all_choices(start, figures, memory_bytes, most_s)
+        status, rows, ids, before, taken = choice_front(start, figures, memory_bytes, most_s, FEW)
+        if not wanted:
+            assert status == NONE_FITS
+            continue
+        assert status == EXACT
+        for choice in wanted:
+            assert any(np.all(row <= np.array(choice) + 1e-12) for row in rows)
+        for row, last in zip(rows, ids.tolist(), strict=True):
+            options, at = [], last
+            while before[at] >= 0:
+                options.append(int(taken[at]))
+                at = int(before[at])
+            assert len(options) == start.size - 1
+            np.testing.assert_allclose(figures[options].sum(axis=0)[:3], row, rtol=1e-12, atol=1e-12)
+            assert figures[options, 3].sum() <= memory_bytes * (1 + 1e-12)
+
+
+def test_merged_choices_are_as_good_as_any() -> None:
+    rng = Random(6)
+    merged = 0
+    for _ in range(60):
+        start, figures = random_items(rng, 6, 3)
+        memory_bytes = float(figures[:, 3].sum())
+        status, rows, _, _, _ = choice_front(start, figures, memory_bytes, np.inf, 4)
+        merged += status == MERGED
+        assert len(rows) <= 4
+        for choice in all_choices(start, figures, memory_bytes, np.inf):
+            assert any(np.all(row <= np.array(choice) + 1e-12) for row in rows)
+    assert merged > 20
+
+
+def test_least_time_choice() -> None:
+    rng = Random(7)
+    for _ in range(200):
+        start, figures = random_items(rng, 4, 3)
+        memory_bytes = float(figures[:, 3].sum()) * rng.choice([0.2, 0.5, 1.0])
+        times = [f + b for f, b, _ in all_choices(start, figures, memory_bytes, np.inf)]
+        chosen = np.empty(start.size - 1, np.int64)
+        found_s = least_time_choice(start, figures, memory_bytes, chosen)
+        assert found_s == (pytest.approx(min(times)) if times else np.inf)
+        if times:
+            assert figures[chosen, :2].sum() == pytest.approx(found_s)
+
+
+def workload_of(instance: Instance) -> Workload | None:
+    variants = [v for v in stage_variants(instance, Restrictions()) if v.degree <= instance.devices]
+    lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
+    return build_workload(instance, lattice, variants) if variants else None
+
+
+def tasks_of(instance: Instance, workload: Workload, schedule: FlushSchedule) -> list[Task]:
+    return list_tasks(instance, workload, schedule, FlushConstraints(), StepFactors(), True)
+
+
+def every_tail(workload: Workload, task: Task) -> dict[tuple[int, int], list[Figures]]:
+    """Figures of all tails that fit, by downset and number of stages, with nothing in front."""
+    tables, arrays = workload.arrays, task.arrays
+    bits = tables.bits
+    found: dict[tuple[int, int], list[Figures]] = {(0, 0): [empty_tail(arrays.schedule)]}
+    for i in range(1, len(bits)):
+        for j in range(i):
+            if (bits[j] & ~bits[i]).any():
+                continue
+            for behind in range(arrays.most_stages):
+                for r in arrays.variants.tolist():
+                    y = in_flight(arrays.schedule, arrays.microbatches, behind)
+                    least = least_figures(i, j, r, tables, arrays)
+                    _, rows = front_rows(i, j, r, y, np.inf, 4096, least, tables, arrays)
+                    for f, b, sync in rows.tolist():
+                        for tail in found.get((j, behind), []):
+                            longer = with_stage(
+                                arrays.schedule, arrays.microbatches, behind, f + b, f, b, sync, f, b, tail
+                            )
+                            found.setdefault((i, behind + 1), []).append(longer)
+    return found
+
+
+@pytest.mark.parametrize("schedule", list(FlushSchedule))
+def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None:
+    compared = 0
+    for seed in range(60):
+        instance = random_instance(seed, most_layers=4, most_tmpcs=2)
+        workload = workload_of(instance)
+        for task in tasks_of(instance, workload, schedule) if workload else []:
+            assert workload is not None
+            control = np.array([np.inf, 0.0])
+            status, states = tails(workload.arrays, task.arrays, task.ahead, NO_LEVELS, 10**6, control)
+            assert status == FINISHED
+            kept = kept_figures(states)
+            for (i, stages), wanted in every_tail(workload, task).items():
+                if i == 0:
+                    continue
+                rest = len(workload.arrays.bits) - 1 - i
+                if rest > 0 and stages == task.arrays.most_stages:
+                    continue  # no stage is left for what is in front
+                for figures in wanted if rest == 0 else []:
+                    compared += 1
+                    assert any(as_good(mine, figures) for mine in kept[i, stages]), (seed, i, stages)
+                for mine in kept.get((i, stages), []):
+                    assert any(as_good(figures, mine) for figures in wanted), (seed, i, stages)
+    assert compared > 300
+
+
+def kept_figures(states: StateArrays) -> dict[tuple[int, int], list[Figures]]:
+    found: dict[tuple[int, int], list[Figures]] = {}
+    for s in range(1, states.stages.size):
+        key = int(states.downset[s]), int(states.stages[s])
+        found.setdefault(key, []).append(figures_of(states.figures, s))
+    return found
+
+
+def as_good(one: Figures, other: Figures) -> bool:
+    return all(one[k] <= other[k] + 1e-12 * (1.0 + abs(other[k])) for k in range(FIGURES))
+
+
+def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
+    raised = 0
+    for seed in range(80):
+        instance = uneven_layers(seed)
+        workload = workload_of(instance)
+        for task in tasks_of(instance, workload, FlushSchedule.ONE_F_ONE_B) if workload else []:
+            assert workload is not None
+            arrays = task.arrays
+            bounds = []
+            for levels in (NO_LEVELS, np.array([[k, 2.0 * k] for k in range(0, 40, 2)])):
+                control = np.array([np.inf, 0.0])
+                _, states = tails(workload.arrays, arrays, task.ahead, levels, 10**6, control)
+                m = workload.arrays.bits.shape[0]
+                top = range(int(states.start[m - 1]), int(states.start[m - 1] + states.kept[m - 1]))
+                listed = [(batch_s(ONE_F_ONE_B, arrays.microbatches, figures_of(states.figures, s)), s) for s in top]
+                if not listed:
+                    continue
+                bounds.append(min(listed)[0])
+                for bound_s, s in listed:
+                    seconds = best_stages(states, s).seconds
+                    assert bound_s <= step_s(ONE_F_ONE_B, arrays.microbatches, *columns(seconds)) * (1 + 1e-12)
+            if len(bounds) == 2:
+                assert bounds[0] <= bounds[1] * (1 + 1e-12)
+                raised += bounds[0] < bounds[1] * (1 - 1e-9)
+    assert raised > 0
