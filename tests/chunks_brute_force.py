@@ -9,7 +9,7 @@ from itertools import chain, combinations, product
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, stage_of_chunk
-from piper_ray.simulate.options import Schedule
+from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.pass_times import pass_times
 
 MEMORY_TOLERANCE = 1e-9
@@ -88,9 +88,7 @@ def step_s(
     return max(clock[r] + sync * weights_bytes[r] for r in range(p))
 
 
-def _seconds(
-    instance: Instance, plan: tuple[Choice, ...], rank_of: dict[int, int]
-) -> list[tuple[float, float, float]]:
+def _seconds(instance: Instance, plan: tuple[Choice, ...], rank_of: dict[int, int]) -> list[tuple[float, float, float]]:
     stage_of = {layer: stage for stage, choice in enumerate(plan) for layer in choice}
     forward, backward = [0.0] * len(plan), [0.0] * len(plan)
     for edge in instance.edges:
@@ -121,9 +119,7 @@ def _seconds(
     return found
 
 
-def _fits(
-    instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], plan: tuple[Choice, ...], d: int
-) -> bool:
+def _fits(instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], plan: tuple[Choice, ...], d: int) -> bool:
     limit = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
     p = len(lists)
     for r in range(p):

@@ -36,6 +36,7 @@ from piper_ray.cli.common import (
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
+    Chunks,
     Gap,
     MemoryLimit,
     NoDataParallel,
@@ -48,6 +49,7 @@ from piper_ray.cli.search_options import (
     Threads,
     TimeLimit,
     UseAllDevices,
+    asked_schedule,
     constraints_of,
 )
 from piper_ray.evaluate import Evaluation, evaluate
@@ -83,6 +85,7 @@ def solve(
     no_data_parallel: NoDataParallel = False,
     recompute: RecomputeRule = Recompute.AUTO,
     schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
     same_degrees: SameForAll = False,
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
@@ -139,11 +142,13 @@ def solve(
             address=address,
             resume=resume,
             schedule=schedule,
+            chunks=chunks,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         raise typer.Exit(solve_by_baseline(instance, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.engine.chunks.answer import most_chunks
     from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
@@ -154,8 +159,8 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        planned_for = Schedule.of(schedule or instance.schedule or PAPERS_SCHEDULE)
-        log.line(schedule_line(planned_for))
+        planned_for = asked_schedule(schedule, chunks, instance.schedule)
+        log.line(schedule_line(Schedule.of(planned_for), most_chunks(planned_for)))
 
         def search(stop: Stop[Solution]) -> Solution:
             with ray_backend(address, workers, cpus_per_worker, without_workers) as backend:
@@ -184,7 +189,7 @@ def solve(
         if evaluation is not None:
             print_plan(screen, instance, solution.plan, evaluation)
         elif simulation is not None:
-            print_layers(screen, instance, solution.plan)
+            print_layers(screen, instance, solution.plan, solution.schedule)
             screen.print()
             print_simulation(screen, simulation)
     screen.print()
@@ -229,7 +234,7 @@ def check_own_plan(
         evaluation = evaluate(instance, solution.plan, restrictions=restrictions)
         _check_time(solution, evaluation.time_per_sample_s)
         return evaluation
-    broken = [*restrictions.violations(instance, solution.plan)]
+    broken = [*restrictions.violations(instance, solution.plan, solution.schedule)]
     if simulation is not None:
         broken += simulation.memory_violations
         _check_time(solution, simulation.time_per_sample_s)

@@ -10,7 +10,7 @@ import typer
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.search_options import PlannedSchedule
+from piper_ray.cli.search_options import Chunks, PlannedSchedule, asked_schedule
 from piper_ray.evaluate import Evaluation, evaluate
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
@@ -38,6 +38,7 @@ def verify(
     bandwidth: Bandwidth = None,
     in_flight: KeptInFlight = None,
     schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Run the plan event by event too, where that is not how it is valued.")
     ] = False,
@@ -49,7 +50,9 @@ def verify(
     """
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
-    valued_for = Schedule.of(schedule or plan_schedule(plan_file) or instance.schedule or PAPERS_SCHEDULE)
+    known = plan_schedule(plan_file) or instance.schedule
+    asked = asked_schedule(schedule, chunks, known)
+    valued_for = known if known is not None and asked == known.name else Schedule.of(asked)
 
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console
@@ -76,13 +79,13 @@ def verify(
         print_plan(screen, instance, plan, evaluation)
         time_s = evaluation.time_per_sample_s
     else:
-        print_layers(screen, instance, plan)
+        print_layers(screen, instance, plan, valued_for)
     if simulation is not None:
         screen.print()
         print_simulation(screen, simulation)
         time_s = simulation.time_per_sample_s if evaluation is None else time_s
     screen.print()
-    screen.print(f"valid: {cost_text(instance, time_s, plan.devices)}", soft_wrap=True)
+    screen.print(f"valid: {cost_text(instance, time_s, plan.by_rank(valued_for).devices)}", soft_wrap=True)
     print_speed(screen, instance, time_s)
 
 
@@ -95,8 +98,9 @@ def _valued(
         return evaluation, None
     simulation = piper_ray.simulate(instance, plan, schedule)
     broken = [] if evaluation is not None else list(simulation.memory_violations)
-    if plan.devices > instance.devices:
-        broken.append(f"{plan.devices} devices, but there are {instance.devices}")
+    devices = plan.by_rank(schedule).devices
+    if devices > instance.devices:
+        broken.append(f"{devices} devices, but there are {instance.devices}")
     if broken:
         raise InvalidPlan(broken)
     return evaluation, simulation

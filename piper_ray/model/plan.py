@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts
+from piper_ray.model.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,27 @@ class Plan:
         """The ranks of each stage: from 0 on, front to back, those of a replica side by side."""
         starts = list(accumulate((stage.devices for stage in self.stages), initial=0))
         return tuple(range(first, end) for first, end in pairwise(starts))
+
+    def by_rank(self, schedule: Schedule) -> Plan:
+        """What each rank runs as one stage: the same plan where a rank has one stage, else all chunks of a rank together.
+
+        Their degrees are those of its first chunk; chunks of a rank share their devices, so that all have the same.
+        """
+        if schedule.v == 1 or len(self.stages) % schedule.v:
+            return self
+        count = len(self.stages) // schedule.v
+        return Plan(
+            tuple(
+                self._merged([self.stages[stage] for stage in schedule.stages_of_rank(rank, count)])
+                for rank in range(count)
+            )
+        )
+
+    @staticmethod
+    def _merged(chunks: Sequence[Stage]) -> Stage:
+        layers = tuple(layer for chunk in chunks for layer in chunk.layers)
+        tmpc_ids = {layer: tmpc_id for chunk in chunks for layer, tmpc_id in chunk.tmpc_ids.items()}
+        return Stage(layers, chunks[0].data_parallel_degree, chunks[0].tensor_parallel_degree, tmpc_ids)
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""

@@ -18,6 +18,7 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import divisors
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
@@ -97,10 +98,12 @@ class Restrictions:
             left = asked if left == (None,) else left if asked == (None,) else tuple(x for x in left if x in asked)
         return left
 
-    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
-        """Each way in which a plan breaks one of them."""
+    def violations(self, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> Iterator[str]:
+        """Each way in which a plan breaks one of them. Rules of the plan as a whole are about the ranks: where the schedule
+        puts several of the plan's stages on a rank they count as one."""
+        ranks = plan.by_rank(schedule)
         for constraint in self.constraints:
-            yield from constraint.violations(instance, plan)
+            yield from constraint.violations(instance, plan if constraint.scope is Scope.STAGES else ranks)
 
     @property
     def plan_wide(self) -> tuple[Constraint, ...]:

@@ -53,9 +53,11 @@ def print_speed(console: Console, instance: Instance, time_per_sample_s: float) 
     console.print(f"speed: {speed_text(instance.batch, time_per_sample_s)}", soft_wrap=True)
 
 
-def schedule_line(schedule: Schedule) -> str:
-    """Which schedule a plan is for, and what its time assumes."""
+def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
+    """Which schedule a plan is for, and what its time assumes. most_chunks: where their number is looked for."""
     chunks = f", {schedule.v} chunks a rank" if schedule.v > 1 else ""
+    if most_chunks is not None and most_chunks > 1:
+        chunks = f", 1 to {most_chunks} chunks a rank"
     return f"Schedule  {schedule.name.value}{chunks}: {schedule.assumption}"
 
 
@@ -82,10 +84,9 @@ def print_outcome(console: Console, instance: Instance, solution: Solution) -> N
     plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
     if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
-        line.append(
-            f": {cost_text(instance, time_per_sample_s, plan.devices)}, gap {percent_text(solution.gap)}",
-            style="default",
-        )
+        devices = plan.by_rank(solution.schedule).devices
+        cost = cost_text(instance, time_per_sample_s, devices)
+        line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
         console.print(line, soft_wrap=True)
         print_speed(console, instance, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:

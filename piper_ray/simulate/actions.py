@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName
 
 Actions = npt.NDArray[np.int64]
 
@@ -30,9 +30,7 @@ class Kind(IntEnum):
 
 def stage_of_chunk(schedule: Schedule, ranks: int, rank: int, chunk: int) -> int:
     """The plan's stage that a rank holds as its ``chunk``-th."""
-    if schedule.name in V_SHAPED and chunk == 1:
-        return 2 * ranks - 1 - rank
-    return chunk * ranks + rank
+    return schedule.stages_of_rank(rank, ranks)[chunk]
 
 
 def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actions]:
@@ -62,7 +60,8 @@ def check_shape(schedule: Schedule, ranks: int, microbatches: int) -> None:
     """Raises UsageError where a schedule cannot run so many microbatches on so many ranks."""
     if schedule.name is ScheduleName.DUALPIPE_V and microbatches < 2 * ranks:
         raise UsageError(
-            f"schedule dualpipe-v on {ranks} ranks needs at least {2 * ranks} microbatches a replica, not {microbatches}"
+            f"schedule dualpipe-v on {ranks} ranks needs at least {2 * ranks} microbatches a replica, "
+            f"not {microbatches}"
         )
     if schedule.group is not None:
         group_size(ranks, microbatches, schedule.group)

@@ -28,6 +28,11 @@ MOST_CHUNKS = 8
 _KNOWN = (SameDegrees, StageCount, AllDevices)
 
 
+def most_chunks(given: Schedule | ScheduleName | str) -> int | None:
+    """Of a rank, where a solve looks for their number; None where that is given."""
+    return None if isinstance(given, Schedule) else max(schedule.v for schedule in chunk_schedules(given))
+
+
 def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...]:
     """A schedule as it is; for a name those with every number of chunks that may pay."""
     if isinstance(given, Schedule):
