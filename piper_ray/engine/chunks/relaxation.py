@@ -8,33 +8,29 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from piper_ray.engine.chunks.tasks import Task
-from piper_ray.engine.chunks.units import TIME, Units, no_units
+from piper_ray.engine.chunks.units import TimeUnit
 from piper_ray.engine.kernels.chunk_bound import (
     FORWARD_S,
     HUB,
     INPUT_S,
     WEIGHT_S,
     WEIGHTS,
+    NO_LIMIT,
     LayerKinds,
     Paths,
     Prices,
     ShapeLimits,
-    better_prices,
-    cells,
     least_priced_s,
     moments,
     price_full_ranks,
-    spread,
     window,
 )
+from piper_ray.engine.kernels.chunk_prices import better_prices, cells, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _MOST_PATHS = 160
 _SLOWER = 0.25
-_FIRST_NEARBY = 12
-_NEARBY = 6
-_NEARBY_CHANGE = 0.03
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
 _ROUNDING = 1e-9
@@ -93,7 +89,7 @@ class Relaxation:
     limits: ShapeLimits
     exact_kinds: LayerKinds
     kinds: LayerKinds
-    units: Units
+    unit: TimeUnit
     lower_s: float
     prices: _Prices
     layers_in: FloatArray = field(init=False)
@@ -102,7 +98,6 @@ class Relaxation:
         self._end_s = np.empty(self.program.kind.size + 1)
         self._target_s = np.inf
         self._hub = -1
-        self._random = np.random.default_rng(0)
         self._narrow()
         self.layers_in = self._count_layers(self.prices.share)
 
@@ -115,7 +110,6 @@ class Relaxation:
         if program is None:
             return None
         held, moment_rank = moments(program, _MOST_MOMENTS)
-        nothing = np.zeros((p, 0))
         limits = ShapeLimits(
             task.tables.crossing_s(program.rank_of),
             held,
@@ -123,30 +117,31 @@ class Relaxation:
             program.rank_of,
             task.sync_s_per_byte,
             task.memory_bytes,
-            nothing,
-            nothing,
+            np.zeros(p),
+            np.full(p, NO_LIMIT),
         )
         exact = task.tables.kinds(shape.stages, d, rounded=False)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
-        byte_each = Prices(np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], nothing, np.zeros(shape.stages))
+        byte_each = Prices(
+            np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], np.zeros(p), np.zeros(shape.stages)
+        )
         # Every rank's least bytes together: above nothing if they are more than there are.
         if least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
             return None
-        units = Units.of(exact, task, held, moment_rank, program.rank_of)
-        exact = units.told(exact, task)
-        kinds = units.told(task.tables.kinds(shape.stages, d, rounded=True), task)
-        limits = no_units(limits, units.sorts)
+        unit = TimeUnit.of(exact, task)
+        exact = unit.told(exact, task)
+        kinds = unit.told(task.tables.kinds(shape.stages, d, rounded=True), task)
         prices = _Prices(
             np.zeros((_MOST_PATHS, shape.stages, PASSES)),
             np.zeros(_MOST_PATHS, np.int64),
             0,
             np.zeros(_MOST_PATHS),
             np.zeros(moment_rank.size),
-            np.zeros((p, units.sorts)),
+            np.zeros(p),
             np.zeros(shape.stages),
             _even_shares(kinds),
         )
-        found = cls(task, Case(), program, limits, exact, kinds, units, task.lower_s, prices)
+        found = cls(task, Case(), program, limits, exact, kinds, unit, task.lower_s, prices)
         found.aim(np.inf)
         found._add_first_paths()
         return found
@@ -168,18 +163,11 @@ class Relaxation:
 
     def aim(self, target_s: float) -> None:
         """From now on only plans that take less than ``target_s`` matter: that limits what ranks hold."""
-        if np.isfinite(target_s) and target_s != self._target_s:
-            self.units, full = self.units.finer(self.exact_kinds, self.task, self.limits.crossing_s, target_s)
-            if full:
-                self.lower_s = max(self.lower_s, target_s)
-            self.exact_kinds = self.units.told(self.exact_kinds, self.task)
-            self.kinds = self.units.told(self.kinds, self.task)
         self._target_s = target_s
-        self.limits.most_units[:] = self.units.most(self.task, self.limits.crossing_s, target_s)
-        if self.case.most_units is not None:
-            np.minimum(self.limits.most_units[:, TIME], self.case.most_units, out=self.limits.most_units[:, TIME])
+        most = self.unit.most(self.task, self.limits.crossing_s, self.limits.rank_of, target_s)
+        self.limits.most_units[:] = most if self.case.most_units is None else np.minimum(most, self.case.most_units)
         if self.case.least_units is not None:
-            self.limits.least_units[:, TIME] = self.case.least_units
+            self.limits.least_units[:] = self.case.least_units
 
     @property
     def mean_held(self) -> FloatArray:
@@ -207,11 +195,11 @@ class Relaxation:
             for chunk in self.hub_chunks():
                 yield replace(self.case, hub=chunk)
         elif self.case.most_units is None and np.isfinite(self._target_s):
-            most = self.limits.most_units[:, TIME].max()
+            most = self.limits.most_units.max()
             p = self.task.shape.ranks
             yield replace(self.case, most_units=np.full(p, most - 1.0), least_units=np.zeros(p))
             for rank in range(p):
-                if self.limits.most_units[rank, TIME] >= most:
+                if self.limits.most_units[rank] >= most:
                     least = np.zeros(p)
                     least[rank] = most
                     yield replace(self.case, most_units=np.full(p, most), least_units=least)
@@ -261,9 +249,6 @@ class Relaxation:
         held[:, INPUT_S] += self.limits.crossing_s
         self._make_room()
         self._add_paths(held)
-        # Plans nearby have other longest paths, that the next ones will run into.
-        for _ in range(_NEARBY):
-            self._add_nearby_paths(held)
 
     def _paths(self) -> Paths:
         return Paths(self.prices.counts[: self.prices.paths], self.prices.rank[: self.prices.paths])
@@ -287,7 +272,9 @@ class Relaxation:
                 self._hub,
                 self._paths(),
                 prices,
-                *self.units.frequent,
+                self.unit.first_option,
+                self.unit.end_option,
+                self.unit.layers,
                 self.task.lower_s,
             )
 
@@ -310,13 +297,7 @@ class Relaxation:
             slower = even.copy()
             slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER
             self._add_paths(slower)
-        for _ in range(_FIRST_NEARBY):
-            self._add_nearby_paths(even)
         self.prices.path[: self.prices.paths] = 1.0 / self.prices.paths
-
-    def _add_nearby_paths(self, held: FloatArray) -> None:
-        factors = 1.0 + _NEARBY_CHANGE * self._random.standard_normal(held.shape[0])
-        self._add_paths(held * np.maximum(0.0, factors)[:, None])
 
     def _add_paths(self, held: FloatArray) -> None:
         """The longest of what the chunks hold: two where there are several."""
@@ -336,7 +317,7 @@ class Relaxation:
     def _make_room(self) -> None:
         """Drops the paths of the least price, so that those of a look find room."""
         prices = self.prices
-        if prices.paths + 2 * (1 + _NEARBY) <= _MOST_PATHS:
+        if prices.paths + 2 <= _MOST_PATHS:
             return
         kept = np.sort(np.argsort(-prices.path[: prices.paths], kind="stable")[: _MOST_PATHS * 3 // 4])
         prices.paths = kept.size

@@ -284,7 +284,7 @@ class DegreeTables:
             _integers(side for _, _, side, _ in grouped),
             offsets(len(row) for row in rows),
             np.concatenate(rows),
-            np.zeros((sum(len(row) for row in rows), stages, 0)),
+            np.zeros(sum(len(row) for row in rows)),
         )
 
     def _charge_hub(self, figures: FloatArray) -> None:

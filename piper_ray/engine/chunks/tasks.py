@@ -104,9 +104,11 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[Degre
     for p in _ranks(instance, space, d * tables.degree):
         if fixed_bytes > p * memory_bytes:
             continue
+        # On one rank no number of chunks is faster than the least, or holds less.
+        least_chunks = min(schedule.v for schedule in space.schedules)
         for schedule in space.schedules:
             shape = PipelineShape(schedule, p, m)
-            if shape.stages > tables.order.size or not shape.runs:
+            if shape.stages > tables.order.size or not shape.runs or (p == 1 and schedule.v > least_chunks):
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
             lower_s = (m * tables.least_s + sync_s_per_byte * tables.least_weights_bytes) / p
