@@ -9,6 +9,8 @@ from itertools import chain, combinations, product
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, stage_of_chunk
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.pass_times import pass_times
 
@@ -25,13 +27,15 @@ def lists_of(schedule: Schedule, ranks: int, microbatches: int) -> tuple[Actions
         return None
 
 
-def least_step_s(instance: Instance, schedule: Schedule) -> float | None:
+def least_step_s(
+    instance: Instance, schedule: Schedule, restrictions: Restrictions = Restrictions()
+) -> float | None:
     """Of all plans with one d and one t, over d, t and p; None where none fits."""
-    return min((seconds for seconds, _ in simulated_plans(instance, schedule)), default=None)
+    return min((seconds for seconds, _ in simulated_plans(instance, schedule, restrictions)), default=None)
 
 
 def simulated_plans(
-    instance: Instance, schedule: Schedule
+    instance: Instance, schedule: Schedule, restrictions: Restrictions = Restrictions()
 ) -> Iterator[tuple[float, tuple[int, int, tuple[Choice, ...]]]]:
     """Seconds of the step, d, t and the chunks, of all plans that fit."""
     for d in divisors(instance.microbatches):
@@ -44,8 +48,14 @@ def simulated_plans(
                     for tmpcs in product(*(_options(instance, layer.id, d, t) for layer in instance.layers)):
                         chosen = {layer.id: tmpc for layer, tmpc in zip(instance.layers, tmpcs, strict=True)}
                         plan = tuple({layer: chosen[layer] for layer in chunk} for chunk in chunks)
+                        if any(restrictions.violations(instance, _as_plan(plan, d, t), schedule)):
+                            continue
                         if _fits(instance, schedule, lists, plan, d):
                             yield step_s(instance, schedule, lists, plan, d), (d, t, plan)
+
+
+def _as_plan(chunks: tuple[Choice, ...], d: int, t: int) -> Plan:
+    return Plan(tuple(Stage(tuple(chunk), d, t, {x: chunk[x].id for x in chunk}) for chunk in chunks))
 
 
 def step_s(
