@@ -8,10 +8,10 @@ from itertools import chain, combinations, product
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc, divisors
-from piper_ray.simulate.actions import Actions, Kind, flush_lists, stage_of_chunk
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
+from piper_ray.simulate.actions import Actions, Kind, flush_lists, stage_of_chunk
 from piper_ray.simulate.pass_times import pass_times
 
 MEMORY_TOLERANCE = 1e-9
@@ -27,9 +27,7 @@ def lists_of(schedule: Schedule, ranks: int, microbatches: int) -> tuple[Actions
         return None
 
 
-def least_step_s(
-    instance: Instance, schedule: Schedule, restrictions: Restrictions = Restrictions()
-) -> float | None:
+def least_step_s(instance: Instance, schedule: Schedule, restrictions: Restrictions = Restrictions()) -> float | None:
     """Of all plans with one d and one t, over d, t and p; None where none fits."""
     return min((seconds for seconds, _ in simulated_plans(instance, schedule, restrictions)), default=None)
 

@@ -59,7 +59,7 @@ class Plan:
         return tuple(range(first, end) for first, end in pairwise(starts))
 
     def by_rank(self, schedule: Schedule) -> Plan:
-        """What each rank runs as one stage: the same plan where a rank has one stage, else all chunks of a rank together.
+        """What each rank runs as one stage: all chunks of a rank together, which is the plan itself where it has one.
 
         Their degrees are those of its first chunk; chunks of a rank share their devices, so that all have the same.
         """

@@ -99,8 +99,10 @@ class Restrictions:
         return left
 
     def violations(self, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> Iterator[str]:
-        """Each way in which a plan breaks one of them. Rules of the plan as a whole are about the ranks: where the schedule
-        puts several of the plan's stages on a rank they count as one."""
+        """Each way in which a plan breaks one of them.
+
+        Rules of the plan as a whole are about ranks: several stages on a rank, as the schedule puts them, count as one.
+        """
         ranks = plan.by_rank(schedule)
         for constraint in self.constraints:
             yield from constraint.violations(instance, plan if constraint.scope is Scope.STAGES else ranks)

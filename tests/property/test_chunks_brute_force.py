@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 import piper_ray
-from piper_ray.model.constraints import AllDevices, Recompute, StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
-from tests.chunks_brute_force import least_step_s, simulated_plans
-from tests.instances import named_instances, random_instance
+from tests.chunks_brute_force import least_step_s
+from tests.instances import random_instance
 from tests.solver_support import ONE_THREAD
 
 SCHEDULES = [

@@ -1,1 +1,1 @@
-"""Plans under schedules with several chunks on a rank, or a backward pass in two parts: bounds by duality, plans by moves."""
+"""Plans under schedules with chunks on each rank, or a split backward pass: bounds by duality, plans by moves."""

@@ -46,8 +46,8 @@ def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...
 def solve_with_chunks(request: Request, schedules: Sequence[Schedule]) -> Solution:
     """A plan whose simulated batch takes little, one d and one t for all, and what is proved of every plan's batch.
 
-    schedules: of one name, with the numbers of chunks that may be. A plan's stages are its chunks, front to back, p v of
-    them; ``StageCount`` is of p, the ranks. Value and bound are of a microbatch: seconds of a batch over N.
+    schedules: of one name, with the numbers of chunks that may be. A plan's stages are its chunks, front to back, p v
+    of them; ``StageCount`` is of p, the ranks. Value and bound are of a microbatch: seconds of a batch over N.
 
     Raises UsageError for what such a search does not know: a backend, a checkpoint, blocks of operators, constraints.
     """

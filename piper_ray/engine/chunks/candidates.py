@@ -14,7 +14,7 @@ from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
-from piper_ray.engine.kernels.chunk_moves import anneal, batch_seconds, fit_all
+from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.plan import Plan, Stage
@@ -67,7 +67,7 @@ class Candidates:
         self._best: list[Candidate | None] = [None] * len(task.choices)
         self._held = relaxation.mean_held
         self._tried_even = False
-        self._seed = 0
+        self._random = np.random.default_rng(0)
         self.lock = threading.Lock()
 
     @property
@@ -95,7 +95,6 @@ class Candidates:
             if found is None:
                 continue
             cuts, choice = found.cuts.copy(), found.choice.copy()
-            self._seed += 1
             batch_s = anneal(
                 self._layers[index],
                 relaxation.program,
@@ -104,9 +103,8 @@ class Candidates:
                 relaxation.task.memory_bytes,
                 cuts,
                 choice,
-                moves,
+                self._random.random((moves, DRAWS)),
                 _HEAT,
-                self._seed,
                 control,
             )
             self._take(index, Candidate(found.task, found.tables, cuts, choice, float(batch_s)))
@@ -127,8 +125,11 @@ class Candidates:
 
 
 def _even_sizes(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
-    """What chunks may want of the layers, float64[stages]: all the same; and where ranks take turns, all of a turn the same,
-    some turns a layer more than others, as a turn goes at the pace of its largest chunk."""
+    """What chunks may want of the layers, float64[stages]: all the same.
+
+    Where ranks take turns also: all of a turn the same, and some turns a layer more than others, as a turn goes at the
+    pace of its largest chunk.
+    """
     yield np.ones(shape.stages)
     if shape.schedule.name in V_SHAPED or shape.chunks == 1:
         return
@@ -141,7 +142,7 @@ def _even_sizes(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
 
 
 def _cuts(size: FloatArray, wanted: FloatArray, chunks: int) -> IndexArray:
-    """int64[chunks + 1]: runs of layers of given sizes whose parts of the whole are about those wanted; none is empty."""
+    """int64[chunks + 1]: runs of layers of given sizes whose parts are about those wanted; none is empty."""
     ends = np.cumsum(size)
     middles = ends - size / 2.0
     targets = np.cumsum(wanted)[:-1] / wanted.sum() * ends[-1]

@@ -13,9 +13,9 @@ from piper_ray.engine.kernels.chunk_bound import (
     FORWARD_S,
     HUB,
     INPUT_S,
+    NO_LIMIT,
     WEIGHT_S,
     WEIGHTS,
-    NO_LIMIT,
     LayerKinds,
     Paths,
     Prices,
@@ -51,8 +51,10 @@ class Case:
 
 @dataclass
 class _Prices:
-    """Paths through the event graph so far, what they and the ranks' limits are priced, and the shares beside. weight: see
-    ``better_prices``."""
+    """Paths through the event graph so far, what they and the ranks' limits are priced, and the shares beside.
+
+    weight: see ``better_prices``.
+    """
 
     counts: FloatArray
     rank: IndexArray
@@ -103,7 +105,7 @@ class Relaxation:
 
     @classmethod
     def of(cls, task: Task) -> Relaxation | None:
-        """All plans of a task. None if none fits, or the schedule cannot run so as its ranks would wait for each other."""
+        """All plans of a task. None if none fits, or if the ranks would wait for each other."""
         shape, d = task.shape, task.data_parallel_degree
         p = shape.ranks
         program = shape.program()
@@ -205,8 +207,10 @@ class Relaxation:
                     yield replace(self.case, most_units=np.full(p, most), least_units=least)
 
     def try_single_paths(self) -> None:
-        """Takes the path of one rank alone for all, where that gives a better bound: so it is where one rank has more to do
-        than any other and those are full."""
+        """Takes the path of one rank alone for all, where that gives a better bound.
+
+        So it is where that rank has more to do than any other, and those are full.
+        """
         if self.task.lower_s <= 0.0:
             return
         prices = self.prices
@@ -285,7 +289,7 @@ class Relaxation:
             return
         self._hub = hub
         for kinds in (self.exact_kinds, self.kinds):
-            for kind in range(kinds.count.size):
+            for kind in range(kinds.layers.size):
                 kinds.first_chunk[kind], kinds.last_chunk[kind] = window(kinds, kind, hub)
         self.prices.share = _even_shares(self.kinds)
 
@@ -303,7 +307,7 @@ class Relaxation:
         """The longest of what the chunks hold: two where there are several."""
         prices = self.prices
         weights = np.bincount(self.program.rank_of, held[:, WEIGHTS], self.task.shape.ranks)
-        sync_s = weights * self.limits.sync_s_per_byte
+        sync_s = (weights * self.limits.sync_s_per_byte).astype(np.float64)
         simulate_chunks(self.program, held[:, FORWARD_S : WEIGHT_S + 1], sync_s, self._end_s)
         for along_rank in (True, False):
             at = prices.paths
@@ -325,7 +329,7 @@ class Relaxation:
             values[: kept.size] = values[kept]
 
     def _count_layers(self, share: FloatArray) -> FloatArray:
-        """float64[s]"""
+        """Of each chunk, float64[s]."""
         found = np.zeros(self.task.shape.stages)
         at = 0
         for count, first, width, options in _windows(self.kinds):
@@ -339,7 +343,7 @@ def _windows(kinds: LayerKinds) -> Iterator[tuple[int, int, int, int]]:
     """For each kind how many layers, their first chunk, how many chunks they may be in, and their options."""
     options = np.diff(kinds.option_start)
     width = np.maximum(0, kinds.last_chunk - kinds.first_chunk + 1)
-    return zip(kinds.count.tolist(), kinds.first_chunk.tolist(), width.tolist(), options.tolist(), strict=True)
+    return zip(kinds.layers.tolist(), kinds.first_chunk.tolist(), width.tolist(), options.tolist(), strict=True)
 
 
 def _even_shares(kinds: LayerKinds) -> FloatArray:

@@ -34,7 +34,7 @@ class Effort(NamedTuple):
 
 
 EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
-"""What is done for a case, the first time it is the one of the least bound, the second time, and so on; then it is split."""
+"""What is done for a case each time that it is the one of the least bound; then it is split."""
 
 LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
 """What follows for a case that cannot be split."""
@@ -52,14 +52,15 @@ class Node:
     whole: bool = True  # all plans of the task
 
     def run(self, control: FloatArray) -> Outcome:
-        """The next effort, or the cases to go on with. control[0] is the best time known, control[1] the wish to stop."""
+        """The next effort, or the cases to go on with. control: the best time known; not zero for a wish to stop."""
         if self.done == 0 and self.relaxation is None:
             self.relaxation = Relaxation.of(self.task)
             if self.relaxation is None:
                 self.lower_s = np.inf
                 return Outcome(None, [])
             self.candidates = Candidates(self.relaxation)
-        assert self.relaxation is not None and self.candidates is not None
+        assert self.relaxation is not None
+        assert self.candidates is not None
         if self.splits:
             children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
             if children:

@@ -23,7 +23,7 @@ class PipelineShape:
 
     @property
     def chunks(self) -> int:
-        """v"""
+        """Of a rank: v."""
         return self.schedule.v
 
     @property

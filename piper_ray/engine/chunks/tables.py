@@ -37,8 +37,8 @@ _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
 
 _WIDE = 4
-"""Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to eighths
-of all chunks, or to all of them where these are few."""
+"""Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to
+eighths of all chunks, or to all of them where these are few."""
 
 _HUB_READERS = 3
 """A layer that fewer others read is no hub."""
@@ -114,9 +114,9 @@ class ModelOrder:
 
     @cached_property
     def neighbouring(self) -> tuple[bool, ...]:
-        """For each edge of the graph whether no layer can be in a chunk between those of its ends, and it is not the hub's.
+        """For each edge of the graph whether no chunk can lie between those of its ends, and it is not the hub's.
 
-        So it is if all other layers come before its tail or behind its head, by the edges.
+        Chunks are not empty. So it is if all other layers come before its tail or behind its head, by the edges.
         """
         reached = descendants(self.graph.successors)
         n = self.graph.size
@@ -167,11 +167,16 @@ class DegreeTables:
         return sum(sum(row[0]) for row in self.passes)
 
     @cached_property
+    def least_there_and_back_s(self) -> float:
+        """The same without gradients of weights, which nobody waits for where the backward pass is split."""
+        return sum(min(seconds.forward_s + seconds.input_s for seconds in row) for row in self.passes)
+
+    @cached_property
     def least_weights_bytes(self) -> float:
         return sum(min(tmpc.weights_bytes for tmpc in row) for row in self.tmpcs)
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
-        """float64[options, COLUMNS]"""
+        """Of all options, float64[options, COLUMNS]."""
         found = np.zeros((int(self.option_start[-1]), COLUMNS))
         at = 0
         for row, passes in zip(self.tmpcs, self.passes, strict=True):
@@ -225,8 +230,10 @@ class DegreeTables:
 
     @cached_property
     def border_s(self) -> tuple[FloatArray, FloatArray]:
-        """float64[n + 1] each: the least that a border with so many layers behind it makes the chunk before it send, and
-        the one behind it receive, in either direction. Only what no chunk can lie between counts."""
+        """The least that a border makes the chunk before it send, and the one behind it receive, in either direction.
+
+        float64[n + 1] each, by the number of layers behind the border. Only what no chunk can lie between counts.
+        """
         n = self.order.size
         sent, received = np.full(n + 1, np.inf), np.full(n + 1, np.inf)
         lattice = self.order.lattice
@@ -317,8 +324,8 @@ def _fastest_first(tmpc: Tmpc) -> tuple[float, ...]:
 
 
 def _never_worse(one: Tmpc, other: Tmpc) -> bool:
-    """Memory is a y + b + shared / d. It is linear in 1 / d, and y is 0 or more: while its rank holds the most, a chunk may
-    have nothing in flight."""
+    """Memory is a y + b + shared / d. It is linear in 1 / d, and y is 0 or more: while its rank holds the most, a chunk
+    may have nothing in flight."""
     return (
         all(mine <= theirs for mine, theirs in zip(pass_times(one), pass_times(other), strict=True))
         and one.weights_bytes <= other.weights_bytes

@@ -13,7 +13,11 @@ from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables, ModelOrder
 from piper_ray.engine.kernels.chunk_bound import FIXED
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, ScheduleName
+
+
+_WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
+"""Schedules that do not split the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class Task:
 
     @property
     def tensor_parallel_degree(self) -> int:
-        """t"""
+        """Of all stages: t."""
         return self.tables.degree
 
     @property
     def devices(self) -> int:
-        """d t p"""
+        """Of all ranks: d t p."""
         return self.data_parallel_degree * self.tensor_parallel_degree * self.shape.ranks
 
 
@@ -112,6 +116,7 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[Degre
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
             lower_s = (m * tables.least_s + sync_s_per_byte * tables.least_weights_bytes) / p
-            lower_s = max(lower_s, tables.least_s)
+            whole = schedule.name in _WHOLE_BACKWARD
+            lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
             found.append(Task(shape, d, tables, tuple(choices), sync_s_per_byte, memory_bytes, lower_s))
     return found

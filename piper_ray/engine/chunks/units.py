@@ -31,7 +31,7 @@ class TimeUnit:
         """Layers are of one kind here that take and hold the same, wherever they may be."""
         alike: dict[bytes, tuple[int, int, int]] = {}
         ranges = zip(kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True)
-        for (first, end), count in zip(ranges, kinds.count.tolist(), strict=True):
+        for (first, end), count in zip(ranges, kinds.layers.tolist(), strict=True):
             key = kinds.figures[first:end, :FIXED].tobytes()
             start, stop, layers = alike.get(key, (first, end, 0))
             alike[key] = start, stop, layers + count

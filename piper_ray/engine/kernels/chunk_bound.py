@@ -56,7 +56,7 @@ NO_LIMIT = 1e18
 class LayerKinds(NamedTuple):
     """Layers that are alike: which chunks they may be in, and what they may run."""
 
-    count: IndexArray  # int64[kinds]
+    layers: IndexArray  # int64[kinds]: how many
     first_chunk: IndexArray  # int64[kinds]: stages first_chunk .. last_chunk
     last_chunk: IndexArray
     side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
@@ -68,8 +68,8 @@ class LayerKinds(NamedTuple):
 class ShapeLimits(NamedTuple):
     """What all plans of a shape share.
 
-    crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[moments, s], microbatches
-    of each chunk in flight at a moment of its rank; 0 in chunks of others.
+    crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[moments, s],
+    microbatches of each chunk in flight at a moment of its rank; 0 in chunks of others.
     """
 
     crossing_s: FloatArray
@@ -90,9 +90,11 @@ class Paths(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more. units: float64[p,
-    units], seconds for each unit: above 0 where they are too many, below 0 where they are too few. filled: float64[s], seconds for each layer that a
-    chunk has, 0 or more."""
+    """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more.
+
+    units: float64[p], seconds for each unit: above 0 where they are too many, below 0 where they are too few.
+    filled: float64[s], seconds for each layer that a chunk has, 0 or more.
+    """
 
     path: FloatArray
     memory: FloatArray
@@ -101,7 +103,7 @@ class Prices(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Prices by chunk: of passes float64[s, PASSES], of synchronisation, activations in flight and fixed bytes float64[s]."""
+    """Prices by chunk, float64[s]: of synchronisation, activations in flight and fixed bytes; of passes [s, PASSES]."""
 
     passes: FloatArray
     sync: FloatArray
@@ -142,19 +144,19 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     for k in range(s):
         fixed_s += (costs.passes[k, 0] + costs.passes[k, 1]) * limits.crossing_s[k]
     first_hub, last_hub = -1, -1
-    for c in range(kinds.count.size):
+    for c in range(kinds.layers.size):
         if kinds.side[c] == HUB:
             first_hub, last_hub = kinds.first_chunk[c], kinds.last_chunk[c]
     best_s, best_hub = np.inf, first_hub
     for hub in range(first_hub, last_hub + 1):
         total_s = fixed_s
-        for c in range(kinds.count.size):
+        for c in range(kinds.layers.size):
             first, last = window(kinds, c, hub)
             least_s = np.inf
             for k in range(first, last + 1):
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                     least_s = min(least_s, priced_s(kinds, o, k, hub, costs, prices, limits))
-            total_s += kinds.count[c] * least_s
+            total_s += kinds.layers[c] * least_s
         if total_s < best_s:
             best_s, best_hub = total_s, hub
     return float(best_s), int(best_hub)
@@ -174,9 +176,9 @@ def price_full_ranks(
 ) -> None:
     """Sets the prices of units of time, in place, to the best if all layers were of the frequent kind.
 
-    Its ``layers`` layers have the options first_option .. end_option - 1, of a unit each. They fill the ranks on which they
-    are cheapest; what a rank is cheaper than the last one of these is the price of its units. Where there is no room for
-    all, units cost more the more is missing, by ``scale_s`` for all.
+    Its ``layers`` layers have the options first_option .. end_option - 1, of a unit each. They fill the ranks on which
+    they are cheapest; what a rank is cheaper than the last one of these is the price of its units. Where there is no
+    room for all, they cost ``scale_s`` more.
     """
     p, s = limits.most_units.size, limits.rank_of.size
     costs = costs_of(limits, paths, prices.path, prices.memory)
@@ -206,9 +208,9 @@ def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
     """The chunks that a kind may be in while the hub is in chunk ``hub``."""
     first, last = kinds.first_chunk[c], kinds.last_chunk[c]
     side = kinds.side[c]
-    if side == HUB or side == BEHIND_HUB:
+    if side in (HUB, BEHIND_HUB):
         first = max(first, hub)
-    if side == HUB or side == BEFORE_HUB:
+    if side in (HUB, BEFORE_HUB):
         last = min(last, hub)
     return first, last
 

@@ -10,6 +10,14 @@ from piper_ray.engine.kernels.chunk_program import ChunkProgram, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers, chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
+DRAWS = 8
+"""Random numbers that a move takes."""
+
+_OF_A_BORDER = 0.7
+_TO_A_NEIGHBOUR = 0.6
+_OF_TWO_LAYERS = 0.7
+"""Shares of moves."""
+
 
 @kernel
 def batch_seconds(
@@ -52,18 +60,17 @@ def anneal(
     memory_bytes: float,
     cuts: IndexArray,
     choice: IndexArray,
-    moves: int,
+    draws: FloatArray,
     heat: float,
-    seed: int,
     control: FloatArray,
 ) -> float:
     """Seconds of the best plan found, which is left in ``cuts`` and ``choice``; they hold one that fits before.
 
-    Simulated annealing from ``heat``, relative to the plan's time, down to nothing. A move takes a layer from a chunk to
-    another, near or far, which shifts the chunks between, or changes a layer's TMPC. It ends early when control[1] is
-    not zero. The same seed gives the same plan.
+    Simulated annealing from ``heat``, relative to the plan's time, down to nothing. A move takes a layer from a chunk
+    to another, near or far, which shifts the chunks between, or changes a layer's TMPC. It ends early when control[1]
+    is not zero. draws: float64[moves, DRAWS], random, from 0 to below 1.
     """
-    np.random.seed(seed)
+    moves = draws.shape[0]
     s, n, p = cuts.size - 1, choice.size, program.last.size
     chunk_of = np.empty(n, np.int64)
     end_s = np.empty(program.kind.size + 1)
@@ -76,12 +83,11 @@ def anneal(
             break
         new_cuts[:] = cuts
         new_choice[:] = choice
-        if s > 1 and np.random.random() < 0.7:
-            a = np.random.randint(s)
-            if np.random.random() < 0.6:
-                b = a + 1 if np.random.random() < 0.5 else a - 1
-            else:
-                b = np.random.randint(s)
+        draw = draws[move]
+        if s > 1 and draw[0] < _OF_A_BORDER:
+            a, b = int(draw[1] * s), int(draw[2] * s)
+            if draw[3] < _TO_A_NEIGHBOUR:
+                b = a + 1 if draw[4] < 0.5 else a - 1
             if b < 0 or b >= s or a == b or cuts[a + 1] - cuts[a] < 2:
                 continue
             touched[:] = False
@@ -97,24 +103,24 @@ def anneal(
             if not fits:
                 continue
         else:
-            x = np.random.randint(n)
+            x = int(draw[1] * n)
             options = layers.option_start[x + 1] - layers.option_start[x]
             if options < 2:
                 continue
-            k = np.searchsorted(cuts, x, side="right") - 1
+            k = int(np.searchsorted(cuts, x, side="right")) - 1
             rank = program.rank_of[k]
-            new_choice[x] = layers.option_start[x] + np.random.randint(options)
+            new_choice[x] = layers.option_start[x] + int(draw[2] * options)
             # Another layer of the rank makes room, or takes what became free.
-            other_chunk = program.stage_of[rank, np.random.randint(program.stage_of.shape[1])]
-            y = np.random.randint(cuts[other_chunk], cuts[other_chunk + 1])
-            if y != x and np.random.random() < 0.7:
+            other_chunk = program.stage_of[rank, int(draw[3] * program.stage_of.shape[1])]
+            y = cuts[other_chunk] + int(draw[4] * (cuts[other_chunk + 1] - cuts[other_chunk]))
+            if y != x and draw[5] < _OF_TWO_LAYERS:
                 of_other = layers.option_start[y + 1] - layers.option_start[y]
-                new_choice[y] = layers.option_start[y] + np.random.randint(of_other)
+                new_choice[y] = layers.option_start[y] + int(draw[6] * of_other)
             if not _rank_fits(layers, program, rank, new_cuts, memory_bytes, new_choice):
                 continue
         found_s = batch_seconds(layers, program, sync_s_per_byte, new_cuts, new_choice, chunk_of, end_s)
         warmth = heat * (1.0 - move / moves) * best_s
-        if found_s <= now_s or np.random.random() < np.exp((now_s - found_s) / max(warmth, 1e-300)):
+        if found_s <= now_s or draw[7] < np.exp((now_s - found_s) / max(warmth, 1e-300)):
             now_s = found_s
             cuts[:] = new_cuts
             choice[:] = new_choice

@@ -54,7 +54,7 @@ def _on_simplex(values: FloatArray) -> None:
 def spread(
     kinds: LayerKinds, limits: ShapeLimits, share: FloatArray, hub: int
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """float64[s, COLUMNS], units float64[p, units] and layers float64[s]: what chunks hold when layers are spread over chunks and options by shares.
+    """What chunks hold when layers are spread by shares: float64[s, COLUMNS], units float64[p] and layers float64[s].
 
     share: float64[cells], for each kind, chunk of its window and option the part of its layers. The seconds hold what
     the hub makes layers pay, and no other transfers.
@@ -63,12 +63,12 @@ def spread(
     units = np.zeros(limits.most_units.size)
     layers_in = np.zeros(limits.rank_of.size)
     at = 0
-    for c in range(kinds.count.size):
+    for c in range(kinds.layers.size):
         for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
             r = limits.rank_of[k]
             for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                 if share[at] != 0.0:
-                    layers = share[at] * kinds.count[c]
+                    layers = share[at] * kinds.layers[c]
                     layers_in[k] += layers
                     for column in range(COLUMNS):
                         held[k, column] += layers * kinds.figures[o, column]
@@ -85,7 +85,7 @@ def spread(
 def cells(kinds: LayerKinds) -> int:
     """How many shares there are."""
     total = 0
-    for c in range(kinds.count.size):
+    for c in range(kinds.layers.size):
         width = max(0, kinds.last_chunk[c] - kinds.first_chunk[c] + 1)
         total += width * (kinds.option_start[c + 1] - kinds.option_start[c])
     return total
@@ -105,9 +105,9 @@ def better_prices(
 ) -> float:
     """Moves prices and shares, in place, towards those of the best fractional plan under these paths alone.
 
-    A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. hub: the chunk that the
-    hub is in, -1 for none. scale_s: about what a batch takes. weight: how much longer the steps of prices are than those of
-    shares, as it was returned before. Both become their averages over the rounds (Applegate and others, 2021).
+    A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. hub: the chunk that
+    the hub is in, -1 for none. scale_s: about what a batch takes. weight: how much longer the steps of prices are than
+    those of shares, as it was returned before. Both become their averages over the rounds (Applegate and others, 2021).
     """
     s, p = limits.rank_of.size, limits.most_units.size
     by_pass = np.ascontiguousarray(paths.counts.transpose(1, 2, 0))
@@ -124,12 +124,12 @@ def better_prices(
     for _ in range(rounds):
         costs = costs_of(limits, paths, prices.path, prices.memory)
         at = 0
-        for c in range(kinds.count.size):
+        for c in range(kinds.layers.size):
             first = at
             first_chunk, last_chunk = window(kinds, c, hub)
             for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                    cost = kinds.count[c] * priced_s(kinds, o, k, hub, costs, prices, limits) / scale_s
+                    cost = kinds.layers[c] * priced_s(kinds, o, k, hub, costs, prices, limits) / scale_s
                     inside = first_chunk <= k <= last_chunk
                     moved[at] = share[at] - share_step * cost if inside else _NEVER
                     at += 1
@@ -176,7 +176,7 @@ def better_prices(
     moved_shares = ((share - began) ** 2).sum()
     if moved_prices <= 0.0 or moved_shares <= 0.0:
         return weight
-    return min(_MOST_WEIGHT, max(1.0 / _MOST_WEIGHT, np.sqrt(weight * np.sqrt(moved_prices / moved_shares))))
+    return float(min(_MOST_WEIGHT, max(1.0 / _MOST_WEIGHT, np.sqrt(weight * np.sqrt(moved_prices / moved_shares)))))
 
 
 @kernel
@@ -226,10 +226,10 @@ def _norm(
                 prices.units[r] = units[r] * scale_s / max(1.0, limits.most_units[r]) ** 2
         costs = costs_of(limits, paths, prices.path, prices.memory)
         at = 0
-        for c in range(kinds.count.size):
+        for c in range(kinds.layers.size):
             for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                    x[at] = kinds.count[c] * priced_s(kinds, o, k, hub, costs, prices, limits) / scale_s
+                    x[at] = kinds.layers[c] * priced_s(kinds, o, k, hub, costs, prices, limits) / scale_s
                     at += 1
         norm = np.sqrt((x * x).sum())
         if norm <= 0.0:

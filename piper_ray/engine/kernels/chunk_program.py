@@ -13,16 +13,16 @@ import numpy as np
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
-# Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the inputs
-# and of the weights.
+# Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the
+# inputs and of the weights.
 FORWARD = 0
 BACKWARD = 1
 INPUTS = 2
 WEIGHTS = 3
 
 PASSES = 3
-"""Columns of durations and of counts: forward, gradients of inputs, gradients of weights. A whole backward pass takes the
-last two together."""
+"""Columns of durations and of counts: forward, gradients of inputs, gradients of weights. A whole backward pass takes
+the last two together."""
 
 
 class ChunkProgram(NamedTuple):
@@ -105,7 +105,7 @@ def build_program(
 def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, IndexArray]:
     """The undominated vectors of microbatches in flight, rank after rank.
 
-    A microbatch is in flight from the beginning of its forward pass to the end of its backward pass, or of its weights'.
+    A microbatch is in flight from the beginning of its forward pass to the end of its backward pass, or of W.
     """
     p = start.size - 1
     held_start = np.zeros(p + 1, np.int64)
@@ -148,8 +148,8 @@ def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, In
 def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArray, end_s: FloatArray) -> float:
     """Seconds of a batch: until every rank has done its passes and synchronised.
 
-    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch, in which each pass's end stands
-    afterwards; its last entry stands for what nobody waits for.
+    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch, in which each pass's end
+    stands afterwards; its last entry stands for what nobody waits for.
     """
     duration = np.empty((seconds.shape[0], 4))
     for k in range(seconds.shape[0]):
@@ -186,9 +186,9 @@ def critical_path(
         k, stage = program.kind[a], program.stage[a]
         if k == FORWARD:
             counts[stage, 0] += 1.0
-        if k == BACKWARD or k == INPUTS:
+        if k in (BACKWARD, INPUTS):
             counts[stage, 1] += 1.0
-        if k == BACKWARD or k == WEIGHTS:
+        if k in (BACKWARD, WEIGHTS):
             counts[stage, 2] += 1.0
         x, y = program.before[a], program.awaited[a]
         if end_s[x] == end_s[y]:

@@ -83,7 +83,7 @@ def chunk_figures(
 
 @kernel
 def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: float) -> FloatArray:
-    """float64[p]"""
+    """Each rank's synchronisation, float64[p]."""
     sync_s = np.zeros(program.last.size)
     for k in range(program.rank_of.size):
         sync_s[program.rank_of[k]] += figures[k, WEIGHTS] * sync_s_per_byte
