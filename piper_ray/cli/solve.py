@@ -275,4 +275,5 @@ def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: E
 
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
 
-    write_atomically(out, to_text(plan_document(instance, solution.plan, evaluation, proof_document(solution))))
+    document = plan_document(instance, solution.plan, evaluation, proof_document(solution), solution.schedule)
+    write_atomically(out, to_text(document))

@@ -58,6 +58,17 @@ class Plan:
         starts = list(accumulate((stage.devices for stage in self.stages), initial=0))
         return tuple(range(first, end) for first, end in pairwise(starts))
 
+    def ranks_under(self, schedule: Schedule) -> tuple[range, ...]:
+        """The same where a schedule may put several stages on the same devices."""
+        merged = self.by_rank(schedule)
+        count = len(merged.stages)
+        found = {
+            stage: ranks
+            for place, ranks in enumerate(merged.ranks)
+            for stage in (schedule.stages_of_rank(place, count) if count < len(self.stages) else (place,))
+        }
+        return tuple(found[stage] for stage in range(len(self.stages)))
+
     def by_rank(self, schedule: Schedule) -> Plan:
         """What each rank runs as one stage: all chunks of a rank together, which is the plan itself where it has one.
 

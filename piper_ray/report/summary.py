@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.report.figures import (
     PROOF_TOLERANCE,
@@ -162,11 +162,17 @@ def _work_text(solution: Solution) -> str:
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s {_looked_at_text(stats)}"
+        f"search {stats.search_s:.2f} s {_looked_at_text(stats, solution.schedule)}"
     )
 
 
-def _looked_at_text(stats: SolveStats) -> str:
+def _looked_at_text(stats: SolveStats, schedule: Schedule) -> str:
     if stats.degrees is None:
         return f"in {plural(len(stats.evaluations), 'evaluation')}"
-    return f"in {stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"
+    return f"in {stats.degrees.searched:,} of {_pairs_text(stats.degrees.pairs, schedule)}"
+
+
+def _pairs_text(count: int, schedule: Schedule) -> str:
+    if schedule.name in CHUNKED:
+        return f"{plural(count, 'choice')} of degrees, ranks and chunks"
+    return f"{plural(count, 'pair')} of degrees"

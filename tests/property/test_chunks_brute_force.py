@@ -47,7 +47,8 @@ def assert_bounded(instance: Instance, schedule: Schedule, restrictions: Restric
     if found.plan is None or found.time_per_sample_s is None:
         return False
     assert found.time_per_sample_s >= least_s * (1 - 1e-9), what
-    assert (found.status is Status.OPTIMAL) == (found.lower_bound_s >= found.time_per_sample_s * (1 - 1e-9)), what
+    if found.status is Status.OPTIMAL:
+        assert found.lower_bound_s >= found.time_per_sample_s * (1 - 2e-9), what
     simulation = piper_ray.simulate(instance, found.plan, found.schedule)
     assert simulation.time_per_sample_s == pytest.approx(found.time_per_sample_s, rel=1e-9), what
     assert not simulation.memory_violations, what

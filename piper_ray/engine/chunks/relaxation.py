@@ -33,7 +33,7 @@ _MOST_PATHS = 160
 _SLOWER = 0.25
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
-_ROUNDING = 1e-9
+_ROUNDING = 1e-10
 """Relative: what sums of prices and seconds may be off."""
 
 

@@ -15,7 +15,6 @@ from piper_ray.engine.kernels.chunk_bound import FIXED
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
 
-
 _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 """Schedules that do not split the backward pass."""
 
