@@ -235,7 +235,7 @@ class Relaxation:
             self.kinds,
             self.limits,
             self._hub,
-            self._paths(),
+            self.paths,
             priced,
             prices.share,
             self.task.lower_s,
@@ -254,7 +254,9 @@ class Relaxation:
         self._make_room()
         self._add_paths(held)
 
-    def _paths(self) -> Paths:
+    @property
+    def paths(self) -> Paths:
+        """Those found so far."""
         return Paths(self.prices.counts[: self.prices.paths], self.prices.rank[: self.prices.paths])
 
     def _priced(self) -> Prices:
@@ -263,7 +265,7 @@ class Relaxation:
 
     def _evaluate(self, prices: Prices) -> float:
         """The bound of these prices, which may raise ``lower_s``."""
-        found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, self._paths(), prices)
+        found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, self.paths, prices)
         found_s = found_s * (1.0 - _ROUNDING)
         self.lower_s = max(self.lower_s, min(found_s, self._target_s))
         return found_s
@@ -274,7 +276,7 @@ class Relaxation:
                 self.exact_kinds,
                 self.limits,
                 self._hub,
-                self._paths(),
+                self.paths,
                 prices,
                 self.unit.first_option,
                 self.unit.end_option,
