@@ -20,6 +20,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import (
     AllDevices,
     Constraint,
+    KeepOrder,
     NoDataParallelism,
     NoTensorParallelism,
     Recompute,
@@ -27,6 +28,7 @@ from piper_ray.model.constraints import (
     SameDegrees,
     Scope,
     StageCount,
+    SustainedRate,
     TensorParallelDegrees,
 )
 from piper_ray.model.errors import (
@@ -46,6 +48,8 @@ from piper_ray.model.errors import (
 from piper_ray.model.events import (
     Bounds,
     Compiling,
+    DegreesAdvanced,
+    DegreesSearched,
     EvaluationAdvanced,
     EvaluationFinished,
     Event,
@@ -72,8 +76,9 @@ from piper_ray.model.solution import (
     SolveStats,
     Status,
 )
+from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
@@ -147,6 +152,8 @@ __all__ = [
     "SameDegrees",
     "StageCount",
     "AllDevices",
+    "KeepOrder",
+    "SustainedRate",
     "Recompute",
     # how it is solved
     "SolveOptions",
@@ -156,6 +163,7 @@ __all__ = [
     "ScheduleName",
     "SimulationOptions",
     "AllReduce",
+    "StepTerms",
     "InFlightRule",
     "Stop",
     "Backend",
@@ -174,6 +182,8 @@ __all__ = [
     "Note",
     "Compiling",
     "StepFinished",
+    "DegreesAdvanced",
+    "DegreesSearched",
     "EvaluationAdvanced",
     "EvaluationFinished",
     "IncumbentFound",

@@ -1,8 +1,8 @@
 """Independent check of a plan: everything re-derived from the instance, with none of the solver's code.
 
-The formulas are those of Piper (NeurIPS 2021), section 3, with what ``model`` adds: bytes that replicas share out,
-least data-parallel degrees and tensors with several ends. Beside the model, the plan and the errors it imports only
-what looks through arguments.
+Under Piper's own schedule the formulas are those of the paper (NeurIPS 2021), section 3, with what ``model`` adds:
+bytes that replicas share out, least data-parallel degrees and tensors with several ends. Under any other the plan is
+simulated.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
-from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.constraints import SustainedRate
+from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import chosen_tmpcs, edge_violations, partition_violations
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.step import StepTerms
 
 if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
     from piper_ray.workloads.formats.load import Source
 
 MEMORY_TOLERANCE = 1e-9
@@ -37,10 +43,11 @@ MEMORY_BINDS = 0.95
 
 @dataclass(frozen=True)
 class StageEvaluation:
-    """What one stage costs. time_s = compute_s + communication_s + resync_s, each per sample.
+    """What one stage costs. time_s = compute_s + communication_s + resync_s, each per sample; under a flush the stage
+    is idle for the rest of the plan's time.
 
     in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
-    memory_bytes: on each device of the stage.
+    memory_bytes: on each device of the stage; under a flush the most at any time, all chunks on the device together.
     binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
     takes MEMORY_BINDS of what there is, or more; either, both or neither.
     """
@@ -61,7 +68,8 @@ class StageEvaluation:
 class Evaluation:
     """A valid plan's cost: time_per_sample_s in s, devices used, and ``stages`` front to back.
 
-    bottleneck: index of the first stage that is as slow as the whole.
+    bottleneck: index of the first stage that no other is slower than. schedule: what all this is under. Where that
+    flushes each batch time_per_sample_s is the simulated step over N.
     """
 
     time_per_sample_s: float
@@ -69,6 +77,7 @@ class Evaluation:
     data_parallel_sum: int
     stages: tuple[StageEvaluation, ...]
     bottleneck: int
+    schedule: Schedule = PAPERS_SCHEDULE
 
 
 def in_flight_microbatches(suffix_sum: int, data_parallel_degree: int) -> int:
@@ -81,26 +90,97 @@ def objective_s(stage_times_s: Iterable[float]) -> float:
     return max(stage_times_s)
 
 
-def evaluate(instance: Instance | Source, plan: Plan, *, restrictions: Restrictions = Restrictions()) -> Evaluation:
+def evaluate(
+    instance: Instance | Source,
+    plan: Plan,
+    *,
+    restrictions: Restrictions = Restrictions(),
+    schedule: Schedule | ScheduleName | str | None = None,
+    step: StepTerms = StepTerms(),
+) -> Evaluation:
     """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
 
-    instance: may be what ``load`` takes, such as a path. restrictions: further rules. Raises InputError for an instance
-    or plan that is not sound in itself, UsageError for arguments that are something else.
+    instance: may be what ``load`` takes, such as a path. restrictions: further rules. schedule: what the plan runs
+    under, or its name; None: the instance's own, else Piper's, "2bw". Under any other than that the plan is simulated.
+    step: terms of such a step.
+    Raises InputError for an instance or plan that is not sound in itself, UsageError for arguments that are something
+    else, and for a schedule that cannot run the batch.
     """
     instance = _checked(instance, plan, restrictions)
+    under = Schedule.first_of(schedule, instance.schedule)
+    if under != PAPERS_SCHEDULE:
+        from piper_ray.simulate.options import SimulationOptions
+        from piper_ray.simulate.run import simulate
+
+        simulation = simulate(instance, plan, under, options=SimulationOptions.of(step))
+        return evaluation_of(instance, plan, simulation, restrictions)
+    if step != StepTerms():
+        raise UsageError("Piper's model (2bw) has its own terms of a step; others are for schedules with a flush")
+    given, instance = instance, as_planned(instance, plan)
     violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
-    violations += _degree_violations(instance, plan)
+    violations += [*_degree_violations(instance, plan), *_in_flight_violations(plan)]
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
         chosen, faults = chosen_tmpcs(instance, stage, number)
         choices.append(chosen)
         violations += faults
-    suffix_sums = [sum(stage.data_parallel_degree for stage in plan.stages[i:]) for i in range(len(plan.stages))]
-    violations += _memory_violations(instance, plan, choices, suffix_sums)
-    violations += restrictions.violations(instance, plan)
+    in_flight = _in_flight(plan)
+    violations += _memory_violations(instance, plan, choices, in_flight)
+    violations += restrictions.violations(given, plan)
+    if not violations and restrictions.has(SustainedRate):
+        violations += _unsustained(given, plan)
     if violations:
         raise InvalidPlan(violations)
-    return _cost(instance, plan, choices, suffix_sums)
+    return _cost(instance, plan, choices, in_flight)
+
+
+def evaluation_of(
+    instance: Instance, plan: Plan, simulation: Simulation, restrictions: Restrictions = Restrictions()
+) -> Evaluation:
+    """What a simulated plan costs. Raises InvalidPlan where memory or the restrictions are broken."""
+    violations = [*simulation.memory_violations, *restrictions.violations(instance, plan, simulation.schedule)]
+    if violations:
+        raise InvalidPlan(violations)
+    timeline, microbatches = simulation.timeline, simulation.microbatches
+    factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
+    parts: list[tuple[float, float, float]] = []
+    for number, figures in enumerate(simulation.stages):
+        mine = timeline.stage == number
+        d = figures.data_parallel_degree
+        passes = timeline.microbatches * d
+        communication = float(timeline.communication_s[mine].sum()) / passes
+        busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
+        resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * instance.bandwidth_bytes_per_s)
+        if simulation.schedule.asynchronous:  # its passes have it in them
+            resync = 0.0
+        parts.append((busy - communication, communication, resync))
+    of_rank = {stage: rank for rank in reversed(simulation.ranks) for stage in rank.stages}
+    ranks = [of_rank[number] for number in range(len(parts))]
+    rank_s = [fsum(x for stage in rank.stages for x in parts[stage]) for rank in ranks]
+    slowest = max(rank_s)
+    stages = tuple(
+        StageEvaluation(
+            time_s=fsum(part),
+            compute_s=part[0],
+            communication_s=part[1],
+            resync_s=part[2],
+            memory_bytes=rank.peak_memory_bytes,
+            in_flight_microbatches=rank.in_flight[rank.stages.index(number)],
+            devices=stage.devices,
+            data_parallel_degree=stage.data_parallel_degree,
+            tensor_parallel_degree=stage.tensor_parallel_degree,
+            binding=binding(instance, slowest, rank_s[number], rank.peak_memory_bytes),
+        )
+        for number, (stage, part, rank) in enumerate(zip(plan.stages, parts, ranks, strict=True))
+    )
+    return Evaluation(
+        simulation.time_per_sample_s,
+        plan.devices // simulation.schedule.v,
+        plan.data_parallel_sum // simulation.schedule.v,
+        stages,
+        rank_s.index(slowest),
+        simulation.schedule,
+    )
 
 
 def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions) -> Instance:
@@ -114,34 +194,33 @@ def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions
     return formats.instance_of(instance)
 
 
-def partition_violations(instance: Instance, plan: Plan) -> list[str]:
-    """In words: stages without layers, and layers in no stage, in several, or not of the instance."""
-    violations = []
-    stage_of: dict[int, int] = {}
-    for number, stage in enumerate(plan.stages, start=1):
-        if not stage.layers:
-            violations.append(f"stage {number} is empty")
-        for layer in stage.layers:
-            if layer not in instance.layer_by_id:
-                violations.append(f"stage {number}: layer {layer} is not in the instance")
-            elif layer not in stage_of:
-                stage_of[layer] = number
-            elif stage_of[layer] == number:
-                violations.append(f"layer {layer} is listed twice in stage {number}")
-            else:
-                violations.append(f"layer {layer} is in stage {stage_of[layer]} and again in stage {number}")
-    violations += [f"layer {layer.id} is in no stage" for layer in instance.layers if layer.id not in stage_of]
-    return violations
+def _in_flight(plan: Plan) -> list[int]:
+    """y of each stage: what the plan says, else the paper's rule; 0 where a degree is none."""
+    degrees = [stage.data_parallel_degree for stage in plan.stages]
+    if plan.in_flight is not None and len(plan.in_flight) == len(degrees):
+        return list(plan.in_flight)
+    return [in_flight_microbatches(sum(degrees[i:]), d) if d >= 1 else 0 for i, d in enumerate(degrees)]
 
 
-def edge_violations(instance: Instance, plan: Plan) -> list[str]:
-    """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back."""
-    stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
+def _in_flight_violations(plan: Plan) -> list[str]:
+    kept = plan.in_flight
+    if kept is None:
+        return []
+    if len(kept) != len(plan.stages):
+        return [f"the plan says of {len(kept)} stages what they keep in flight, but has {len(plan.stages)}"]
+    return [f"stage {number}: keeps {y} microbatches in flight" for number, y in enumerate(kept, start=1) if y < 1]
+
+
+def _unsustained(instance: Instance, plan: Plan) -> list[str]:
+    """Of an asynchronous plan, run: whether replicas that take turns keep the slowest stage busy."""
+    from piper_ray.simulate.run import simulate
+
+    found = simulate(instance, plan, PAPERS_SCHEDULE)
+    if found.keeps_promise:
+        return []
+    promised_s = (found.promised_s or 0.0) / found.microbatches
     return [
-        f"edge {edge.source} -> {edge.target} runs backwards, from stage {stage_of[edge.source]} "
-        f"to stage {stage_of[edge.target]}"
-        for edge in instance.edges
-        if edge.source in stage_of and edge.target in stage_of and stage_of[edge.source] > stage_of[edge.target]
+        f"its rate is not sustained: {promised_s:.6g} s per microbatch, but {found.time_per_sample_s:.6g} s simulated"
     ]
 
 
@@ -167,52 +246,15 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
-    """The stage's TMPC for each layer of the instance in it, and what is wrong with the others."""
-    t = stage.tensor_parallel_degree
-    chosen: dict[int, Tmpc] = {}
-    violations = []
-    for layer_id in dict.fromkeys(stage.layers):
-        layer = instance.layer_by_id.get(layer_id)
-        if layer is None:
-            continue
-        if layer_id not in stage.tmpc_ids:
-            violations.append(f"stage {number}: layer {layer_id} has no TMPC chosen")
-            continue
-        wanted = stage.tmpc_ids[layer_id]
-        offered = {tmpc.id: tmpc for tmpc in layer.tmpcs.get(t, ())}
-        if wanted in offered:
-            chosen[layer_id] = offered[wanted]
-            least = offered[wanted].least_data_parallel_degree
-            if 1 <= stage.data_parallel_degree < least:
-                violations.append(
-                    f"stage {number}: TMPC {wanted!r} of layer {layer_id} needs a data-parallel degree of at least "
-                    f"{least}, the stage has {stage.data_parallel_degree}"
-                )
-        elif offered:
-            violations.append(
-                f"stage {number}: layer {layer_id} has no TMPC {wanted!r} at tensor-parallel degree {t}, only "
-                + ", ".join(repr(tmpc_id) for tmpc_id in offered)
-            )
-        else:
-            violations.append(f"stage {number}: layer {layer_id} has no TMPC at tensor-parallel degree {t}")
-    strangers = [layer_id for layer_id in stage.tmpc_ids if layer_id not in stage.layers]
-    violations += [
-        f"stage {number}: a TMPC is chosen for layer {layer_id}, not in this stage" for layer_id in strangers
-    ]
-    return chosen, violations
-
-
 def _memory_violations(
-    instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]
+    instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]
 ) -> list[str]:
     """Stages over the limit. Where a TMPC or a degree is wrong the figure is that of the layers that are right."""
     violations = []
     limit = instance.memory_bytes
-    for number, (stage, chosen, s) in enumerate(zip(plan.stages, choices, suffix_sums, strict=True), start=1):
+    for number, (stage, chosen, y) in enumerate(zip(plan.stages, choices, in_flight, strict=True), start=1):
         if stage.data_parallel_degree < 1:
             continue
-        y = in_flight_microbatches(s, stage.data_parallel_degree)
         needed = _memory_bytes(chosen.values(), y, stage.data_parallel_degree)
         if not _fits(needed, limit):
             violations.append(
@@ -240,7 +282,7 @@ def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: f
     return tuple(name for name, binds in reasons.items() if binds)
 
 
-def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], suffix_sums: Sequence[int]) -> Evaluation:
+def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> Evaluation:
     crossing = [_crossing_bytes(instance, chosen) for chosen in choices]
     parts = [
         _time_parts_s(instance, stage, chosen, cut_bytes)
@@ -249,10 +291,9 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], su
     times = [fsum(part) for part in parts]
     slowest = objective_s(times)
     stages = []
-    for stage, chosen, s, (compute, communication, resync), time in zip(
-        plan.stages, choices, suffix_sums, parts, times, strict=True
+    for stage, chosen, y, (compute, communication, resync), time in zip(
+        plan.stages, choices, in_flight, parts, times, strict=True
     ):
-        y = in_flight_microbatches(s, stage.data_parallel_degree)
         d = stage.data_parallel_degree
         memory_bytes = _memory_bytes(chosen.values(), y, d)
         stages.append(

@@ -168,6 +168,11 @@ def with_more_said(rng: random.Random, instance: Instance) -> Instance:
 
 
 def chained_instance(rng: random.Random) -> Instance:
+    """As ``repeated_layer``, with what else an instance may say of its layers."""
+    return with_more_said(rng, repeated_layer(rng))
+
+
+def repeated_layer(rng: random.Random) -> Instance:
     """An instance with a chain that repeats a layer, each fed by the one before and some by a common source."""
     length, fed = rng.randint(2, 9), rng.random() < 0.7
     first = rng.randint(0, 50)
@@ -184,7 +189,7 @@ def chained_instance(rng: random.Random) -> Instance:
     layers = [layer(first, 0.0, "mask")] + [layer(v, time_s, "block") for v, time_s in zip(chain, times, strict=True)]
     edges = tuple(Edge(u, v, 7.0 if u == first else 8.0) for u, v in pairs)
     tensors = (Tensor((rng.choice(chain), first), 1.0, 2.0),) if rng.random() < 0.3 else ()
-    return with_more_said(rng, Instance(tuple(layers), edges, 4, 8, 100.0, 10.0, "chained", tensors))
+    return Instance(tuple(layers), edges, 4, 8, 100.0, 10.0, "chained", tensors)
 
 
 def mutated_files(seed: int, count: int, folder: Path) -> Iterator[Path]:

@@ -71,12 +71,12 @@ def started(
             process.kill()
 
 
-def wait_for(process: subprocess.Popen[str], words: str) -> None:
-    """Until a line of stderr has the words."""
+def wait_for(process: subprocess.Popen[str], words: str) -> str:
+    """Until a line of stderr has the words. Returns what came there up to it."""
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
         seen.append(line)
         if words in line:
-            return
+            return "".join(seen)
     raise AssertionError(f"{words!r} is not in\n{''.join(seen)}")

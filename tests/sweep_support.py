@@ -77,4 +77,6 @@ def dataset_row(number: int, workload: str = "a") -> dict[str, object]:
         "host": "h",
         "runtime": "r",
         "finished_at": datetime(2026, 1, 1, tzinfo=timezone.utc),
+        "schedule": "2bw",
+        "chunks": 1,
     }

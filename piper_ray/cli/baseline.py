@@ -12,6 +12,7 @@ from piper_ray.cli.interrupts import current
 from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 
 PlannerName = Annotated[
     str,
@@ -36,7 +37,7 @@ def refuse_search_options(planner: str, **options: object) -> None:
 
 
 def solve_by_baseline(
-    instance: Instance, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
+    instance: Instance, schedule: Schedule, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
 ) -> int:
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
     from piper_ray.compiled.observers import observed
@@ -44,13 +45,13 @@ def solve_by_baseline(
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
     from piper_ray.report.stages import print_plan
-    from piper_ray.report.summary import cost_text, instance_lines, print_speed
+    from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     screen = console(stderr=json)
-    for line in instance_lines(instance):
+    for line in [*instance_lines(instance), schedule_line(schedule)]:
         screen.print(line, soft_wrap=True, highlight=False)
     with observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note):
-        result = current().run(lambda _: plan(instance, planner, restrictions=restrictions))
+        result = current().run(lambda _: plan(instance, planner, restrictions=restrictions, schedule=schedule))
     screen.print()
     unwritten = Unwritten()
     if result.plan is None or result.evaluation is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,18 @@ parse_size = option_value(_given(partial(parse_bytes, unit_required=True)))
 parse_rate = option_value(_given(partial(parse_bytes_per_s, unit_required=True)))
 
 
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
+
+
+def parse_time(text: str) -> float:
+    """``5us``, ``1.5ms``, ``2s``. Raises UsageError."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
+    return float(match["number"]) * _UNITS_S[match["unit"]]
+
+
 def note(text: str) -> None:
     """What is no fault and still worth telling."""
     typer.echo(f"piper-ray: note: {text}", err=True)
@@ -76,6 +89,14 @@ def _word(value: object) -> str:
     if isinstance(value, _Given):
         return value.text
     return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+def refuse_unwritable(option: str, path: Path) -> None:
+    """Raises UsageError for a place where no file can be: said before the work, not after hours of it."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder; expected the path of a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
 
 
 class Unwritten:

@@ -15,16 +15,23 @@ from piper_ray.cli.search_options import (
     MemoryLimit,
     NoDataParallel,
     NoTensorParallel,
+    PlannedSchedule,
     RecomputeRule,
+    SameForAll,
+    Stages,
+    TensorParallel,
     Threads,
     TimeLimit,
+    UseAllDevices,
+    constraints_of,
 )
-from piper_ray.cli.solve import check_own_plan
+from piper_ray.cli.solve import check_own_plan, simulate_own_plan
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 
@@ -74,6 +81,11 @@ def frontier(
     no_tensor_parallel: NoTensorParallel = False,
     no_data_parallel: NoDataParallel = False,
     recompute: RecomputeRule = Recompute.AUTO,
+    schedule: PlannedSchedule = None,
+    same_degrees: SameForAll = False,
+    stages: Stages = None,
+    use_all_devices: UseAllDevices = False,
+    tensor_parallel: TensorParallel = None,
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
     threads: Threads = None,
@@ -85,7 +97,12 @@ def frontier(
     """
     options = SolveOptions(gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit)
     restrictions = Restrictions(
-        tensor_parallelism=not no_tensor_parallel, data_parallelism=not no_data_parallel, recompute=recompute
+        tensor_parallelism=not no_tensor_parallel,
+        data_parallelism=not no_data_parallel,
+        recompute=recompute,
+        constraints=constraints_of(
+            tensor_parallel=tensor_parallel, same_degrees=same_degrees, stages=stages, all_devices=use_all_devices
+        ),
     )
     _refuse_unwritable(out, plot, plans)
     wanted = None if devices is None else parse_numbers(devices, "--devices")
@@ -93,10 +110,15 @@ def frontier(
     most = None if wanted is None else wanted[-1]
     instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.engine.flush.answer import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier
     from piper_ray.report.layout import console
+    from piper_ray.report.summary import schedule_line
 
+    planned_for = Schedule.first_of(schedule, instance.schedule)
+    if budgets is not None and is_by_degrees(planned_for, restrictions):
+        raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
     screen = console(stderr=json)
     log = FrontierLog(screen)
 
@@ -105,7 +127,13 @@ def frontier(
         first: Stop[Frontier] = stop.part()
         stop.offer(lambda: _without_budgets(first.answer()))
         found = piper_ray.frontier(
-            instance, devices=wanted, restrictions=restrictions, options=options, listener=log, stop=first
+            instance,
+            devices=wanted,
+            restrictions=restrictions,
+            options=options,
+            listener=log,
+            stop=first,
+            schedule=planned_for,
         )
         if budgets is None or found.stopped_by is not None:
             return found, ()
@@ -114,6 +142,7 @@ def frontier(
 
     with log:
         log.begin(instance)
+        log.line(schedule_line(planned_for))
         found, of_budgets = current().run(search)
     print_frontier(screen, found, of_budgets)
     if json:
@@ -198,9 +227,8 @@ def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntr
 
     solution = found.solution(point.devices)
     instance = found.instance.replace(devices=point.devices)
-    evaluation = check_own_plan(instance, solution)
+    evaluation = check_own_plan(instance, solution, found.restrictions, simulate_own_plan(instance, solution))
     assert solution.plan is not None
-    assert evaluation is not None
     name, proof = f"devices-{point.devices:05}.json", proof_document(solution)
     write_atomically(folder / name, to_text(plan_document(instance, solution.plan, evaluation, proof)))
     return PlanEntry(solution.plan, name)
@@ -212,7 +240,7 @@ def _write_table(
     from piper_ray.engine.frontier.table import BUDGETS, DEVICES, frontier_table, write_table
 
     curves = {DEVICES: found.points(), BUDGETS: of_budgets}
-    write_table(frontier_table(found.instance, curves, entries), out)
+    write_table(frontier_table(found.instance, curves, entries, found.schedule), out)
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
@@ -220,7 +248,7 @@ def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) ->
     from piper_ray.report.plots.frontier import frontier_panels
     from piper_ray.report.plots.style import save
 
-    panels = frontier_panels(found.instance, found.points(), of_budgets)
+    panels = frontier_panels(found.instance, found.points(), of_budgets, found.schedule)
     if not panels:
         typer.echo(f"piper-ray: there is no plan to plot to {plot}", err=True)
         return

@@ -88,7 +88,7 @@ def info(
 
 def forecast_lines(forecast: Forecast) -> list[str]:
     """What a solve will take, in words."""
-    from piper_ray.report.figures import size_text
+    from piper_ray.model.figures import size_text
 
     if forecast.downsets is None:
         return ["Solve     more downsets than can be counted quickly; --contract operators plans blocks of layers"]
@@ -101,7 +101,7 @@ def forecast_lines(forecast: Forecast) -> list[str]:
 
 
 def _ids_text(instance: Instance, degree: int) -> str:
-    from piper_ray.report.figures import printable
+    from piper_ray.model.figures import printable
 
     counts = Counter(
         f"{printable(tmpc.id)}{' (recomputes)' if tmpc.recompute else ''}"

@@ -74,6 +74,8 @@ class Interrupts:
             self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             for number in self._handlers:
                 signal.signal(number, self._handle)
+            self._unraisable_before = sys.unraisablehook
+            sys.unraisablehook = self._unraisable
         return self
 
     def __exit__(
@@ -84,6 +86,7 @@ class Interrupts:
             return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._unraisable_before
         signal.set_wakeup_fd(self._wakeup_before)
         os.write(self._writer, bytes([_END]))
         self._watcher.join()
@@ -161,6 +164,12 @@ class Interrupts:
         if self._raising:
             self._raising = False
             raise KeyboardInterrupt
+
+    def _unraisable(self, lost: Any) -> None:
+        """A signal amid what can raise nothing, such as a weak reference's callback, is on record all the same: ``run``
+        ends the work, or the watcher the process."""
+        if self.number is None or lost.exc_type is not KeyboardInterrupt:
+            self._unraisable_before(lost)
 
     def _watch(self) -> None:
         while True:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import option_value, parse_size
+from piper_ray.cli.common import option_value, parse_size, parse_time
 from piper_ray.model.constraints import (
     AllDevices,
     Constraint,
+    KeepOrder,
     Recompute,
     SameDegrees,
     StageCount,
+    SustainedRate,
     TensorParallelDegrees,
 )
+from piper_ray.model.constraints import RecomputeRule as RecomputationRule
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.step import AllReduce
+
+
+class PerStage(str, Enum):
+    """The rules of ``Recompute`` that are about stages."""
+
+    ALL_OR_NONE = Recompute.ALL_OR_NONE.value
+    FIRST_K = Recompute.FIRST_K.value
+    ONE_FOR_ALL = Recompute.ONE_FOR_ALL.value
 
 
 def parse_gap(text: str) -> float:
@@ -37,7 +50,14 @@ def parse_degrees(text: str) -> tuple[int, ...]:
 
 
 def constraints_of(
-    *, tensor_parallel: str | None, same_degrees: bool, stages: int | None, all_devices: bool
+    *,
+    tensor_parallel: str | None,
+    same_degrees: bool,
+    stages: int | None,
+    all_devices: bool,
+    per_stage_recompute: PerStage | None = None,
+    keep_order: bool = False,
+    sustained: bool = False,
 ) -> tuple[Constraint, ...]:
     """What the options below ask of a plan. Raises UsageError for figures that make no sense."""
     found: list[Constraint] = []
@@ -49,6 +69,12 @@ def constraints_of(
         found.append(StageCount(stages))
     if all_devices:
         found.append(AllDevices())
+    if per_stage_recompute is not None:
+        found.append(RecomputationRule(Recompute(per_stage_recompute.value)))
+    if keep_order:
+        found.append(KeepOrder())
+    if sustained:
+        found.append(SustainedRate())
     return tuple(found)
 
 
@@ -96,6 +122,52 @@ TensorParallel = Annotated[
     str | None,
     typer.Option("--tensor-parallel", metavar="T,T,...", help="Tensor-parallel degrees that may be, as 1,2,4,8."),
 ]
+PerStageRecompute = Annotated[
+    PerStage | None,
+    typer.Option(
+        "--per-stage-recompute",
+        metavar="RULE",
+        help="What runtimes can be told of recomputation, as --recompute has it too: all-or-none of each stage; "
+        "first-k, each stage the first k of its layers, with a k of its own; or one-for-all, one setting for all.",
+    ),
+]
+KeepTheOrder = Annotated[
+    bool,
+    typer.Option(
+        "--keep-order",
+        help="Stages are runs of the input's order of layers, and tensors are relayed through each stage they jump "
+        "over, and charged there.",
+    ),
+]
+Sustained = Annotated[
+    bool,
+    typer.Option(
+        "--sustained",
+        help="2bw plans only whose rate is sustained when replicas take turns, with the memory for the microbatches in "
+        "flight that this takes.",
+    ),
+]
+SumOfGradients = Annotated[
+    AllReduce,
+    typer.Option("--all-reduce", help="How gradients are summed: Piper's parameter servers, or a ring, half that."),
+]
+SumOverlap = Annotated[
+    float,
+    typer.Option(
+        "--all-reduce-overlap",
+        metavar="SHARE",
+        help="Share of the all-reduce that hides beside backward passes, 0 to 1; under a flush.",
+    ),
+]
+OptimizerTime = Annotated[
+    float | None,
+    typer.Option(
+        "--optimizer",
+        metavar="TIME",
+        parser=option_value(parse_time),
+        help="Step of the optimizer, once a batch, as 20ms.",
+    ),
+]
 NoTensorParallel = Annotated[
     bool, typer.Option("--no-tensor-parallel", help="Allow no tensor parallelism: t = 1 in every stage.")
 ]
@@ -107,8 +179,8 @@ RecomputeRule = Annotated[
     typer.Option(
         "--recompute",
         metavar="RULE",
-        help="Activation recomputation: auto (as is best for each layer), always, never, or all-or-none (each stage "
-        "as a whole).",
+        help="Activation recomputation: auto (as is best for each layer), always, never, all-or-none (each stage as a "
+        "whole), first-k (each stage its first k layers), or one-for-all (all stages alike).",
     ),
 ]
 Gap = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -20,25 +19,15 @@ from piper_ray.cli.common import (
     Unwritten,
     load_instance,
     option_value,
+    parse_time,
 )
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.options import AllReduce, InFlightRule, SimulationOptions
-
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
-
-
-def _seconds(text: str) -> float:
-    """``5us``, ``1.5ms``, ``2s``."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
-    return float(match["number"]) * _UNITS_S[match["unit"]]
-
-
-_time = option_value(_seconds)
+from piper_ray.model.step import AllReduce
+from piper_ray.simulate.options import InFlightRule, SimulationOptions
+from piper_ray.workloads.formats.load import plan_schedule
 
 
 def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
@@ -52,6 +41,13 @@ def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
         ) from None
 
 
+def _schedule(name: ScheduleName | None, chunks: int | None, group: int | None, own: Schedule) -> Schedule:
+    """What is asked for; without a name that which the plan is for, with the chunks and the group asked for."""
+    if name is not None:
+        return Schedule(name, chunks, group)
+    return Schedule(own.name, own.chunks if chunks is None else chunks, own.group if group is None else group)
+
+
 def simulate(
     source: Input,
     plan_file: Annotated[
@@ -63,13 +59,14 @@ def simulate(
         ),
     ],
     schedule: Annotated[
-        ScheduleName,
+        ScheduleName | None,
         typer.Option(
             "--schedule",
-            help="How each rank orders its passes. 2bw, Piper's model, and pipedream never drain; the others flush "
-            "each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold several of the plan's stages on a rank.",
+            help="How each rank orders its passes; if not given as the plan says, else the input. 2bw, Piper's model, "
+            "and pipedream never drain; the others flush each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold "
+            "several of the plan's stages on a rank.",
         ),
-    ] = ScheduleName.TWO_BW,
+    ] = None,
     chunks: Annotated[
         int | None,
         typer.Option(
@@ -97,7 +94,12 @@ def simulate(
     ] = None,
     latency: Annotated[
         float | None,
-        typer.Option("--latency", metavar="TIME", parser=_time, help="Of each transfer between stages, as 5us."),
+        typer.Option(
+            "--latency",
+            metavar="TIME",
+            parser=option_value(parse_time),
+            help="Of each transfer between stages, as 5us.",
+        ),
     ] = None,
     overlap_transfers: Annotated[
         bool,
@@ -107,22 +109,9 @@ def simulate(
             "does.",
         ),
     ] = False,
-    all_reduce: Annotated[
-        AllReduce,
-        typer.Option("--all-reduce", help="How gradients are summed: Piper's parameter servers, or a ring, half that."),
-    ] = AllReduce.PARAMETER_SERVER,
-    all_reduce_overlap: Annotated[
-        float,
-        typer.Option(
-            "--all-reduce-overlap",
-            metavar="SHARE",
-            help="Share of the last backward pass beside which the all-reduce already runs, 0 to 1.",
-        ),
-    ] = 0.0,
-    optimizer: Annotated[
-        float | None,
-        typer.Option("--optimizer", metavar="TIME", parser=_time, help="Step of the optimizer, once a batch, as 20ms."),
-    ] = None,
+    all_reduce: SumOfGradients = AllReduce.PARAMETER_SERVER,
+    all_reduce_overlap: SumOverlap = 0.0,
+    optimizer: OptimizerTime = None,
     keep: Annotated[
         str,
         typer.Option(
@@ -134,12 +123,12 @@ def simulate(
         ),
     ] = InFlightRule.RULE.value,
     samples_per_microbatch: Annotated[
-        int,
-        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s."),
-    ] = 1,
+        int | None,
+        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s, in place of the input's."),
+    ] = None,
     tokens_per_sample: Annotated[
         int | None,
-        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s."),
+        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s, in place of the input's."),
     ] = None,
     devices: Devices = None,
     microbatches: Microbatches = None,
@@ -152,7 +141,6 @@ def simulate(
 
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
-    named = Schedule(schedule, chunks, group)
     options = SimulationOptions(
         latency_s=latency or 0.0,
         overlap_transfers=overlap_transfers,
@@ -169,6 +157,7 @@ def simulate(
         refuse_other_formats(plot)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
+    named = _schedule(schedule, chunks, group, Schedule.first_of(plan_schedule(plan_file), instance.schedule))
 
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console

@@ -33,18 +33,25 @@ from piper_ray.cli.common import (
     Unwritten,
     load_instance,
     note,
+    refuse_unwritable,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Chunks,
     Gap,
+    KeepTheOrder,
     MemoryLimit,
     NoDataParallel,
     NoTensorParallel,
+    OptimizerTime,
+    PerStageRecompute,
     PlannedSchedule,
     RecomputeRule,
     SameForAll,
     Stages,
+    SumOfGradients,
+    SumOverlap,
+    Sustained,
     TensorParallel,
     Threads,
     TimeLimit,
@@ -52,7 +59,7 @@ from piper_ray.cli.search_options import (
     asked_schedule,
     constraints_of,
 )
-from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
@@ -60,7 +67,9 @@ from piper_ray.model.options import EXACT, Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
+from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -90,6 +99,12 @@ def solve(
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
     tensor_parallel: TensorParallel = None,
+    per_stage_recompute: PerStageRecompute = None,
+    keep_order: KeepTheOrder = False,
+    sustained: Sustained = False,
+    all_reduce: SumOfGradients = AllReduce.PARAMETER_SERVER,
+    all_reduce_overlap: SumOverlap = 0.0,
+    optimizer: OptimizerTime = None,
     contract: Contraction = Contract.SAFE,
     gap: Gap = 0.0,
     time_limit: TimeLimit = None,
@@ -126,11 +141,18 @@ def solve(
         data_parallelism=not no_data_parallel,
         recompute=recompute,
         constraints=constraints_of(
-            tensor_parallel=tensor_parallel, same_degrees=same_degrees, stages=stages, all_devices=use_all_devices
+            tensor_parallel=tensor_parallel,
+            same_degrees=same_degrees,
+            stages=stages,
+            all_devices=use_all_devices,
+            per_stage_recompute=per_stage_recompute,
+            keep_order=keep_order,
+            sustained=sustained,
         ),
     )
+    step = StepTerms(all_reduce, all_reduce_overlap, optimizer or 0.0)
     if out is not None:
-        _refuse_unwritable(out)
+        refuse_unwritable("--out", out)
     if planner != EXACT:
         blocks = contract is not Contract.SAFE
         refuse_search_options(
@@ -141,11 +163,15 @@ def solve(
             memory_limit=memory_limit,
             address=address,
             resume=resume,
-            schedule=schedule,
             chunks=chunks,
+            sustained=sustained,
+            all_reduce=all_reduce is not AllReduce.PARAMETER_SERVER,
+            all_reduce_overlap=all_reduce_overlap,
+            optimizer=optimizer,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
-        raise typer.Exit(solve_by_baseline(instance, restrictions, planner, out, json=json))
+        planned_for = Schedule.first_of(schedule, instance.schedule)
+        raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
     from piper_ray.engine.chunks.answer import most_chunks
@@ -159,8 +185,8 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        planned_for = asked_schedule(schedule, chunks, instance.schedule)
-        log.line(schedule_line(Schedule.of(planned_for), most_chunks(planned_for)))
+        asked = asked_schedule(schedule, chunks, instance.schedule)
+        log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
         def search(stop: Stop[Solution]) -> Solution:
             with ray_backend(address, workers, cpus_per_worker, without_workers) as backend:
@@ -171,7 +197,8 @@ def solve(
                     backend=backend,
                     listener=log,
                     stop=stop,
-                    schedule=planned_for,
+                    schedule=asked,
+                    step=step,
                 )
                 stop.conclude(found)  # a cluster may be slow to let go
             return found
@@ -188,8 +215,9 @@ def solve(
         screen.print()
         if evaluation is not None:
             print_plan(screen, instance, solution.plan, evaluation)
-        elif simulation is not None:
+        else:
             print_layers(screen, instance, solution.plan, solution.schedule)
+        if simulation is not None and not simulation.schedule.asynchronous:
             screen.print()
             print_simulation(screen, simulation)
     screen.print()
@@ -212,7 +240,9 @@ def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | No
     if solution.plan is None or solution.stopped_by is StoppedBy.INTERRUPT:
         return None
     try:
-        return piper_ray.simulate(instance, solution.plan, solution.schedule)
+        return piper_ray.simulate(
+            instance, solution.plan, solution.schedule, options=SimulationOptions.of(solution.step)
+        )
     except LimitError as error:
         note(f"not simulated: {error}")
         return None
@@ -224,23 +254,22 @@ def check_own_plan(
     restrictions: Restrictions = Restrictions(),
     simulation: Simulation | None = None,
 ) -> Evaluation | None:
-    """The plan's cost, re-derived by ``evaluate``; None under a flush, where the simulation has it.
+    """The plan's cost, re-derived by ``evaluate``; None where a plan under a flush was not simulated.
 
     Raises InvalidPlan if it breaks a rule or costs something else.
     """
     if solution.plan is None:
         return None
     if solution.schedule == PAPERS_SCHEDULE:
-        evaluation = evaluate(instance, solution.plan, restrictions=restrictions)
-        _check_time(solution, evaluation.time_per_sample_s)
-        return evaluation
-    broken = [*restrictions.violations(instance, solution.plan, solution.schedule)]
-    if simulation is not None:
-        broken += simulation.memory_violations
-        _check_time(solution, simulation.time_per_sample_s)
-    if broken:
-        raise InvalidPlan(broken)
-    return None
+        evaluation = evaluate(instance, solution.plan, restrictions=restrictions, schedule=PAPERS_SCHEDULE)
+    elif simulation is not None:
+        evaluation = evaluation_of(instance, solution.plan, simulation, restrictions)
+    else:
+        if broken := [*restrictions.violations(instance, solution.plan, solution.schedule)]:
+            raise InvalidPlan(broken)
+        return None
+    _check_time(solution, evaluation.time_per_sample_s)
+    return evaluation
 
 
 def _check_time(solution: Solution, found: float) -> None:
@@ -258,14 +287,6 @@ def exit_code(solution: Solution) -> int:
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code
     return EXIT_SOLVED if solution.plan is not None else LimitError.exit_code
-
-
-def _refuse_unwritable(out: Path) -> None:
-    """Said before the solve, not after hours of it."""
-    if out.is_dir():
-        raise UsageError(f"--out {out}: is a folder; expected the path of a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}")
 
 
 def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:

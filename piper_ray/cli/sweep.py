@@ -145,7 +145,7 @@ def sweep_report(
 
 
 def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
-    from piper_ray.report.figures import plural
+    from piper_ray.model.figures import plural
     from piper_ray.report.plots.style import save
     from piper_ray.report.plots.sweep import figures
     from piper_ray.report.sweep_tables import points_csv

@@ -11,7 +11,8 @@ import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, asked_schedule
-from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
+from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -57,7 +58,7 @@ def verify(
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console
     from piper_ray.report.simulation.table import print_simulation
-    from piper_ray.report.stages import print_layers, print_plan
+    from piper_ray.report.stages import print_plan
     from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     try:
@@ -75,32 +76,25 @@ def verify(
     for line in [*instance_lines(instance), schedule_line(valued_for)]:
         screen.print(line, soft_wrap=True)
     screen.print()
-    if evaluation is not None:
-        print_plan(screen, instance, plan, evaluation)
-        time_s = evaluation.time_per_sample_s
-    else:
-        print_layers(screen, instance, plan, valued_for)
+    print_plan(screen, instance, plan, evaluation)
     if simulation is not None:
         screen.print()
         print_simulation(screen, simulation)
-        time_s = simulation.time_per_sample_s if evaluation is None else time_s
     screen.print()
-    screen.print(f"valid: {cost_text(instance, time_s, plan.by_rank(valued_for).devices)}", soft_wrap=True)
+    time_s = evaluation.time_per_sample_s
+    screen.print(f"valid: {cost_text(instance, time_s, evaluation.devices)}", soft_wrap=True)
     print_speed(screen, instance, time_s)
+    if not valued_for.asynchronous:
+        for uneven in SameDegrees().violations(instance, plan):
+            screen.print(f"note: {uneven}: no runtime runs such a plan under a flush", soft_wrap=True)
 
 
 def _valued(
     instance: Instance, plan: Plan, schedule: Schedule, *, simulated: bool
-) -> tuple[Evaluation | None, Simulation | None]:
+) -> tuple[Evaluation, Simulation | None]:
     """By Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule that is broken."""
-    evaluation = evaluate(instance, plan) if schedule == PAPERS_SCHEDULE else None
-    if evaluation is not None and not simulated:
-        return evaluation, None
+    if schedule == PAPERS_SCHEDULE:
+        evaluation = evaluate(instance, plan, schedule=schedule)
+        return evaluation, piper_ray.simulate(instance, plan, schedule) if simulated else None
     simulation = piper_ray.simulate(instance, plan, schedule)
-    broken = [] if evaluation is not None else list(simulation.memory_violations)
-    devices = plan.by_rank(schedule).devices
-    if devices > instance.devices:
-        broken.append(f"{devices} devices, but there are {instance.devices}")
-    if broken:
-        raise InvalidPlan(broken)
-    return evaluation, simulation
+    return evaluation_of(instance, plan, simulation), simulation

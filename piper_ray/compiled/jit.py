@@ -92,7 +92,7 @@ def is_kept(kernel_name: str) -> bool:
 
 def is_loaded(function: Callable[..., Any]) -> bool:
     """Whether this process has called the kernel before: a first call takes its loading, or its compiling, besides."""
-    return bool(getattr(function, "signatures", True))
+    return bool(getattr(function, "overloads", True))
 
 
 def kernel(function: _Function) -> _Function:

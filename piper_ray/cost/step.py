@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.step import StepTerms
 
 PARAMETER_SERVER_FACTOR = 4.0
 """Piper's (and PipeDream's) all-reduce: each byte goes to a server and back, on links that count both directions."""
@@ -30,6 +31,11 @@ class StepFactors:
             raise UsageError(f"the factor of the all-reduce must be a number, 0 or more, not {self.sync!r}")
         if not 0.0 <= self.overlapped_sync_share <= 1.0:
             raise UsageError(f"the share of the all-reduce that overlaps is 0 to 1, not {self.overlapped_sync_share!r}")
+
+    @classmethod
+    def of(cls, terms: StepTerms) -> StepFactors:
+        """Of terms as a user gives them; the optimizer, which takes every rank as long, is no factor of a plan."""
+        return cls(terms.all_reduce.factor, terms.all_reduce_overlap)
 
     def sync_s_per_byte(self, data_parallel_degree: int, bandwidth_bytes_per_s: float) -> float:
         """Seconds at the end of a step for each byte of a stage's weights."""

@@ -1,8 +1,8 @@
 """Stage variants: a tensor-parallel degree together with the TMPCs that a stage of that degree may choose from.
 
 Constraints take degrees and TMPCs away. "All or none" makes two variants of each degree, one that recomputes and one
-that does not; TMPCs that ask for a least data-parallel degree make one for each range of these. The solver knows
-nothing else of roles, or of least degrees.
+that does not, "first k" one for each place in the layers' order; TMPCs that ask for a least data-parallel degree make
+one for each range of these. The solver knows nothing else of roles, or of least degrees.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
@@ -43,7 +45,23 @@ def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Vari
             for variant in _by_replicas(instance, degree, allowed, restrictions):
                 if variant not in variants:
                     variants.append(replace(variant, recompute=recompute))
+        if restrictions.recompute is Recompute.FIRST_K and set(restrictions.roles) == {False, True}:
+            for allowed in _first_of_all(instance, degree):
+                variants += _by_replicas(instance, degree, allowed, restrictions)
     return tuple(variants)
+
+
+def _first_of_all(instance: Instance, degree: int) -> Iterator[dict[int, tuple[Tmpc, ...]]]:
+    """For each number of layers that have the choice, but none and all: the first so many of them recompute.
+
+    The first k of any stage are those of its layers that stand before some place in the order of all; so the variants
+    of all places hold each k of each stage, and nothing else.
+    """
+    rows = {layer.id: layer.tmpcs.get(degree, ()) for layer in instance.layers}
+    free = [layer for layer in layers_in_order(instance) if len({tmpc.recompute for tmpc in rows[layer]}) == 2]
+    for count in range(1, len(free)):
+        first = set(free[:count])
+        yield {layer: _allowed(row, layer in first) for layer, row in rows.items()}
 
 
 def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.solve import merge_operators
 from piper_ray.engine.forecast import forecast
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.preparation import Outline
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Forecast
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -29,8 +34,13 @@ class LatticeInput:
 
 
 def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
-    """Size of the lattice, and what a solve will take in memory and time."""
-    return lattice_input(instance, restrictions=restrictions).forecast
+    """Size of the lattice, and what a solve under the instance's schedule will take in memory and time."""
+    instance = instance_of(instance)
+    if Schedule.first_of(instance.schedule) == PAPERS_SCHEDULE and not restrictions.plan_wide:
+        return lattice_input(instance, restrictions=restrictions).forecast
+    # With one d and one t for all stages no layers are merged: see ``flush.preparation``.
+    variants, graph = stage_variants(instance, restrictions), build_graph(instance, without_contraction())
+    return forecast(graph, count_downsets(graph), sum(variant.degree <= instance.devices for variant in variants))
 
 
 def lattice_input(

@@ -16,6 +16,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 
 
@@ -29,6 +30,7 @@ class Request:
     backend: Backend | None
     listener: Listener
     stop: Stop[Solution]
+    step: StepTerms = StepTerms()
     started_s: float = field(default_factory=time.perf_counter)
 
     @property

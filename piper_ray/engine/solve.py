@@ -6,23 +6,22 @@ from piper_ray.compiled.observers import observed
 from piper_ray.engine.blocks.solve import solve_by_blocks
 from piper_ray.engine.chunks.answer import chunk_schedules, solve_with_chunks
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.flush.answer import solve_under_flush
+from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import Request
+from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, instance_of
-
-_FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
 
 
 def solve(
@@ -35,6 +34,7 @@ def solve(
     prepared: Preparation | None = None,
     stop: Stop[Solution] | None = None,
     schedule: Schedule | ScheduleName | str | None = None,
+    step: StepTerms = StepTerms(),
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
@@ -47,32 +47,34 @@ def solve(
     "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap: the plan's stages are its chunks, and by the name alone
     every number of chunks on a rank is tried.
 
+    step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
+
     Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
     UsageError for arguments that make no sense, and StopSearch if ``stop`` asks before the search began.
     """
     _check_arguments(restrictions, options, backend, listener, prepared, stop)
+    arguments.of_kind("step", step, StepTerms, "StepTerms")
     with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
         given, instance = instance, instance_of(instance)
-        request = Request(instance, restrictions, options, backend, listener, stop or Stop())
+        request = Request(instance, restrictions, options, backend, listener, stop or Stop(), step)
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
-        asked = schedule or instance.schedule or PAPERS_SCHEDULE
-        planned_for = Schedule.of(asked)
-        if planned_for.name in CHUNKED:
-            return solve_with_chunks(request, chunk_schedules(asked))
-        same_degrees = any(isinstance(rule, SameDegrees) for rule in restrictions.plan_wide)
-        if planned_for.name in _FLUSHED or (planned_for == PAPERS_SCHEDULE and same_degrees):
-            return solve_under_flush(request, planned_for)
-        if planned_for != PAPERS_SCHEDULE:
-            able = ", ".join(name.value for name in ScheduleName if name is not ScheduleName.PIPEDREAM)
-            raise UsageError(f"plans for schedule {planned_for.name.value} are not made yet; expected one of {able}")
-        if any(isinstance(rule, (StageCount, AllDevices)) for rule in restrictions.plan_wide):
-            rules = ", ".join(map(repr, restrictions.plan_wide))
-            raise UsageError(f"under 2bw {rules} needs equal d and t in all stages: add SameDegrees (--same-degrees)")
-        restrictions.require_stages_alone("solve")
-        by_blocks = options.contract is Contract.OPERATORS
-        return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
+        asked = schedule or instance.schedule
+        planned_for = Schedule.first_of(asked)
+        if step != StepTerms() and planned_for.name not in (*FLUSHED, *CHUNKED):
+            raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
+        if asked is not None and planned_for.name in CHUNKED:
+            return solve_restated(request, planned_for, lambda one: solve_with_chunks(one, chunk_schedules(asked)))
+        return solve_restated(request, planned_for, lambda one: _solve(one, planned_for, prepared))
+
+
+def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:
+    if is_by_degrees(planned_for, request.restrictions):
+        return solve_under_flush(request, planned_for)
+    request.restrictions.require_stages_alone("solve")
+    by_blocks = request.options.contract is Contract.OPERATORS
+    return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
 
 
 def _check_arguments(

@@ -8,18 +8,19 @@ way ``violations`` looks at a finished plan on its own: ``evaluate`` asks that, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.in_order import layers_in_order
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
-    from piper_ray.model.plan import Plan
+    from piper_ray.model.plan import Plan, Stage
 
 
 class Scope(Enum):
@@ -32,7 +33,10 @@ class Scope(Enum):
 class Constraint(ABC):
     """Base of all constraints: frozen dataclasses. What one does not override it leaves as it is."""
 
-    scope: ClassVar[Scope] = Scope.STAGES
+    @property
+    def scope(self) -> Scope:
+        """What it is about."""
+        return Scope.STAGES
 
     def admits_tensor_parallel_degree(self, degree: int) -> bool:  # noqa: ARG002 - some constraints look at it
         """Whether a stage may have this t."""
@@ -49,6 +53,11 @@ class Constraint(ABC):
         A layer without the choice keeps what it has. Each stage keeps to one of these.
         """
         return (None,)
+
+    @property
+    def is_of_ranks(self) -> bool:
+        """Whether it is about ranks: where a schedule puts several stages on a rank, these count as one."""
+        return False
 
     @abstractmethod
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
@@ -85,13 +94,17 @@ class Recompute(str, Enum):
     """Which recomputation choices a plan may make.
 
     AUTO: each layer as it is best. ALWAYS, NEVER: every layer that has the choice does, or does not.
-    ALL_OR_NONE: within a stage, every layer that has the choice does, or none.
+    ALL_OR_NONE: within a stage, every layer that has the choice does, or none. FIRST_K: each stage has a k of its own,
+    and of its layers that have the choice the first k do (``layers_in_order``), as Megatron's block method has it for
+    one k. ONE_FOR_ALL: in all stages every layer that has the choice does, or none.
     """
 
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
     ALL_OR_NONE = "all-or-none"
+    FIRST_K = "first-k"
+    ONE_FOR_ALL = "one-for-all"
 
 
 _ROLES: dict[Recompute, tuple[bool | None, ...]] = {
@@ -99,6 +112,8 @@ _ROLES: dict[Recompute, tuple[bool | None, ...]] = {
     Recompute.ALWAYS: (True,),
     Recompute.NEVER: (False,),
     Recompute.ALL_OR_NONE: (False, True),
+    Recompute.FIRST_K: (False, True),
+    Recompute.ONE_FOR_ALL: (False, True),
 }
 
 
@@ -112,25 +127,51 @@ class RecomputeRule(Constraint):
         object.__setattr__(self, "rule", arguments.choice("recompute", self.rule, Recompute))
 
     @property
+    def scope(self) -> Scope:
+        return Scope.PLAN if self.rule is Recompute.ONE_FOR_ALL else Scope.STAGES
+
+    @property
     def roles(self) -> tuple[bool | None, ...]:
+        """Under FIRST_K those of whole stages: others are in between."""
         return _ROLES[self.rule]
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
-        for number, stage in enumerate(plan.stages, start=1):
-            against: dict[bool, list[int]] = {
-                True: [],
-                False: [],
-            }  # by the role asked for: who could keep it and does not
-            for layer_id in dict.fromkeys(stage.layers):
-                layer = instance.layer_by_id.get(layer_id)
-                row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
-                chosen = next((tmpc for tmpc in row if tmpc.id == stage.tmpc_ids.get(layer_id)), None)
-                for role, breaking in against.items():
-                    if chosen is not None and chosen.recompute != role and any(x.recompute == role for x in row):
-                        breaking.append(layer_id)
-            if None not in self.roles and all(against[role] for role in self.roles if role is not None):
-                listed = ", ".join(str(layer) for role in self.roles if role is not None for layer in against[role][:5])
-                yield f"stage {number}: recomputation is to be {self.rule.value}, layers such as {listed} break that"
+        if self.rule is Recompute.AUTO:
+            return
+        order = layers_in_order(instance) if self.rule is Recompute.FIRST_K else ()
+        made = [_recomputation_made(instance, stage) for stage in plan.stages]
+        if self.rule is Recompute.ONE_FOR_ALL:
+            everywhere = {layer: role for of_stage in made for layer, role in of_stage.items()}
+            if against := self._against(everywhere, order):
+                yield f"recomputation is to be one-for-all, layers such as {against} break that"
+            return
+        for number, of_stage in enumerate(made, start=1):
+            if against := self._against(of_stage, order):
+                yield f"stage {number}: recomputation is to be {self.rule.value}, layers such as {against} break that"
+
+    def _against(self, made: Mapping[int, bool], order: Sequence[int]) -> str:
+        """Some layers that break the rule among those that had the choice; empty if none does."""
+        if self.rule is Recompute.FIRST_K:
+            roles = [(layer, made[layer]) for layer in order if layer in made]
+            late = [after for (before, one), (after, other) in pairwise(roles) if other and not one]
+            return ", ".join(map(str, late[:5]))
+        against = {role: [layer for layer, found in made.items() if found != role] for role in (True, False)}
+        asked = [role for role in self.roles if role is not None]
+        if not all(against[role] for role in asked):
+            return ""
+        return ", ".join(str(layer) for role in asked for layer in against[role][:5])
+
+
+def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
+    """Of the stage's layers that have the choice, and have made it: whether they recompute."""
+    made = {}
+    for layer_id in stage.layers:
+        layer = instance.layer_by_id.get(layer_id)
+        row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
+        chosen = next((tmpc for tmpc in row if tmpc.id == stage.tmpc_ids.get(layer_id)), None)
+        if chosen is not None and len({tmpc.recompute for tmpc in row}) == 2:
+            made[layer_id] = chosen.recompute
+    return made
 
 
 @dataclass(frozen=True)
@@ -161,7 +202,9 @@ class TensorParallelDegrees(Constraint):
 class SameDegrees(Constraint):
     """All stages have one d and one t, as runtimes that flush each batch need it."""
 
-    scope: ClassVar[Scope] = Scope.PLAN
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
@@ -173,11 +216,18 @@ class SameDegrees(Constraint):
 class StageCount(Constraint):
     """stages: p. Raises UsageError unless it is a positive number."""
 
-    scope: ClassVar[Scope] = Scope.PLAN
     stages: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", arguments.positive("stages", self.stages))
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    @property
+    def is_of_ranks(self) -> bool:
+        return True
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         if len(plan.stages) != self.stages:
@@ -188,8 +238,48 @@ class StageCount(Constraint):
 class AllDevices(Constraint):
     """No device is left over."""
 
-    scope: ClassVar[Scope] = Scope.PLAN
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    @property
+    def is_of_ranks(self) -> bool:
+        return True
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if plan.devices != instance.devices:
             yield f"{plan.devices} of {instance.devices} devices are used, but all of them are to be"
+
+
+@dataclass(frozen=True)
+class KeepOrder(Constraint):
+    """Stages are runs of the layers' order (``layers_in_order``), and what moves is relayed through each stage that it
+    jumps over, as runtimes do that know chains alone. The plan says so, and is charged for it.
+    """
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        if not plan.keeps_order:
+            yield "the plan does not say that it keeps the layers' order, and would not be charged for relays"
+        stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
+        for before, after in pairwise(layer for layer in layers_in_order(instance) if layer in stage_of):
+            if stage_of[before] > stage_of[after]:
+                yield f"layer {after} comes after layer {before}, but stands before it, in stage {stage_of[after]}"
+
+
+@dataclass(frozen=True)
+class SustainedRate(Constraint):
+    """Of asynchronous plans: each stage keeps as many microbatches in flight as keep the slowest one busy when replicas
+    take turns, and has the memory for them. The plan says how many; whether they do is ``evaluate``'s to simulate.
+    """
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        if plan.in_flight is None:
+            yield "the plan does not say how many microbatches in flight sustain its rate"

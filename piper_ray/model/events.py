@@ -70,8 +70,37 @@ class EvaluationFinished:
 
 
 @dataclass(frozen=True)
+class DegreesAdvanced:
+    """A round of a search over degrees (d, t) under way. Of ``total`` that may have a plan of at most ``threshold_s``
+    (inf: any) ``done`` are searched and ``running`` are being searched, after ``seconds``.
+    """
+
+    index: int
+    threshold_s: float
+    done: int
+    total: int
+    running: int
+    bounds: Bounds
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DegreesSearched:
+    """A round's answer over ``degrees`` pairs (d, t): whether a plan takes at most ``threshold_s``; and the bounds
+    after it.
+    """
+
+    index: int
+    threshold_s: float
+    feasible: bool
+    degrees: int
+    seconds: float
+    bounds: Bounds
+
+
+@dataclass(frozen=True)
 class IncumbentFound:
-    """A better plan. ``origin``: what found it ("chain", "evaluation")."""
+    """A better plan. ``origin``: what found it ("chain", "evaluation", "search")."""
 
     origin: str
     time_per_sample_s: float
@@ -87,7 +116,16 @@ class Note:
     text: str
 
 
-Event = Note | Compiling | StepFinished | EvaluationAdvanced | EvaluationFinished | IncumbentFound
+Event = (
+    Note
+    | Compiling
+    | StepFinished
+    | EvaluationAdvanced
+    | EvaluationFinished
+    | DegreesAdvanced
+    | DegreesSearched
+    | IncumbentFound
+)
 
 
 class Listener(Protocol):

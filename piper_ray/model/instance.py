@@ -16,6 +16,7 @@ from functools import cached_property
 from piper_ray.model.arguments import cluster_figures
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.errors import UsageError
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain
 from piper_ray.model.schedule import Schedule
 
@@ -189,7 +190,7 @@ class Instance:
         elif microbatches is not None:
             batch = dataclasses.replace(batch, microbatches=microbatches)
         values = {"layers": layers, "edges": edges, "cluster": cluster, "batch": batch, "name": name}
-        values |= {"schedule": None if schedule is None else Schedule.of(schedule)}
+        values |= {"schedule": _named_schedule(schedule)}
         for field_name, value in (values | {"tensors": tensors, "notes": notes}).items():
             object.__setattr__(self, field_name, value)
         convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")
@@ -201,9 +202,10 @@ class Instance:
         microbatches: int | None = None,
         memory_bytes: float | None = None,
         bandwidth_bytes_per_s: float | None = None,
+        schedule: Schedule | str | None = None,
     ) -> Instance:
-        """The same workload on another cluster; what is None stays as it is. Another bandwidth takes the place of all
-        links.
+        """The same workload on another cluster, or under another schedule; what is None stays as it is. Another
+        bandwidth takes the place of all links.
 
         Raises UsageError for figures that make no sense.
         """
@@ -216,7 +218,7 @@ class Instance:
             notes=self.notes,
             cluster=self.cluster,
             batch=self.batch,
-            schedule=self.schedule,
+            schedule=self.schedule if schedule is None else schedule,
             **figures,
         )
         if self.checked:
@@ -304,6 +306,14 @@ class Instance:
         if self.tensors:
             document.append([[x.layers, x.forward_bytes + 0.0, x.backward_bytes + 0.0] for x in self.tensors])
         return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
+
+
+def _named_schedule(given: Schedule | str | None) -> Schedule | None:
+    """What names no schedule stays: it is told when the instance is looked through."""
+    try:
+        return None if given is None else Schedule.of(given)
+    except UsageError:
+        return given  # type: ignore[return-value]
 
 
 def _table(sizes: object) -> object:

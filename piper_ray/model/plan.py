@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
-from piper_ray.model.plain import as_tuple, convert_fields, count, counts
+from piper_ray.model.figures import plural, range_text
+from piper_ray.model.notebook import html_table
+from piper_ray.model.plain import as_tuple, convert_fields, count, counts, plain
 from piper_ray.model.schedule import Schedule
+
+_MOST_DEGREES = 8
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,66 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages front to back: what flows along an edge stays within a stage or goes to a later one."""
+    """Stages front to back: what flows along an edge stays within a stage or goes to a later one.
+
+    keeps_order: the stages are runs of the layers' order, and what moves is relayed through each stage that it jumps
+    over (``in_order``). in_flight: of how many microbatches a replica of each stage keeps the activations under an
+    asynchronous schedule; None: ceil(s / d).
+    """
 
     stages: tuple[Stage, ...]
+    keeps_order: bool = False
+    in_flight: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         convert_fields(self, as_tuple, "stages")
+        convert_fields(self, plain, "keeps_order")
+        if self.in_flight is not None:
+            convert_fields(self, counts, "in_flight")
+
+    def __repr__(self) -> str:
+        if not self._readable:
+            return f"Plan(stages={self.stages!r})"
+        text = f"Plan({plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
+        return f"{text}; d x t: {self.degrees_text})" if self.stages else f"{text})"
+
+    def _repr_html_(self) -> str:
+        if not self._readable:
+            return html_table("Plan", [("stages", repr(self.stages))])
+        rows = [
+            (
+                str(number),
+                f"{range_text(stage.layers)} ({len(stage.layers)})",
+                str(stage.data_parallel_degree),
+                str(stage.tensor_parallel_degree),
+                f"{stage.devices:,}",
+            )
+            for number, stage in enumerate(self.stages, start=1)
+        ]
+        caption = f"Plan: {plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
+        return html_table(caption, rows, ("stage", "layers", "d", "t", "devices"))
+
+    @property
+    def _readable(self) -> bool:
+        """Whether it is what it should be: plans are looked through when they are used, and shown before."""
+        try:
+            return all(stage.devices > 0 and range_text(stage.layers) for stage in self.stages)
+        except (AttributeError, TypeError, ValueError):
+            return False
 
     @property
     def devices(self) -> int:
         """Of all stages together."""
         return sum(stage.devices for stage in self.stages)
+
+    @property
+    def degrees_text(self) -> str:
+        """``256x1, 128x1 (8 stages), 64x2``: of neighbouring stages with the same degrees once."""
+        runs = []
+        for (d, t), stages in groupby(self.stages, lambda s: (s.data_parallel_degree, s.tensor_parallel_degree)):
+            count = len(list(stages))
+            runs.append(f"{d}x{t}" if count == 1 else f"{d}x{t} ({count} stages)")
+        return ", ".join(runs if len(runs) <= _MOST_DEGREES else [*runs[: _MOST_DEGREES - 1], "..."])
 
     @property
     def data_parallel_sum(self) -> int:
@@ -77,12 +130,8 @@ class Plan:
         if schedule.v == 1 or len(self.stages) % schedule.v:
             return self
         count = len(self.stages) // schedule.v
-        return Plan(
-            tuple(
-                self._merged([self.stages[stage] for stage in schedule.stages_of_rank(rank, count)])
-                for rank in range(count)
-            )
-        )
+        chunks_of = (schedule.stages_of_rank(rank, count) for rank in range(count))
+        return Plan(tuple(self._merged([self.stages[stage] for stage in chunks]) for chunks in chunks_of))
 
     @staticmethod
     def _merged(chunks: Sequence[Stage]) -> Stage:
@@ -92,7 +141,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""
-        return {"stages": self.stage_dicts()}
+        return {"stages": self.stage_dicts(), **self.rule_dict()}
+
+    def rule_dict(self) -> dict[str, object]:
+        """What it says beside its stages, where that is something."""
+        order: dict[str, object] = {"keeps_order": True} if self.keeps_order else {}
+        return order if self.in_flight is None else order | {"in_flight": list(self.in_flight)}
 
     def stage_dicts(self) -> list[dict[str, object]]:
         """The stages of that document."""

@@ -55,6 +55,19 @@ class Restrictions:
         """These and more. Raises UsageError as the constructor does."""
         return Restrictions(constraints=(*self.constraints, *constraints))
 
+    def with_recompute(self, rule: Recompute) -> Restrictions:
+        """These with another rule of recomputation."""
+        others = (x for x in self.constraints if not isinstance(x, RecomputeRule))
+        return Restrictions(recompute=rule, constraints=others)
+
+    def without(self, kind: type[Constraint]) -> Restrictions:
+        """These but for constraints of one kind."""
+        return Restrictions(constraints=[x for x in self.constraints if not isinstance(x, kind)])
+
+    def has(self, kind: type[Constraint]) -> bool:
+        """Whether there is a constraint of this kind."""
+        return any(isinstance(constraint, kind) for constraint in self.constraints)
+
     @property
     def tensor_parallelism(self) -> bool:
         """Whether there may be any: there is no ``NoTensorParallelism``."""
@@ -101,11 +114,11 @@ class Restrictions:
     def violations(self, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> Iterator[str]:
         """Each way in which a plan breaks one of them.
 
-        Rules of the plan as a whole are about ranks: several stages on a rank, as the schedule puts them, count as one.
+        Where a rule is about ranks, several stages that the schedule puts on one count as one.
         """
         ranks = plan.by_rank(schedule)
         for constraint in self.constraints:
-            yield from constraint.violations(instance, plan if constraint.scope is Scope.STAGES else ranks)
+            yield from constraint.violations(instance, ranks if constraint.is_of_ranks else plan)
 
     @property
     def plan_wide(self) -> tuple[Constraint, ...]:

@@ -97,9 +97,19 @@ class Schedule:
         return self.name in ASYNCHRONOUS
 
     @property
+    def text(self) -> str:
+        """Its name, and its chunks where there are several on a rank."""
+        return self.name.value + (f", {self.v} chunks a rank" if self.v > 1 else "")
+
+    @property
     def assumption(self) -> str:
         """What a plan's time holds for, in a line for its reader."""
         return _ASSUMPTIONS[self.name]
+
+    @classmethod
+    def first_of(cls, *given: Schedule | ScheduleName | str | None) -> Schedule:
+        """That which is given first: as a rule the caller's, the plan's, the instance's; else Piper's own."""
+        return cls.of(next((one for one in given if one is not None), PAPERS_SCHEDULE))
 
     @classmethod
     def of(cls, given: object) -> Schedule:
@@ -113,7 +123,10 @@ class Schedule:
 
 _ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
     {
-        ScheduleName.TWO_BW: "asynchronous 1F1B that never drains: the paper's model",
+        ScheduleName.TWO_BW: (
+            "asynchronous 1F1B, the paper's model: never drained, gradients a batch late, ceil(s / d) microbatches in "
+            "flight"
+        ),
         ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
         ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
         ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
@@ -127,3 +140,6 @@ _ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
 
 PAPERS_SCHEDULE = Schedule(ScheduleName.TWO_BW)
 """Piper's own, which holds where nothing else is said."""
+
+TRAINED_TODAY = Schedule(ScheduleName.ONE_F_ONE_B)
+"""What models are trained with, and so what workloads that are estimated or measured say."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray.model.figures import percent_text, plural, printable, size_text, time_text
 from piper_ray.model.gap import relative_gap
+from piper_ray.model.notebook import html_table
 from piper_ray.model.plan import Plan
 from piper_ray.model.renamed import renamed
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import StoppedBy
 
 
@@ -160,7 +163,7 @@ class Solution:
     blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
     and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
     schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
-    bound one on every plan's.
+    bound one on every plan's. step: the terms of such a step.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
     """
 
@@ -173,6 +176,7 @@ class Solution:
     stopped_by: StoppedBy | None = None
     blocks: BlockStats | None = None
     schedule: Schedule = PAPERS_SCHEDULE
+    step: StepTerms = StepTerms()
 
     time_per_sample = renamed("time_per_sample", "time_per_sample_s")
     lower_bound = renamed("lower_bound", "lower_bound_s")
@@ -183,3 +187,40 @@ class Solution:
         if self.time_per_sample_s is None:
             return None
         return relative_gap(self.time_per_sample_s, self.lower_bound_s)
+
+    def __repr__(self) -> str:
+        return f"Solution({self._status_text} under {self.schedule.text}: {self._found_text})"
+
+    def _repr_html_(self) -> str:
+        rows = [("schedule", self.schedule.text)]
+        if self.time_per_sample_s is not None:
+            rows.append(("time per microbatch", time_text(self.time_per_sample_s)))
+        if self.infeasibility is not None:
+            rows.append(("reason", self.infeasibility.reason))
+            if self.infeasibility.least_memory_bytes is not None:
+                rows.append(("least memory with a plan", size_text(self.infeasibility.least_memory_bytes, 6)))
+        else:
+            rows.append(("no plan is faster than", time_text(self.lower_bound_s)))
+        if self.gap is not None:
+            rows.append(("gap", percent_text(self.gap)))
+        if self.plan is not None:
+            rows.append(("plan", f"{self._plan_text(self.plan)}; d x t: {self.plan.degrees_text}"))
+        return html_table(f"Solution: {self._status_text}", rows)
+
+    @property
+    def _status_text(self) -> str:
+        return self.status.value + ("" if self.stopped_by is None else f" (stopped by: {self.stopped_by})")
+
+    @property
+    def _found_text(self) -> str:
+        if self.infeasibility is not None:
+            return printable(self.infeasibility.reason)
+        if self.time_per_sample_s is None or self.gap is None:
+            return f"no plan found so far; none is faster than {time_text(self.lower_bound_s)}/microbatch"
+        text = f"{time_text(self.time_per_sample_s)}/microbatch, gap {percent_text(self.gap)}"
+        return text if self.plan is None else f"{text}, {self._plan_text(self.plan)}"
+
+    def _plan_text(self, plan: Plan) -> str:
+        """Chunks of a rank share its devices."""
+        devices = plan.devices // self.schedule.v
+        return f"{plural(len(plan.stages), 'stage')} on {plural(devices, 'device')}"

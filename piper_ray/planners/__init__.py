@@ -1,4 +1,5 @@
-"""Planners, the exact one and simpler ones to compare with: one protocol, and all valued by the same ``evaluate``.
+"""Planners, the exact one and simpler ones to compare with: one protocol, and all valued by the same ``evaluate``
+under the schedule asked for.
 
 result = piper_ray.planners.plan(instance, "pipedream-2bw", restrictions=restrictions)
 result.plan, result.time_per_sample_s, result.note
@@ -6,12 +7,12 @@ result.plan, result.time_per_sample_s, result.note
 
 from __future__ import annotations
 
-from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.data_parallel import DataParallel
 from piper_ray.planners.equal_runs import EqualRuns
 from piper_ray.planners.exact import Exact
@@ -21,7 +22,16 @@ from piper_ray.planners.named import ALL_NAMES, PLANNERS, planner_of
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
 from piper_ray.planners.pipedream_2bw import PipeDream2BW
 from piper_ray.planners.piper_published import PiperPublished
-from piper_ray.planners.planner import BaselineResult, NamedPlanner, Needs, Planner, Proposal, Terms, allowed_proposal
+from piper_ray.planners.planner import (
+    BaselineResult,
+    NamedPlanner,
+    Needs,
+    Planner,
+    Proposal,
+    Terms,
+    allowed_proposal,
+    evaluated,
+)
 from piper_ray.planners.tensor_parallel import TensorParallel
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -53,11 +63,17 @@ __all__ = [
 
 
 def plan(
-    instance: Instance | Source, planner: str | Planner, *, restrictions: Restrictions = Restrictions()
+    instance: Instance | Source,
+    planner: str | Planner,
+    *,
+    restrictions: Restrictions = Restrictions(),
+    schedule: Schedule | ScheduleName | str | None = None,
 ) -> BaselineResult:
     """What a planner proposes, valued by ``evaluate``. planner: as ``planner_of`` takes it, or one with its parameters.
 
-    instance: may be what ``load`` takes, such as a path. Raises UsageError for arguments that make no sense, InputError
+    instance: may be what ``load`` takes, such as a path. schedule: that which the planner chooses its best plan for,
+    and which that is valued under; None: the instance's own, else Piper's. Under a flush a plan with stages of
+    different degrees is refused: no runtime runs it. Raises UsageError for arguments that make no sense, InputError
     for an instance that is not sound, and LimitError where a planner's tables would be too large.
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
@@ -67,10 +83,11 @@ def plan(
             f"planner must be a planner such as Megatron(), or one of {names}; not {arguments.shown(planner)}"
         )
     instance = instance_of(instance)
+    under = Schedule.first_of(schedule, instance.schedule)
+    instance = instance.replace(schedule=under)
     if isinstance(planner, str):
         name, planner = planner, planner_of(planner)
     else:
         name = repr(planner)
-    proposal = allowed_proposal(planner, instance, restrictions)
-    evaluation = None if proposal.plan is None else evaluate(instance, proposal.plan)
-    return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note, proposal.solution)
+    proposal, evaluation = evaluated(instance, allowed_proposal(planner, instance, restrictions))
+    return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note, proposal.solution, under)

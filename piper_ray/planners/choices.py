@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from piper_ray.cost.variants import ANY_DEGREE, stage_variants
 from piper_ray.engine.tables.tmpc_options import fastest
-from piper_ray.model.constraints import Recompute, RecomputeRule
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
 
@@ -36,8 +36,8 @@ def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[Uni
     Of several TMPCs with the same role (recomputing or not) a layer runs the fastest; a layer without the choice
     keeps what it has. A degree that some layer cannot run at is left out.
     """
-    if restrictions.recompute is Recompute.AUTO:
-        restrictions = restrictions.adding(RecomputeRule(Recompute.ALL_OR_NONE))
+    if restrictions.recompute in (Recompute.AUTO, Recompute.FIRST_K, Recompute.ONE_FOR_ALL):
+        restrictions = restrictions.with_recompute(Recompute.ALL_OR_NONE)
     choices: list[UniformChoice] = []
     for variant in stage_variants(instance, restrictions):
         if all(variant.tmpcs.values()):

@@ -12,7 +12,9 @@ from piper_ray.model import arguments
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 from piper_ray.planners.choices import UniformChoice, uniform_choices
+from piper_ray.planners.flushed_runs import Candidate, best_simulated, candidates
 from piper_ray.planners.order import RunOrder, run_order
 from piper_ray.planners.planner import Light, Proposal
 from piper_ray.planners.run_costs import Integers, RunCosts
@@ -45,7 +47,10 @@ class EqualRuns(Light):
                 object.__setattr__(self, name, arguments.whole_numbers(name, getattr(self, name)))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
-        """Of equally fast plans the one on the fewest devices, then of the fewest stages."""
+        """Of equally fast plans the one on the fewest devices, then of the fewest stages.
+
+        Under a schedule that flushes each batch stages are numbers of chunks, and what counts is the simulated step.
+        """
         choices = [
             choice
             for choice in uniform_choices(instance, restrictions)
@@ -56,6 +61,8 @@ class EqualRuns(Light):
         order = run_order(instance)
         costs = RunCosts.build(instance, order.layers, choices)
         degrees = self._data_parallel_degrees(instance, restrictions)
+        if not Schedule.first_of(instance.schedule).asynchronous:
+            return self._under_flush(instance, order, costs, choices, degrees)
         best: tuple[float, int, int] | None = None
         winner: tuple[Integers, int, UniformChoice] | None = None
         tried = 0
@@ -80,9 +87,24 @@ class EqualRuns(Light):
                 winner = (starts, degree, choices[choice])
         if winner is None:
             return Proposal(None, tried, self._why_none(tried))
-        starts, degree, chosen = winner
-        note = f"{_counted(len(starts), 'stage')}, d = {degree}, t = {chosen.degree}, {chosen.recompute_words}"
-        return Proposal(_plan(instance, order, starts, degree, chosen), tried, note)
+        return _proposal(instance, order, *winner, tried)
+
+    def _under_flush(
+        self,
+        instance: Instance,
+        order: RunOrder,
+        costs: RunCosts,
+        choices: Sequence[UniformChoice],
+        degrees: Integers,
+    ) -> Proposal:
+        def plan_of(found: Candidate) -> Plan:
+            return _plan(instance, order, found.starts, found.degree, found.choice)
+
+        listed = candidates(costs, choices, self._layouts(order, instance), degrees)
+        best, tried = best_simulated(instance, listed, plan_of)
+        if best is None:
+            return Proposal(None, tried, self._why_none(tried))
+        return _proposal(instance, order, best.starts, best.degree, best.choice, tried)
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
         """int64[...], ascending."""
@@ -92,7 +114,8 @@ class EqualRuns(Light):
 
     def _layouts(self, order: RunOrder, instance: Instance) -> Iterator[Integers]:
         """For each way to cut the order into stages, where they start: int64[stages], ascending from 0."""
-        most = min(order.between, instance.data_parallel_limit)
+        under = Schedule.first_of(instance.schedule)
+        most = min(order.between, instance.data_parallel_limit if under.asynchronous else instance.devices * under.v)
         last = len(order.layers) - order.after
         for runs in range(1, most + 1):
             if self.runs is not None and runs not in self.runs:
@@ -113,6 +136,13 @@ class EqualRuns(Light):
         if tried == 0:
             return "no point of the grid is within the devices and microbatches"
         return f"none of {_counted(tried, 'grid point')} fits in memory"
+
+
+def _proposal(
+    instance: Instance, order: RunOrder, starts: Integers, degree: int, choice: UniformChoice, tried: int
+) -> Proposal:
+    note = f"{_counted(len(starts), 'stage')}, d = {degree}, t = {choice.degree}, {choice.recompute_words}"
+    return Proposal(_plan(instance, order, starts, degree, choice), tried, note)
 
 
 def _in_range(choices: Sequence[UniformChoice], data_parallel_degrees: Integers) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from piper_ray.planners.planner import Light, Proposal
 
 @dataclass(frozen=True)
 class GPipe(Light):
-    """Equal stages on one device each: d = 1, t = 1. Valued like all plans, without GPipe's flushes."""
+    """Equal stages on one device each: d = 1, t = 1. Valued under the schedule asked for, which need not be GPipe's."""
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         grid = EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast
@@ -30,6 +31,8 @@ class PiperPublished:
         object.__setattr__(self, "table_limit_bytes", checked_limit_bytes(self.table_limit_bytes))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        if restrictions.recompute in (Recompute.FIRST_K, Recompute.ONE_FOR_ALL):
+            restrictions = restrictions.with_recompute(Recompute.ALL_OR_NONE)  # as far as the table can go
         table = paper_table(
             instance,
             restrictions=restrictions,

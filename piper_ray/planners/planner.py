@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from piper_ray.evaluate import Evaluation
+from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.model.constraints import KeepOrder, SameDegrees
+from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.events import Listener, silent
+from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.renamed import renamed
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Forecast, Solution
 from piper_ray.model.stop import Stop
 
@@ -38,26 +42,55 @@ class Proposal:
     note: str
     solution: Solution | None = None
 
+    def without_plan(self, why: str) -> Proposal:
+        """The same for a plan that may not be."""
+        return Proposal(None, self.tried, f"{why} ({self.note})")
+
 
 class Planner(Protocol):
     """A way to plan, its parameters being the fields of a frozen dataclass.
 
-    A plan that it proposes keeps the restrictions, and ``evaluate`` takes it.
+    A plan that it proposes keeps the restrictions, and is meant for the instance's schedule, Piper's where it has none.
     """
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal: ...
 
 
 def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restrictions) -> Proposal:
-    """What the planner proposes, without a plan where that breaks a constraint.
+    """What the planner proposes for the instance's schedule, without a plan where that breaks a constraint.
 
-    Who looks at one stage at a time knows nothing of constraints on the whole plan.
+    Who looks at one stage at a time knows nothing of constraints on the whole plan, such as one d and one t under a
+    flush, which no runtime can do without.
     """
-    proposal = planner.propose(instance, restrictions)
-    broken = None if proposal.plan is None else next(restrictions.violations(instance, proposal.plan), None)
-    if broken is None:
+    if not restrictions.has(KeepOrder):
+        return allowed(instance, restrictions, planner.propose(instance, restrictions))
+    proposal = planner.propose(in_order(instance), restrictions.without(KeepOrder))
+    plan = None if proposal.plan is None else replace(proposal.plan, keeps_order=True)
+    return allowed(instance, restrictions, replace(proposal, plan=plan))
+
+
+def allowed(instance: Instance, restrictions: Restrictions, proposal: Proposal) -> Proposal:
+    """The proposal, without its plan where that breaks a constraint."""
+    if proposal.plan is None:
         return proposal
-    return Proposal(None, proposal.tried, f"its plan is not allowed: {broken} ({proposal.note})")
+    if not Schedule.first_of(instance.schedule).asynchronous and SameDegrees() not in restrictions.constraints:
+        restrictions = restrictions.adding(SameDegrees())
+    broken = next(restrictions.violations(instance, proposal.plan), None)
+    return proposal if broken is None else proposal.without_plan(f"its plan is not allowed: {broken}")
+
+
+def evaluated(instance: Instance, proposal: Proposal) -> tuple[Proposal, Evaluation | None]:
+    """The proposal with what its plan costs under the instance's schedule; without a plan where it cannot run so."""
+    if proposal.plan is None:
+        return proposal, None
+    try:
+        return proposal, evaluate(instance, proposal.plan)
+    except InvalidPlan as invalid:
+        reason = invalid.violations[0]
+    except UsageError as cannot_run:
+        reason = str(cannot_run)
+    name = Schedule.first_of(instance.schedule).name.value
+    return proposal.without_plan(f"its plan does not run under {name}: {reason}"), None
 
 
 @dataclass(frozen=True)
@@ -105,7 +138,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """A proposal and what ``evaluate`` makes of it. planner: the name it goes by, or its parameters.
+    """A proposal and what ``evaluate`` makes of it under ``schedule``. planner: the name it goes by, or its parameters.
 
     evaluation: None without a plan. tried, note, solution: as in ``Proposal``.
     """
@@ -116,6 +149,7 @@ class BaselineResult:
     tried: int
     note: str
     solution: Solution | None = None
+    schedule: Schedule = PAPERS_SCHEDULE
 
     @property
     def time_per_sample_s(self) -> float | None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model.instance import Instance
+from piper_ray.model.passes import passes_of
 from piper_ray.planners.choices import UniformChoice
 
 Floats = npt.NDArray[np.float64]
@@ -23,16 +24,18 @@ _FITS = 1.0 + MEMORY_TOLERANCE / 2
 class RunCosts:
     """Figures of n layers in order and of their e edges, for r choices.
 
-    layers: float64[5, r, n]: p (s), w, a, b and what replicas share out (bytes). tail, head: int64[e], places in the
+    layers: float64[5, r, n]: p (s), w, a, b and what replicas share out (bytes). forward_s: float64[r, n].
+    tail, head: int64[e], places in the
     order, tail < head.
     out_bytes, in_bytes: float64[r, e], 2 (c + bw) and 2 (c + fw): charged to the stage of the tail and of the head.
     tensor, end: int64[..], the ends of tensors: the tensor's number and a place in the order. tensor_bytes: float64[h],
-    charged to each stage with some of a tensor's ends.
+    charged to each stage with some of a tensor's ends, tensor_forward_bytes of it in the forward pass.
     """
 
     instance: Instance
     degree: Integers
     layers: Floats
+    forward_s: Floats
     tail: Integers
     head: Integers
     out_bytes: Floats
@@ -40,6 +43,7 @@ class RunCosts:
     tensor: Integers
     end: Integers
     tensor_bytes: Floats
+    tensor_forward_bytes: Floats
 
     @classmethod
     def build(cls, instance: Instance, order: Sequence[int], choices: Sequence[UniformChoice]) -> RunCosts:
@@ -58,6 +62,7 @@ class RunCosts:
                 ],
                 np.float64,
             ),
+            forward_s=np.array([[passes_of(tmpc).forward_s for tmpc in row] for row in chosen], np.float64),
             tail=np.array([place[edge.source] for edge in instance.edges], np.int64),
             head=np.array([place[edge.target] for edge in instance.edges], np.int64),
             out_bytes=np.array(
@@ -83,6 +88,7 @@ class RunCosts:
             tensor=np.array([i for i, tensor in enumerate(instance.tensors) for _ in tensor.layers], np.int64),
             end=np.array([place[layer] for tensor in instance.tensors for layer in tensor.layers], np.int64),
             tensor_bytes=np.array([t.forward_bytes + t.backward_bytes for t in instance.tensors], np.float64),
+            tensor_forward_bytes=np.array([t.forward_bytes for t in instance.tensors], np.float64),
         )
 
     def of(self, starts: Integers, data_parallel_degrees: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -103,8 +109,28 @@ class RunCosts:
         times: Floats = (once_s[:, None, :] / d + (d - 1) / d * resync_s[:, None, :]).max(axis=2)
         return times, fits
 
+    def passes_s(self, starts: Integers, *, transfers: bool) -> tuple[Floats, Floats]:
+        """Each stage's forward and backward pass of a microbatch in s: float64[r, l]. transfers: with those."""
+        forward_s: Floats = np.add.reduceat(self.forward_s, starts, axis=1)
+        whole_s: Floats = np.add.reduceat(self.layers[0], starts, axis=1)
+        if not transfers:
+            return forward_s, whole_s - forward_s
+        edges_bytes, bandwidth = self._edge_bytes(starts), self.instance.bandwidth_bytes_per_s
+        moved_s = (edges_bytes / 2.0 + self._tensor_bytes(starts, self.tensor_forward_bytes)) / bandwidth
+        whole_moved_s = (edges_bytes + self._tensor_bytes(starts, self.tensor_bytes)) / bandwidth
+        return forward_s + moved_s, whole_s - forward_s + whole_moved_s - moved_s
+
+    def held(self, starts: Integers) -> tuple[Floats, Floats, Floats, Floats]:
+        """Bytes of each stage: weights, a, b and what replicas share out: float64[r, l] each."""
+        weights, activation, fixed, shared = np.add.reduceat(self.layers[1:], starts, axis=2)
+        return weights, activation, fixed, shared
+
     def _crossing_bytes(self, starts: Integers) -> Floats:
         """float64[r, l]: what each stage sends and receives, both ways."""
+        return self._edge_bytes(starts) + self._tensor_bytes(starts, self.tensor_bytes)
+
+    def _edge_bytes(self, starts: Integers) -> Floats:
+        """float64[r, l]: so for edges alone."""
         choices, stages = self.degree.size, len(starts)
         tail = np.searchsorted(starts, self.tail, side="right") - 1
         head = np.searchsorted(starts, self.head, side="right") - 1
@@ -113,13 +139,13 @@ class RunCosts:
         cells = np.concatenate([row + tail[crosses], row + head[crosses]], axis=1)
         charges = np.concatenate([self.out_bytes[:, crosses], self.in_bytes[:, crosses]], axis=1)
         sums: Floats = np.bincount(cells.ravel(), charges.ravel(), choices * stages).astype(np.float64)
-        return sums.reshape(choices, stages) + self._tensor_bytes(starts)
+        return sums.reshape(choices, stages)
 
-    def _tensor_bytes(self, starts: Integers) -> Floats:
-        """float64[l]: what each stage pays for tensors with ends in it and outside."""
+    def _tensor_bytes(self, starts: Integers, sizes: Floats) -> Floats:
+        """float64[l]: what each stage pays for tensors with ends in it and outside. sizes: of each tensor."""
         stage = np.searchsorted(starts, self.end, side="right") - 1
         touches = np.zeros((len(self.tensor_bytes), len(starts)), np.bool_)
         touches[self.tensor, stage] = True
         cut = touches & (touches.sum(axis=1, keepdims=True) > 1)
-        paid: Floats = self.tensor_bytes @ cut
+        paid: Floats = sizes @ cut
         return paid

@@ -17,6 +17,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Solution
+from piper_ray.model.step import StepTerms
 from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.speed import speed_document
 from piper_ray.simulate.result import Simulation
@@ -40,6 +41,7 @@ def solution_document(
         "options": _plain(options),
         "schedule": solution.schedule.name.value,
         "chunks": solution.schedule.v,
+        "step": None if solution.step == StepTerms() else _plain(solution.step),
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
         "time_per_sample_s": solution.time_per_sample_s,
@@ -89,7 +91,9 @@ def proof_document(solution: Solution) -> Document:
 
 def baseline_facts(result: BaselineResult) -> Document:
     """Which planner made the plan, out of how many, and in its own words."""
-    return {"planner": result.planner, "tried": result.tried, "note": result.note}
+    schedule = result.schedule
+    facts = {"planner": result.planner, "tried": result.tried, "note": result.note}
+    return {"schedule": schedule.name.value, "chunks": schedule.v, **facts}
 
 
 def baseline_document(instance: Instance, restrictions: Restrictions, result: BaselineResult) -> Document:
@@ -117,6 +121,8 @@ def frontier_document(
         **header("frontier", instance),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
+        "schedule": frontier.schedule.name.value,
+        "chunks": frontier.schedule.v,
         "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
         "by_devices": [_point_document(point) for point in frontier.points()],
@@ -174,7 +180,7 @@ def _plan_with_figures(
 ) -> Document:
     stages = stage_documents(instance, plan, schedule)
     if evaluation is None:
-        return {"stages": stages}
+        return {"stages": stages, **plan.rule_dict()}
     for written, stage in zip(stages, evaluation.stages, strict=True):
         written["figures"] = {
             "devices": stage.devices,
@@ -186,7 +192,7 @@ def _plan_with_figures(
             "in_flight_microbatches": stage.in_flight_microbatches,
             "binds": list(stage.binding),
         }
-    return {"stages": stages}
+    return {"stages": stages, **plan.rule_dict()}
 
 
 def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document:

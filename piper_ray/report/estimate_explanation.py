@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
-from piper_ray.report.figures import given_size_text, range_text, time_text
+from piper_ray.model.figures import given_size_text, range_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.formulas import number_text, substituted

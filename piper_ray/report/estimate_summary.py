@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from piper_ray.report.figures import given_size_text, plural, printable, size_text
+from piper_ray.model.figures import given_size_text, plural, printable, size_text
 from piper_ray.workloads.estimate.build import Estimate
 
 

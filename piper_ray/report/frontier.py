@@ -13,10 +13,11 @@ from rich.text import Text
 from piper_ray.engine.frontier.curve_events import CurveAdvanced, PointClosed
 from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
+from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.model.events import Event
+from piper_ray.model.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
-from piper_ray.report.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.log import SolverLog
 from piper_ray.report.speed import Throughput
@@ -94,9 +95,14 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
     stats = found.stats
     console.print(
         f"{stats.preparation_s + stats.search_s:.2f} s: lattice and stage costs {stats.preparation_s:.2f} s, search "
-        f"{stats.search_s:.2f} s in {plural(stats.evaluations, 'evaluation')}",
+        f"{stats.search_s:.2f} s in {_looked_at_text(found)}",
         soft_wrap=True,
     )
+
+
+def _looked_at_text(found: Frontier) -> str:
+    by_degrees = isinstance(found, WalkedFrontier)
+    return plural(found.stats.evaluations, "solve" if by_degrees else "evaluation")
 
 
 def _steps_table(
@@ -108,7 +114,7 @@ def _steps_table(
         position = point.data_parallel_budget if by_budget else point.devices
         if point.is_step:
             steps.append((point, position))
-        elif steps:
+        elif steps and point.time_per_sample_s is not None:
             steps[-1] = (steps[-1][0], position)
     shown = _spread([point.data_parallel_budget if by_budget else point.devices for point, _ in steps])
     rows = []

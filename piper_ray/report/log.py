@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from rich.console import Console
@@ -10,6 +11,8 @@ from rich.text import Text
 from piper_ray.model.events import (
     Bounds,
     Compiling,
+    DegreesAdvanced,
+    DegreesSearched,
     EvaluationAdvanced,
     EvaluationFinished,
     Event,
@@ -17,8 +20,8 @@ from piper_ray.model.events import (
     Note,
     StepFinished,
 )
+from piper_ray.model.figures import percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.figures import percent_text, time_text
 from piper_ray.report.live import LiveLog
 from piper_ray.report.summary import instance_lines
 from piper_ray.version import __version__
@@ -27,6 +30,7 @@ _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upp
 
 
 _WORTH_A_GUESS_S = 2.0
+_USUAL_ORIGINS = ("evaluation", "search")
 
 
 class SolverLog(LiveLog):
@@ -37,7 +41,7 @@ class SolverLog(LiveLog):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._advance: EvaluationAdvanced | None = None
+        self._advance: EvaluationAdvanced | DegreesAdvanced | None = None
         self._started_s = time.perf_counter()
         self._has_head = False
 
@@ -56,9 +60,9 @@ class SolverLog(LiveLog):
             self._line(f"note           {event.text}")
         elif isinstance(event, StepFinished):
             self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
-        elif isinstance(event, EvaluationAdvanced):
+        elif isinstance(event, (EvaluationAdvanced, DegreesAdvanced)):
             self._advance = event
-        elif isinstance(event, EvaluationFinished):
+        elif isinstance(event, (EvaluationFinished, DegreesSearched)):
             self._advance = None
             answer = "feasible" if event.feasible else "infeasible"
             self._row(str(event.index), event.threshold_s, answer, event.bounds)
@@ -66,7 +70,7 @@ class SolverLog(LiveLog):
             self._row(
                 "*",
                 event.time_per_sample_s,
-                "plan" if event.origin == "evaluation" else f"plan ({event.origin})",
+                "plan" if event.origin in _USUAL_ORIGINS else f"plan ({event.origin})",
                 event.bounds,
             )
 
@@ -94,17 +98,31 @@ class SolverLog(LiveLog):
         advance, elapsed_s = self._advance, time.perf_counter() - self._started_s
         if advance is None:
             return Text(f"working, {elapsed_s:.1f} s", style="dim")
-        share = advance.done / advance.total if advance.total else 1.0
-        parts = [
-            f"evaluation {advance.index} at {time_text(advance.threshold_s)}",
-            f"level {advance.level:,} of {advance.levels:,}",
-            f"{share:.0%} of {advance.total:,} downsets",
-        ]
-        if advance.bounds.gap is not None:
-            parts.append(f"gap {percent_text(advance.bounds.gap)}")
-        if advance.chunks_in_flight:
-            parts.append(f"{advance.chunks_in_flight} chunks on {advance.workers} workers")
-        if advance.seconds > _WORTH_A_GUESS_S and share > 0:
-            # A downset looks at those before it, so what is done grows as the square of their share.
-            parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")
+        parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
         return Text(", ".join([*parts, f"{elapsed_s:.1f} s"]), style="dim")
+
+
+def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
+    share = advance.done / advance.total if advance.total else 1.0
+    parts = [
+        f"evaluation {advance.index} at {time_text(advance.threshold_s)}",
+        f"level {advance.level:,} of {advance.levels:,}",
+        f"{share:.0%} of {advance.total:,} downsets",
+    ]
+    if advance.bounds.gap is not None:
+        parts.append(f"gap {percent_text(advance.bounds.gap)}")
+    if advance.chunks_in_flight:
+        parts.append(f"{advance.chunks_in_flight} chunks on {advance.workers} workers")
+    if advance.seconds > _WORTH_A_GUESS_S and share > 0:
+        # A downset looks at those before it, so what is done grows as the square of their share.
+        parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")
+    return parts
+
+
+def _degrees_parts(advance: DegreesAdvanced) -> list[str]:
+    """Short enough for a line of 80 columns."""
+    at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
+    parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)", f"{advance.running} at work"]
+    if advance.bounds.gap is not None:
+        parts.append(f"gap {percent_text(advance.bounds.gap)}")
+    return parts

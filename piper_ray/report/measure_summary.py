@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from piper_ray.report.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import given_size_text, plural, printable, size_text, time_text
 from piper_ray.workloads.measure.measure import Measured
 from piper_ray.workloads.measure.session import Profile, device_name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.batch import Batch
-from piper_ray.report.figures import time_text
+from piper_ray.model.figures import time_text
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,18 @@ def speed_text(batch: Batch, time_per_sample_s: float) -> str:
     """``10666.7 samples/s, 1.09227e+07 tokens/s, 3.07200 s/step``."""
     if time_per_sample_s <= 0:
         return "no time at all"
+    return f"{rates_text(batch, time_per_sample_s)}, {time_text(batch.step_s(time_per_sample_s))}/step"
+
+
+def rates_text(batch: Batch, time_per_sample_s: float) -> str:
+    """``10666.7 samples/s, 1.09227e+07 tokens/s``."""
+    if time_per_sample_s <= 0:
+        return "no time at all"
     throughput = Throughput.of(batch)
     parts = [f"{throughput.per_s(time_per_sample_s):.6g} {throughput.unit}/s"]
     if batch.tokens_per_microbatch is not None:
         parts.append(f"{batch.tokens_per_microbatch / time_per_sample_s:.6g} tokens/s")
-    return ", ".join([*parts, f"{time_text(batch.step_s(time_per_sample_s))}/step"])
+    return ", ".join(parts)
 
 
 def batch_text(batch: Batch) -> str:

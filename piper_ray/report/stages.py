@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.evaluate import Evaluation, StageEvaluation
+from piper_ray.model.figures import plural, printable, range_text, size_scale, size_text, time_scale
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.report.figures import plural, printable, range_text, size_scale, size_text, time_scale
 from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, table_lines
 
 _LONGEST_BAR = 48
@@ -42,7 +42,7 @@ BAR_PARTS = (
 
 def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
     """Both tables, at the console's width."""
-    print_layers(console, instance, plan)
+    print_layers(console, instance, plan, evaluation.schedule)
     console.print()
     _print_costs(console, instance, evaluation)
 
@@ -60,7 +60,7 @@ def print_table(console: Console, lines: list[str]) -> None:
 
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
     """``1 Embedding, 3-12 ParallelTransformerLayer x10``; where that fills more than two lines, ids and kinds apart."""
-    names = {layer.id: printable(layer.name) for layer in instance.layers}
+    names = {layer: printable(instance.layer_by_id[layer].name) for layer in layers}
     text = ", ".join(f"{range_text(run)} {_named(run, names)}".rstrip() for run in _runs(layers, names))
     if len(text) <= 2 * width:
         return text

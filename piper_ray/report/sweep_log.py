@@ -8,7 +8,7 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.report.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import given_size_text, plural, printable, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.live import LiveLog
 from piper_ray.report.stages import print_table
@@ -83,6 +83,7 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
                 kind.planner,
                 "yes" if kind.tensor_parallelism else "no",
                 kind.recompute,
+                kind.schedule,
                 f"{points:,}",
                 "?" if forecast.downsets is None else f"{forecast.downsets:,}",
                 "?" if need is None else size_text(need, 2),
@@ -90,7 +91,7 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
             ]
         )
     heads = ("points", "downsets", "memory of a worker", "about, on one core")
-    columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute")]
+    columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute"), Column("schedule")]
     print_table(console, table_lines([*columns, *(Column(head, right=True) for head in heads)], rows))
     console.print()
     seconds = sum(demand.seconds(point) for point in sweep.points)

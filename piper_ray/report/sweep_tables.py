@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piper_ray.report.figures import given_size_text, time_text
+from piper_ray.model.figures import given_size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.sweep.findings import Record, best_of_each, comparisons
 
@@ -61,6 +61,7 @@ def points_csv(records: Sequence[Record]) -> str:
         "seconds",
         "error_kind",
         "error",
+        "schedule",
     )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -68,7 +69,7 @@ def points_csv(records: Sequence[Record]) -> str:
     for r in records:
         cluster = (r.devices, r.scene.microbatches, r.memory_bytes, r.scene.bandwidth_bytes_per_s)
         plan = (r.status, r.time_per_sample_s, r.lower_bound_s, r.devices_used, r.stages)
-        row = (r.scene.workload, *r.method, *cluster, *plan, r.seconds, r.error_kind, r.error)
+        row = (r.scene.workload, *r.method, *cluster, *plan, r.seconds, r.error_kind, r.error, r.scene.schedule)
         writer.writerow(["" if cell is None else cell for cell in row])
     return text.getvalue()
 
@@ -96,7 +97,7 @@ def _planners(records: Sequence[Record]) -> Table:
 def _best(records: Sequence[Record]) -> Table:
     rows = [
         (
-            r.scene.workload,
+            r.scene.name,
             str(r.method),
             f"{r.scene.microbatches:,}",
             given_size_text(r.scene.bandwidth_bytes_per_s) + "/s",
@@ -128,13 +129,13 @@ def _by_devices(records: Sequence[Record]) -> list[Table]:
                 for number in devices
             ]
             bandwidth = given_size_text(scene.bandwidth_bytes_per_s)
-            title = f"Microbatches per second: {scene.workload}, N = {scene.microbatches:,}, B = {bandwidth}/s"
+            title = f"Microbatches per second: {scene.name}, N = {scene.microbatches:,}, B = {bandwidth}/s"
             found.append(Table(title, heads, tuple(rows), 0))
     return found
 
 
 def _errors(records: Sequence[Record]) -> Table:
-    counts = Counter((r.scene.workload, str(r.method), r.error_kind, r.error) for r in records if r.status == "error")
+    counts = Counter((r.scene.name, str(r.method), r.error_kind, r.error) for r in records if r.status == "error")
     rows = [
         (workload, method, kind or "", " ".join((text or "").split())[:100], f"{count:,}")
         for (workload, method, kind, text), count in counts.most_common()

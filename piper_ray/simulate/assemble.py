@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from piper_ray.model.batch import Batch
 from piper_ray.model.errors import UsageError
+from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
@@ -39,6 +41,7 @@ class _Scene:
     hops: tuple[Hop, ...]
     all_reduce_s: Floats
     microbatches: int
+    planned_in_flight: tuple[int, ...] | None
 
     @property
     def figures(self) -> tuple[StageFigures, ...]:
@@ -54,7 +57,25 @@ def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: Simul
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
 
 
+def sustaining_in_flight(instance: Instance, plan: Plan) -> tuple[int, ...] | None:
+    """For each stage the microbatches that a replica has to keep in flight under 2bw for the slowest stage to be always
+    busy: the least in their sum, none below ceil(s / d). None: no number does, or it would take too long to find.
+
+    Raises InvalidPlan as ``simulate`` does.
+    """
+    scene = _scene(instance, replace(plan, in_flight=None), PAPERS_SCHEDULE, SimulationOptions())
+    return least_in_flight(_stream(scene), rule_in_flight(scene.placed.replicas))
+
+
+def most_bytes(instance: Instance, plan: Plan) -> float:
+    """Of the stage that holds most on a device under 2bw, with what the plan keeps in flight."""
+    figures = stages_of(instance, plan, PAPERS_SCHEDULE).figures
+    in_flight = plan.in_flight or rule_in_flight([stage.data_parallel_degree for stage in figures])
+    return max(x.activation_bytes * y + x.fixed_bytes for x, y in zip(figures, in_flight, strict=True))
+
+
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
+    instance = as_planned(instance, plan)
     stages = stages_of(instance, plan, schedule)
     figures = stages.figures
     placed = layout(schedule, figures)
@@ -78,6 +99,18 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         hops(stages, placed.places, bandwidth, overlapped=options.overlap_transfers),
         all_reduce_s,
         instance.microbatches,
+        plan.in_flight if schedule.asynchronous else None,
+    )
+
+
+def _batch(instance: Instance, options: SimulationOptions) -> Batch:
+    """The instance's, with what the options say in its place."""
+    samples, tokens = options.samples_per_microbatch, options.tokens_per_sample
+    batch = instance.batch
+    return Batch(
+        batch.microbatches,
+        batch.samples_per_microbatch if samples is None else samples,
+        batch.tokens_per_sample if tokens is None else tokens,
     )
 
 
@@ -99,6 +132,8 @@ def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
         if wanted is not InFlightRule.RULE:
             raise UsageError(f"in_flight: schedule {scene.schedule.name.value} sets itself what is in flight")
         return None
+    if wanted is InFlightRule.RULE and scene.planned_in_flight is not None:
+        wanted = scene.planned_in_flight
     if wanted is InFlightRule.RULE:
         return rule_in_flight(scene.placed.replicas)
     if wanted is InFlightRule.SUSTAINING:
@@ -137,7 +172,7 @@ def _flushed(scene: _Scene, instance: Instance) -> Simulation:
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
-        microbatches=scene.microbatches,
+        batch=_batch(instance, scene.options),
         step_s=step_s,
         promised_s=None,
         pipelines=lanes,
@@ -171,12 +206,11 @@ def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) 
 def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """The all-reduce and the optimizer's step of each rank.
 
-    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What runs
-    beside the last backward pass is no part of an interval.
+    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What hides
+    beside backward passes is no part of an interval.
     """
     last = timeline.first[1:] - 1
     end_s = timeline.end_s[last]
-    duration_s = end_s - timeline.start_s[last]
     replicas = defaultdict(list)
     for number, rank in enumerate(scene.placed.ranks):
         replicas[rank.place].append(number)
@@ -184,8 +218,8 @@ def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval,
     for number, rank in enumerate(scene.placed.ranks):
         together = replicas[rank.place]
         due_s = max(float(end_s[i]) for i in together)
-        hidden_s = scene.options.all_reduce_overlap * min(float(duration_s[i]) for i in together)
-        seconds = max(0.0, float(sum(scene.all_reduce_s[stage] for stage in rank.stages)) - hidden_s)
+        seconds = float(sum(scene.all_reduce_s[stage] for stage in rank.stages))
+        seconds *= 1.0 - scene.options.all_reduce_overlap
         all_reduces.append(Interval(number, due_s, due_s + seconds))
         optimizers.append(Interval(number, due_s + seconds, due_s + seconds + scene.options.optimizer_s))
     return tuple(all_reduces), tuple(optimizers)
@@ -204,7 +238,7 @@ def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
-        microbatches=scene.microbatches,
+        batch=_batch(instance, scene.options),
         step_s=microbatch_s * batches,
         promised_s=promised_s * batches,
         pipelines=lanes,

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from piper_ray.model.batch import Batch
+from piper_ray.model.figures import plural, size_text, time_text
+from piper_ray.model.notebook import html_table
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
 from piper_ray.simulate.options import SimulationOptions
@@ -78,9 +81,10 @@ class PathPart:
 class Simulation:
     """A plan under a schedule, event by event.
 
-    step_s: of one batch of N microbatches, from the first forward pass to the last rank's end; of an asynchronous
-    schedule N times what a microbatch takes in the long run. promised_s: what an asynchronous schedule is planned for,
-    N times the slowest stage's time; None under a flush.
+    batch: N microbatches, with their samples and tokens where somebody says.
+    step_s: of the batch, from the first forward pass to the last rank's end; of an asynchronous schedule N times what a
+    microbatch takes in the long run. promised_s: what an asynchronous schedule is planned for, N times the slowest
+    stage's time; None under a flush.
     ranks: those of one pipeline; ``pipelines`` of them run alike. window_s: start and end of the time that the ranks'
     shares are of. in_flight: for each stage what a replica of a 1F1B schedule may keep in flight; sustaining: the least
     that would keep an asynchronous schedule's promise, where ``in_flight`` does not.
@@ -90,7 +94,7 @@ class Simulation:
 
     schedule: Schedule
     options: SimulationOptions
-    microbatches: int
+    batch: Batch
     step_s: float
     promised_s: float | None
     pipelines: int
@@ -118,16 +122,23 @@ class Simulation:
         return self.step_s / self.microbatches
 
     @property
-    def samples_per_s(self) -> float:
-        """Of the whole batch, in the time of a step."""
-        samples = self.microbatches * self.options.samples_per_microbatch
-        return samples / self.step_s if self.step_s > 0 else float("inf")
+    def microbatches(self) -> int:
+        """N, in a batch."""
+        return self.batch.microbatches
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of the whole batch, in the time of a step; None where nobody says how many samples a microbatch holds."""
+        return None if self.batch.samples is None else self._rate(self.batch.samples)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None where nothing says how many tokens a sample has."""
-        tokens = self.options.tokens_per_sample
-        return None if tokens is None else tokens * self.samples_per_s
+        """None where nobody says how many tokens a microbatch holds."""
+        tokens = self.batch.tokens_per_microbatch
+        return None if tokens is None else self._rate(tokens * self.microbatches)
+
+    def _rate(self, count: int) -> float:
+        return count / self.step_s if self.step_s > 0 else float("inf")
 
     @property
     def bubble_share(self) -> float:
@@ -171,6 +182,25 @@ class Simulation:
 
     def __repr__(self) -> str:
         return (
-            f"Simulation({self.schedule.name.value}, step_s={self.step_s:.6g}, {len(self.ranks)} ranks, "
-            f"idle {100 * self.bubble_share:.3g} %)"
+            f"Simulation({self.schedule.text}: step {time_text(self.step_s)}, {100.0 * self.bubble_share:.1f} % idle, "
+            f"{plural(len(self.ranks), 'rank')}, {self.ranks[self.busiest].name} busiest, "
+            f"peak memory {self._peak_text})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("step", time_text(self.step_s)),
+            ("time per microbatch", time_text(self.time_per_sample_s)),
+            *([] if self.promised_s is None else [("promised step", time_text(self.promised_s))]),
+            ("idle", f"{100.0 * self.bubble_share:.1f} %"),
+            ("ranks", f"{len(self.ranks):,}" + (f" of each of {self.pipelines:,} pipelines" * (self.pipelines > 1))),
+            ("busiest", self.ranks[self.busiest].name),
+            ("peak memory", self._peak_text),
+        ]
+        return html_table(f"Simulation: {self.schedule.text}", rows)
+
+    @property
+    def _peak_text(self) -> str:
+        peak_bytes = max(rank.peak_memory_bytes for rank in self.ranks)
+        over = ": too much" if self.memory_violations else ""
+        return f"{size_text(peak_bytes)} of {size_text(self.memory_limit_bytes)}{over}"

@@ -20,11 +20,12 @@ _DEFAULTS = SimulationOptions()
 def simulate(
     instance: Instance | Source,
     plan: Plan,
-    schedule: Schedule | ScheduleName | str = ScheduleName.TWO_BW,
+    schedule: Schedule | ScheduleName | str | None = None,
     *,
     options: SimulationOptions = _DEFAULTS,
 ) -> Simulation:
-    """Runs ``plan`` event by event under ``schedule``: a ``Schedule``, or the name of one with its usual chunks.
+    """Runs ``plan`` event by event under ``schedule``: a ``Schedule``, or the name of one with its usual chunks; None:
+    the instance's own, else Piper's, "2bw".
 
     instance: may be what ``load`` takes, such as a path. The plan's stages are spread over the ranks in the schedule's
     way: one each, or chunk by chunk (stage j on rank j mod p; in a V, forth and back). They may take more memory than
@@ -40,4 +41,5 @@ def simulate(
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     check_plan(plan)
     arguments.of_kind("options", options, SimulationOptions, "a SimulationOptions")
-    return simulated(formats.instance_of(instance), plan, Schedule.of(schedule), options)
+    instance = formats.instance_of(instance)
+    return simulated(instance, plan, Schedule.first_of(schedule, instance.schedule), options)

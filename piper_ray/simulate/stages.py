@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
 
-from piper_ray.evaluate import chosen_tmpcs, edge_violations, partition_violations
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import chosen_tmpcs, edge_violations, partition_violations
 from piper_ray.model.schedule import UNEVEN, Schedule
 from piper_ray.simulate.pass_times import pass_times
 

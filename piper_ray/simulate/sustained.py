@@ -76,8 +76,8 @@ def sustained_s(stream: Stream, in_flight: Sequence[int]) -> float:
         rate_s = max(seconds / later, rate_s * (1.0 + _TOLERANCE))
 
 
-def least_in_flight(stream: Stream) -> tuple[int, ...] | None:
-    """For each stage the y, least in their sum, with which the slowest stage sets the rate.
+def least_in_flight(stream: Stream, at_least: Sequence[int] = ()) -> tuple[int, ...] | None:
+    """For each stage the y, least in their sum, with which the slowest stage sets the rate. at_least: none is below.
 
     A circle that is too slow gets faster only where it leaves a stage's backward pass for a later forward pass (the
     arcs with + y d): one of these y has to grow. So trying each of them, from a y that no pipeline can do without and
@@ -88,6 +88,8 @@ def least_in_flight(stream: Stream) -> tuple[int, ...] | None:
     start = _least_conceivable(stream, rate_s)
     if start is None:
         return None
+    if at_least:
+        start = tuple(map(max, start, at_least))
     heap = [(sum(start), start)]
     seen = {start}
     for _ in range(_MOST_TRIALS):

@@ -18,16 +18,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.compiled.jit import sources_digest
-from piper_ray.evaluate import evaluate
+from piper_ray.evaluate import Evaluation
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.planners import planner_of
-from piper_ray.planners.planner import Proposal, Terms, allowed_proposal
+from piper_ray.planners.planner import Proposal, Terms, allowed_proposal, evaluated
 from piper_ray.sweep.lattices import KeptLattice, Lattices
 from piper_ray.sweep.point import Point
 from piper_ray.version import __version__
@@ -56,13 +57,14 @@ def answer(
     began = time.perf_counter()
     stop = stop or Stop()
     kept = KeptLattice(lattices, point)
-    terms = Terms(options, backend, listener, stop.part(), kept.prepare)
+    prepare = kept.prepare if point.schedule == PAPERS_SCHEDULE else None
+    terms = Terms(options, backend, listener, stop.part(), prepare)
     instance = point.on(graph)
     try:
         with _interrupts() as interrupts:
             proposal = allowed_proposal(planner_of(point.planner, terms), instance, point.restrictions)
         if proposal.solution is None:
-            row = _of_proposal(instance, proposal)
+            row = _of_proposal(*evaluated(instance, proposal))
         else:
             stop.check()
             if interrupts or proposal.solution.stopped_by is StoppedBy.INTERRUPT:
@@ -91,6 +93,8 @@ def identity(point: Point, input_hash: str, graph_hash: str, options: SolveOptio
         "tensor_parallelism": point.restrictions.tensor_parallelism,
         "data_parallelism": point.restrictions.data_parallelism,
         "recompute": point.restrictions.recompute.value,
+        "schedule": point.schedule.name.value,
+        "chunks": point.schedule.v,
         "gap_limit": options.gap,
         "time_limit_s": options.time_limit_s,
     }
@@ -134,7 +138,7 @@ def _of_solution(solution: Solution) -> Row:
         "time_per_sample_s": solution.time_per_sample_s,
         "lower_bound_s": solution.lower_bound_s if proved and math.isfinite(solution.lower_bound_s) else None,
         "gap": solution.gap,
-        **_of_plan(solution.plan),
+        **_of_plan(solution.plan, solution.schedule),
         "stopped_by": None if solution.stopped_by is None else solution.stopped_by.value,
         "note": infeasibility.reason if infeasibility is not None else None,
         "least_memory_bytes": infeasibility.least_memory_bytes if infeasibility is not None else None,
@@ -149,28 +153,28 @@ def _of_search(stats: SolveStats, kept: KeptLattice) -> Row:
         "levels": stats.levels,
         "pairs": stats.pairs,
         "evaluations": len(stats.evaluations),
-        "lattice_s": kept.lattice_s,
+        "lattice_s": kept.lattice_s + stats.lattice_s,
         "stage_costs_s": kept.stage_costs_s + stats.stage_costs_s,
         "search_s": stats.search_s,
     }
 
 
-def _of_proposal(instance: Instance, proposal: Proposal) -> Row:
+def _of_proposal(proposal: Proposal, evaluation: Evaluation | None) -> Row:
     plan = proposal.plan
     return {
         "status": (Status.INFEASIBLE if plan is None else Status.FEASIBLE).value,
-        "time_per_sample_s": None if plan is None else evaluate(instance, plan).time_per_sample_s,
-        **_of_plan(plan),
+        "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
+        **_of_plan(plan, point.schedule),
         "note": proposal.note,
         "tried": proposal.tried,
     }
 
 
-def _of_plan(plan: Plan | None) -> Row:
+def _of_plan(plan: Plan | None, schedule: Schedule) -> Row:
     if plan is None:
         return {}
     text = json.dumps(plan.to_dict(), separators=(",", ":"), ensure_ascii=False)
-    return {"devices_used": plan.devices, "stages": len(plan.stages), "plan": text}
+    return {"devices_used": plan.by_rank(schedule).devices, "stages": len(plan.stages), "plan": text}
 
 
 def _of_run() -> Row:

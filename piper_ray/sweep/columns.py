@@ -8,6 +8,7 @@ folders takes it, the label being a column there. A row is a finished point:
     planner                 piper (the exact solver) or one of piper_ray.planners
     devices, microbatches, memory_bytes, bandwidth_bytes_per_s      K, N, M, B
     tensor_parallelism, data_parallelism, recompute                 restrictions: allowed or not, and the rule
+    schedule, chunks        that the plan is for, and that all its figures are of; chunks on each rank
     gap_limit, time_limit_s limits of the solve; null: none
     status                  optimal, feasible (a plan without proof), infeasible, unknown (stopped before any plan) or
                             error
@@ -35,10 +36,19 @@ For a baseline ``infeasible`` means that it finds no plan, not that there is non
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
-"""Raised when a column changes its meaning or goes; new columns do not raise it."""
+from piper_ray.model.schedule import PAPERS_SCHEDULE
+
+SCHEMA_VERSION = 2
+"""Raised when a column changes its meaning or goes; new columns do not raise it. 2: times and bounds are of a point's
+``schedule``."""
+
+BEFORE: Mapping[str, object] = MappingProxyType({"schedule": PAPERS_SCHEDULE.name.value, "chunks": PAPERS_SCHEDULE.v})
+"""What rows of datasets say that were written before there were these columns."""
 
 PARTITION = pa.field("workload", pa.string())
 
@@ -87,6 +97,8 @@ SCHEMA = pa.schema(
         pa.field("host", _TEXT, nullable=False),
         pa.field("runtime", _TEXT, nullable=False),
         pa.field("finished_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("schedule", _TEXT, nullable=False),
+        pa.field("chunks", _COUNT, nullable=False),
     ],
     metadata={"piper_ray.sweep.schema_version": str(SCHEMA_VERSION)},
 )
@@ -109,6 +121,8 @@ ORDER = (
     "tensor_parallelism",
     "data_parallelism",
     "recompute",
+    "schedule",
+    "chunks",
     "microbatches",
     "memory_bytes",
     "bandwidth_bytes_per_s",
@@ -116,6 +130,15 @@ ORDER = (
     "input_hash",
 )
 """Of rows within a workload, once files have been merged."""
+
+
+def completed(table: pa.Table) -> pa.Table:
+    """With what rows of earlier versions leave unsaid, in the order of the schema."""
+    for name, value in BEFORE.items():
+        if name not in table.column_names:
+            field = SCHEMA.field(name)
+            table = table.append_column(field, pa.repeat(pa.scalar(value, field.type), table.num_rows))
+    return table.select([name for name in SCHEMA.names if name in table.column_names])
 
 
 def table_of(rows: list[dict[str, object]]) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from piper_ray.storage.folder import Folder, Vanished, open_folder
-from piper_ray.sweep.columns import PARTITION, SCHEMA
+from piper_ray.sweep.columns import PARTITION, SCHEMA, completed
 from piper_ray.sweep.manifest import Found, read_manifest
 from piper_ray.sweep.parts import Part, parts
 
@@ -122,7 +122,7 @@ def read_part(folder: Folder, label: str, part: Part, columns: list[str] | None)
     if not part.holds(label, content):
         return None
     # In this thread alone: one of Arrow's that still held ``content`` would take the interpreter down at its exit.
-    table = pq.ParquetFile(pa.BufferReader(content)).read(columns=columns, use_threads=False)
+    table = completed(pq.ParquetFile(pa.BufferReader(content)).read(columns=columns, use_threads=False))
     return table.select(schema_of(columns).names).cast(schema_of(columns))
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from piper_ray.model.options import EXACT
+from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.sweep.point import schedule_text
 
 COLUMNS = [
     "input_hash",
@@ -23,6 +25,8 @@ COLUMNS = [
     "tensor_parallelism",
     "data_parallelism",
     "recompute",
+    "schedule",
+    "chunks",
     "status",
     "time_per_sample_s",
     "lower_bound_s",
@@ -50,11 +54,18 @@ class Method(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """What is the same for all points of a figure: the workload, N and B."""
+    """What is the same for all points of a figure: the workload, N, B and the schedule, as a sweep's file has it."""
 
     workload: str
     microbatches: int
     bandwidth_bytes_per_s: float
+    schedule: str = PAPERS_SCHEDULE.name.value
+
+    @property
+    def name(self) -> str:
+        """The workload, and the schedule where it is not Piper's."""
+        usual = self.schedule == PAPERS_SCHEDULE.name.value
+        return self.workload if usual else f"{self.workload}, {self.schedule}"
 
 
 @dataclass(frozen=True)
@@ -86,10 +97,15 @@ class Record:
 
 
 def records_of(table: pa.Table) -> list[Record]:
-    """Sorted by workload, N, B, planner (the exact one first), M and K."""
+    """Sorted by workload, N, B, schedule, planner (the exact one first), M and K."""
     found = [
         Record(
-            scene=Scene(row["workload"], row["microbatches"], row["bandwidth_bytes_per_s"]),
+            scene=Scene(
+                row["workload"],
+                row["microbatches"],
+                row["bandwidth_bytes_per_s"],
+                schedule_text(row["schedule"], row["chunks"]),
+            ),
             method=Method(row["planner"], _without(row)),
             devices=row["devices"],
             memory_bytes=row["memory_bytes"],
@@ -123,7 +139,9 @@ def _without(row: dict[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method on one workload. slower: times per sample over the exact solver's where both have a plan."""
+    """One method on one workload, by its scene's name. slower: times per sample over the exact solver's where both have
+    a plan.
+    """
 
     workload: str
     method: Method
@@ -143,7 +161,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
     exact_s = exact_times(records)
     groups: defaultdict[tuple[str, Method], list[Record]] = defaultdict(list)
     for record in records:
-        groups[record.scene.workload, record.method].append(record)
+        groups[record.scene.name, record.method].append(record)
     found = []
     for (workload, method), of_group in groups.items():
         statuses = [record.status for record in of_group]

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
 
 @dataclass(frozen=True)
 class Point:
-    """workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B."""
+    """workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B. schedule: that its
+    plan is for, and is valued under.
+    """
 
     workload: str
     planner: str
@@ -23,14 +26,16 @@ class Point:
     memory_bytes: float
     bandwidth_bytes_per_s: float
     restrictions: Restrictions
+    schedule: Schedule = PAPERS_SCHEDULE
 
     def on(self, graph: Instance) -> Instance:
-        """The workload's graph on this point's cluster; layers and edges are shared, not copied."""
+        """The workload's graph on this point's cluster, under its schedule; layers and edges are shared, not copied."""
         return graph.replace(
             devices=self.devices,
             microbatches=self.microbatches,
             memory_bytes=self.memory_bytes,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            schedule=self.schedule,
         )
 
 
@@ -47,7 +52,7 @@ class Sweep:
     def input_hash(self, point: Point) -> str:
         """SHA-256 of all that decides a point's answer: equal hashes, equal rows (figures of time and host aside)."""
         restrictions = point.restrictions
-        facts = [
+        facts: list[object] = [
             self.graph_hashes[point.workload],
             point.workload,
             point.planner,
@@ -61,7 +66,14 @@ class Sweep:
             float(self.options.gap),
             self.options.time_limit_s,
         ]
+        if point.schedule != PAPERS_SCHEDULE:  # so that points under it keep their hashes
+            facts += [point.schedule.name.value, point.schedule.v]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def schedule_text(name: str, chunks: int) -> str:
+    """``1f1b``, ``interleaved:4``: as a sweep's file has it."""
+    return name if chunks == 1 else f"{name}:{chunks}"
 
 
 def graph_hash(instance: Instance) -> str:

@@ -15,8 +15,9 @@ from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 from piper_ray.sweep.point import Point, Sweep, graph_hash
-from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, Options, check_label
+from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, Options, check_label, schedule_named
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
@@ -36,12 +37,15 @@ _Figures = tuple[Any, Any, Any, Any]
 
 
 class _Draft:
-    """A point whose cluster may still be the workload's own in parts."""
+    """A point whose cluster and schedule may still be the workload's own in parts."""
 
-    __slots__ = ("figures", "planner", "restrictions", "workload")
+    __slots__ = ("figures", "planner", "restrictions", "schedule", "workload")
 
-    def __init__(self, workload: str, planner: str, figures: _Figures, restrictions: Restrictions) -> None:
+    def __init__(
+        self, workload: str, planner: str, figures: _Figures, restrictions: Restrictions, schedule: str | None
+    ) -> None:
         self.workload, self.planner, self.figures, self.restrictions = workload, planner, figures, restrictions
+        self.schedule = None if schedule is None else schedule_named(schedule)
 
 
 def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None) -> Sweep:  # noqa: ARG005
@@ -164,21 +168,22 @@ def _axes(grid: Grid, workloads: tuple[str, ...]) -> list[list[Any]]:
         _values(grid.tensor_parallelism),
         _values(grid.recompute),
         _values(grid.data_parallelism),
+        _values(grid.schedules) or [None],
         _values(grid.planners),
         *(_values(getattr(grid, name)) or [None] for name in _CLUSTER),
     ]
 
 
 def _expanded(grid: Grid, workloads: tuple[str, ...]) -> Iterator[_Draft]:
-    for workload, tensor, recompute, data, planner, *figures in product(*_axes(grid, workloads)):
+    for workload, tensor, recompute, data, schedule, planner, *figures in product(*_axes(grid, workloads)):
         k, n, m, b = figures
-        yield _Draft(workload, planner, (k, n, m, b), Restrictions(tensor, data, Recompute(recompute)))
+        yield _Draft(workload, planner, (k, n, m, b), Restrictions(tensor, data, Recompute(recompute)), schedule)
 
 
 def _listed(point: ListedPoint) -> _Draft:
     restrictions = Restrictions(point.tensor_parallelism, point.data_parallelism, Recompute(point.recompute))
     figures = (point.devices, point.microbatches, point.memory, point.bandwidth)
-    return _Draft(point.workload, point.planner, figures, restrictions)
+    return _Draft(point.workload, point.planner, figures, restrictions, point.schedule)
 
 
 def _load(
@@ -210,4 +215,5 @@ def _load(
 def _point(draft: _Draft, graph: Instance) -> Point:
     own = [getattr(graph, quantity) for quantity in _CLUSTER.values()]
     k, n, m, b = (mine if given is None else given for given, mine in zip(draft.figures, own, strict=True))
-    return Point(draft.workload, draft.planner, k, n, float(m), float(b), draft.restrictions)
+    schedule = Schedule.first_of(draft.schedule, graph.schedule)
+    return Point(draft.workload, draft.planner, k, n, float(m), float(b), draft.restrictions, schedule)

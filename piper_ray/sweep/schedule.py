@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from piper_ray.sweep.point import Point
+from piper_ray.sweep.point import Point, schedule_text
 
 BATCH_S = 0.3
 """Of work in a batch: a task costs 1 to 2 ms, and what is in work is lost when the driver is killed."""
@@ -34,11 +34,12 @@ class Kind(NamedTuple):
     planner: str
     tensor_parallelism: bool
     recompute: str
+    schedule: str
 
     @classmethod
     def of(cls, point: Point) -> Kind:
-        restrictions = point.restrictions
-        return cls(point.workload, point.planner, restrictions.tensor_parallelism, restrictions.recompute.value)
+        allowed, schedule = point.restrictions, schedule_text(point.schedule.name.value, point.schedule.v)
+        return cls(point.workload, point.planner, allowed.tensor_parallelism, allowed.recompute.value, schedule)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@
     tensor_parallelism = [true, false]   # allowed or not
     data_parallelism = true
     recompute = ["auto", "never"]        # auto, always, never, all-or-none
+    schedules = ["2bw", "1f1b"]          # that plans are for; with chunks on each rank as "interleaved:4"
     planners = ["piper", "gpipe"]        # piper is the exact solver; the others are piper_ray.planners.PLANNERS
 
     [[points]]                           # the same keys, one value each
@@ -26,8 +27,8 @@
     devices = 96
     planner = "megatron"
 
-Of devices, microbatches, memory and bandwidth, what is left out is the workload's own figure. Memory and bandwidth are
-texts with a unit, or numbers of bytes.
+Of devices, microbatches, memory, bandwidth and the schedule, what is left out is the workload's own. Memory and
+bandwidth are texts with a unit, or numbers of bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from piper_ray.model import limits
 from piper_ray.model.constraints import Recompute
+from piper_ray.model.errors import UsageError
 from piper_ray.model.options import EXACT
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners import ALL_NAMES
 from piper_ray.workloads.formats.faults import MANY, ONE, shown
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
@@ -58,6 +61,7 @@ _MICROBATCHES_WORDS = _COUNTS_WORDS.format(limits.MICROBATCHES)
 _SIZE_WORDS = "a size > 0 such as 8GiB or 80GB"
 _RATE_WORDS = "a rate > 0 such as 25GB/s"
 _RECOMPUTE_WORDS = "one of " + ", ".join(rule.value for rule in Recompute)
+_SCHEDULE_WORDS = f"one of {', '.join(name.value for name in ScheduleName)}, chunks of a rank behind a colon"
 _PLANNER_WORDS = "one of " + ", ".join(ALL_NAMES)
 
 
@@ -100,9 +104,26 @@ def _known(names: tuple[str, ...]) -> Callable[[str], str]:
     return check
 
 
+def schedule_named(text: str) -> Schedule:
+    """``1f1b``, or ``interleaved:4`` for one with 4 chunks on each rank. Raises ValueError."""
+    name, separator, chunks = text.partition(":")
+    try:
+        if separator and not chunks.isdecimal():
+            raise ValueError(f"no number of chunks ({shown(text)})")
+        named = Schedule.of(name)
+        return Schedule(named.name, int(chunks)) if separator else named
+    except UsageError as error:
+        raise ValueError(f"{error} ({shown(text)})") from None
+
+
 def check_label(label: str) -> bool:
     """Labels are folders of the dataset."""
     return _LABEL.fullmatch(label) is not None
+
+
+def _named_schedule(text: str) -> str:
+    schedule_named(text)
+    return text
 
 
 def _branch(value: object) -> str:
@@ -113,6 +134,7 @@ _ONE_OR_MANY = Discriminator(_branch)
 _Devices = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.DEVICES))]
 _Batches = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.MICROBATCHES))]
 _Recompute = Annotated[str, AfterValidator(_known(tuple(rule.value for rule in Recompute)))]
+_Schedule = Annotated[str, AfterValidator(_named_schedule)]
 _Planner = Annotated[str, AfterValidator(_known(ALL_NAMES))]
 _Some = Field(min_length=1)
 
@@ -122,6 +144,7 @@ _SizeAxis = Annotated[Annotated[SizeWithUnit, Tag(ONE)] | Annotated[list[SizeWit
 _RateAxis = Annotated[Annotated[RateWithUnit, Tag(ONE)] | Annotated[list[RateWithUnit], _Some, Tag(MANY)], _ONE_OR_MANY]
 _FlagAxis = Annotated[Annotated[bool, Tag(ONE)] | Annotated[list[bool], _Some, Tag(MANY)], _ONE_OR_MANY]
 _RuleAxis = Annotated[Annotated[_Recompute, Tag(ONE)] | Annotated[list[_Recompute], _Some, Tag(MANY)], _ONE_OR_MANY]
+_ScheduleAxis = Annotated[Annotated[_Schedule, Tag(ONE)] | Annotated[list[_Schedule], _Some, Tag(MANY)], _ONE_OR_MANY]
 _PlannerAxis = Annotated[Annotated[_Planner, Tag(ONE)] | Annotated[list[_Planner], _Some, Tag(MANY)], _ONE_OR_MANY]
 _TextAxis = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], _Some, Tag(MANY)], _ONE_OR_MANY]
 
@@ -137,6 +160,7 @@ class Grid(Closed):
     tensor_parallelism: _FlagAxis = Field(default=True, description="true, false, or [true, false]")
     data_parallelism: _FlagAxis = Field(default=True, description="true, false, or [true, false]")
     recompute: _RuleAxis = Field(default=Recompute.AUTO.value, description=f"{_RECOMPUTE_WORDS}, or a list of them")
+    schedules: _ScheduleAxis | None = Field(default=None, description=f"{_SCHEDULE_WORDS}, or a list of them")
     planners: _PlannerAxis = Field(default=EXACT, description=f"{_PLANNER_WORDS}, or a list of them")
 
 
@@ -151,6 +175,7 @@ class ListedPoint(Closed):
     tensor_parallelism: bool = Field(default=True, description="true or false")
     data_parallelism: bool = Field(default=True, description="true or false")
     recompute: _Recompute = Field(default=Recompute.AUTO.value, description=_RECOMPUTE_WORDS)
+    schedule: _Schedule | None = Field(default=None, description=_SCHEDULE_WORDS)
     planner: _Planner = Field(default=EXACT, description=_PLANNER_WORDS)
 
 

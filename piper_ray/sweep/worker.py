@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,8 +19,10 @@ import ray
 from piper_ray.compiled.jit import is_kept, one_compiles
 from piper_ray.engine.backends.ray.software import Software, software
 from piper_ray.engine.solve import solve
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.options import SolveOptions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point
@@ -28,13 +30,16 @@ from piper_ray.sweep.point import Point
 _GRAPHS = 4
 """Kept in a process."""
 
-_LAST_KERNEL = "evaluation.evaluate_levels"
-"""Where this one is kept, so are those that it calls."""
+_LAST_KERNELS = {PAPERS_SCHEDULE: "evaluation.evaluate_levels"}
+_LAST_KERNEL_OF_A_FLUSH = "flush_simulation.simulate_step"
+"""Where these are kept, so are those that are needed before them, for each schedule."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Points of one graph. graph: its ref, in a list so that only a process that lacks it fetches it."""
+    """Points of one graph and one schedule. graph: its ref, in a list so that only a process that lacks it fetches
+    it.
+    """
 
     points: tuple[Point, ...]
     graph_hash: str
@@ -72,21 +77,29 @@ class _Kept:
         return found
 
 
+_kept = _Kept()
+"""Of this process."""
+
+
+def _last_kernel(schedule: Schedule) -> str:
+    return _LAST_KERNELS.get(schedule, _LAST_KERNEL_OF_A_FLUSH)
+
+
 @cache
-def _kept() -> _Kept:
-    """Of this process, whose kernels are ready."""
-    with nullcontext() if is_kept(_LAST_KERNEL) else one_compiles():
-        solve(_two_layers(), options=SolveOptions(threads=1))
-    return _Kept()
+def _warm(schedule: Schedule) -> None:
+    """Makes the schedule's kernels ready, as far as it can be planned for."""
+    with nullcontext() if is_kept(_last_kernel(schedule)) else one_compiles(), suppress(UsageError):
+        solve(_two_layers(), options=SolveOptions(threads=1), schedule=schedule)
 
 
 def solve_batch(order: Order) -> Iterator[Began | Report]:
     """A word at the beginning, then each point's row. Errors of planners are in the rows."""
-    yield Began(ray.get_runtime_context().get_node_id(), software(), is_kept(_LAST_KERNEL))
-    kept = _kept()
+    schedule = order.points[0].schedule
+    yield Began(ray.get_runtime_context().get_node_id(), software(), is_kept(_last_kernel(schedule)))
+    _warm(schedule)
     began = time.perf_counter()
-    graph = kept.graph(order)
-    rows = tuple(answer(point, graph, order.options, kept.lattices) for point in order.points)
+    graph = _kept.graph(order)
+    rows = tuple(answer(point, graph, order.options, _kept.lattices) for point in order.points)
     yield Report(rows, time.perf_counter() - began)
 
 

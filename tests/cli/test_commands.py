@@ -22,6 +22,7 @@ COMMANDS = (
     "frontier",
     "verify",
     "simulate",
+    "report",
     "info",
     "convert",
     "estimate",

@@ -93,3 +93,27 @@ def test_a_time_limit_keeps_what_is_known(small: Path) -> None:
     assert document["stopped_by"] == "time limit"
     assert {point["status"] for point in document["by_devices"]} <= {"unknown", "infeasible", "optimal", "feasible"}
     assert result.returncode in (0, 5)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_under_a_flush(small: Path, tmp_path: Path, schedule: str) -> None:
+    out, plans = tmp_path / "table.csv", tmp_path / "plans"
+    arguments = ("--schedule", schedule, "--devices", "1..4", "--tensor-parallel", "1")
+    result = run("frontier", small, *arguments, "--json", "--out", out, "--plans", plans)
+    assert result.returncode == 0, result.stderr
+    assert f"Schedule  {schedule}: " in result.stderr
+    document = json.loads(result.stdout)
+    assert document["schedule"] == schedule
+    for point in document["by_devices"]:
+        solved = run("solve", small, "--schedule", schedule, "--devices", point["devices"], "--json")
+        assert json.loads(solved.stdout)["time_per_sample_s"] == point["time_per_sample_s"]
+    for path in plans.iterdir():
+        checked = run("verify", small, path, "--devices", int(path.stem.removeprefix("devices-")))
+        assert checked.returncode == 0, checked.stderr
+        assert f"Schedule  {schedule}:" in checked.stdout
+
+
+def test_bounds_on_the_sum_of_d_are_refused_under_a_flush(small: Path) -> None:
+    result = run("frontier", small, "--schedule", "1f1b", "--budgets", "all")
+    assert result.returncode == 2
+    assert "--budgets" in result.stderr

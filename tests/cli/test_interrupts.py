@@ -57,6 +57,23 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_solve_under_a_flush_ends_with_its_plan(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "plan.json"
+    with started("solve", long, "--schedule", "1f1b", "--json", "--out", out) as process:
+        wait_for(process, "   6  ")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + number
+    document = json.loads(output)
+    assert (document["status"], document["stopped_by"]) == ("feasible", "interrupt")
+    assert document["time_per_sample_s"] > document["lower_bound_s"] > 0
+    plan = piper_ray.load_plan(out, long_solve())
+    assert piper_ray.simulate(long_solve(), plan, "1f1b").time_per_sample_s == pytest.approx(
+        document["time_per_sample_s"], rel=1e-9
+    )
+
+
 # What follows the first plan does not look at the flag: as a kernel, a compilation or a storage that hangs.
 _STUCK = """
 import time
@@ -211,6 +228,20 @@ def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: sig
     assert len(table.read_text().splitlines()) == 7
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_frontier_under_a_flush_ends_with_its_bounds(long: Path, number: signal.Signals) -> None:
+    options = ("--schedule", "1f1b", "--devices", "8..48:8", "--json")
+    with started("frontier", long, *options) as process:
+        wait_for(process, "stage costs")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + number
+    document = json.loads(output)
+    assert document["stopped_by"] == "interrupt"
+    assert [point["devices"] for point in document["by_devices"]] == list(range(8, 49, 8))
+    assert document["by_devices"][-1]["lower_bound_s"] > 0
+
+
 _STUCK_FRONTIER = """
 import time
 from piper_ray.engine.frontier.oracles import LatticeOracle
@@ -276,14 +307,14 @@ RayCrew.replies = told
 
 
 def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
-    """Ray has a handler of its own for SIGTERM, which prints a stack and aborts."""
+    """Ray has a handler of its own for SIGTERM, which prints a stack and aborts; where it cannot set it, it says so."""
     arguments = ("sweep", write_sweep(tmp_path), "--storage", tmp_path / "dataset", "--address", "local")
     with started(*arguments, setup=_SWEEP_ON_RAY) as process:
-        wait_for(process, "at work")
+        before = wait_for(process, "at work")
         process.terminate()
         _, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM" not in errors
+    assert "SIGTERM" not in before + errors
     assert "to go on: piper-ray sweep" in errors
 
 
@@ -382,3 +413,26 @@ def test_what_comes_after_the_conclusion_is_left_undone() -> None:
 
     assert interrupts.run(work) == "all there is"
     assert done == []
+
+
+_AMID_A_CALLBACK = """
+import os, signal, weakref
+import piper_ray
+class Held: pass
+load = piper_ray.load
+def told(*arguments, **options):
+    held = Held()
+    weak = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del held
+    return load(*arguments, **options)
+piper_ray.load = told
+"""
+
+
+def test_a_signal_where_nothing_can_be_raised_is_no_traceback(long: Path) -> None:
+    with started("solve", long, setup=_AMID_A_CALLBACK) as process:
+        _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+    assert "piper-ray: interrupted" in errors

@@ -236,7 +236,7 @@ import sys
 import piper_ray
 from piper_ray.cli import main
 def load(*_, **__):
-    os.write(2, b"waiting\n")  # a signal that comes amid a print may have it written twice
+    os.write(2, b"waiting\\n")  # a signal that comes amid a print may have it written twice
     sys.stdin.read()
 piper_ray.load = load
 sys.argv = ["piper-ray", "solve", "some.json"]

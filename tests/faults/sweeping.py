@@ -26,12 +26,15 @@ from tests.faults.machines import HEAD, LONG_S, Machines
 
 Word = dict[str, Any]
 
+_HOLD = "hold"
+
 
 @dataclass
 class Sweep:
-    """One under way. warnings: all that it has told."""
+    """One under way. hold: while there is such a file, workers begin no points. warnings: all that it has told."""
 
     process: subprocess.Popen[str]
+    hold: Path
     waits: bool = False
     warnings: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -46,9 +49,11 @@ class Sweep:
                 return
 
     def until_warning(self, text: str) -> None:
-        """Lets it go on, if need be, until it has told something with the text in it, and holds it there."""
+        """Lets it go on until it has told something with the text in it, if need be; workers begin none."""
+        self.hold.touch()
         while not any(text in warning for warning in self.warnings):
-            assert self._next() is not None, self.text
+            assert self._word() is not None, self.text
+        self.hold.unlink()
 
     def finish(self) -> None:
         """Lets it go on to its end, which must be a success."""
@@ -84,23 +89,27 @@ class Sweep:
 
     def _next(self) -> int | None:
         """How many points are done when that is more; None at the end."""
+        while (word := self._word()) is not None:
+            if "done" in word:
+                return int(word["done"])
+        return None
+
+    def _word(self) -> Word | None:
+        """The next that it has to say; None at the end."""
         if self.waits:
             self.waits = False
             assert self.process.stdin is not None
             with suppress(BrokenPipeError):  # it was killed
                 self.process.stdin.write("\n")
                 self.process.stdin.flush()
-        while True:
-            try:
-                word = self.words.get(timeout=2 * LONG_S)
-            except queue.Empty:
-                raise AssertionError("the sweep hangs:\n" + self.text) from None
-            if word is None:
-                return None
-            if "done" in word:
-                self.waits = True
-                return int(word["done"])
-            self.warnings.append(word["warning"])
+        try:
+            word = self.words.get(timeout=2 * LONG_S)
+        except queue.Empty:
+            raise AssertionError("the sweep hangs:\n" + self.text) from None
+        if word is not None:
+            self.waits = "done" in word
+            self.warnings += [word["warning"]] if "warning" in word else []
+        return word
 
 
 @contextmanager
@@ -110,7 +119,7 @@ def sweeping(cluster: Machines, source: Path, storage: Path, hanging: int = 0) -
     command = [sys.executable, "-m", "tests.faults.sweeping", *arguments]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with cluster.popen(HEAD, command, **pipes) as process:
-        sweep = Sweep(process)
+        sweep = Sweep(process, source.parent / _HOLD)
         listeners = [threading.Thread(target=listen) for listen in (sweep.listen, sweep.listen_to_log)]
         for listener in listeners:
             listener.start()
@@ -127,14 +136,16 @@ def _say(**word: object) -> None:
     sys.stdout.flush()
 
 
-def _hang(folder: Path, hanging: int) -> None:
-    """Makes so many workers hang as Ctrl-Z would."""
+def _slow_down(folder: Path, hanging: int) -> None:
+    """Makes workers wait for the test, and so many hang as Ctrl-Z would."""
     from piper_ray.sweep.worker import Began, Order, Report, solve_batch
 
     # Local, so that Ray ships it whole.
     def solve(order: Order) -> Iterator[Began | Report]:
         stream = solve_batch(order)
         yield next(stream)
+        while (folder / _HOLD).exists():
+            time.sleep(0.05)
         if any(point.devices >= 4 for point in order.points):
             for number in range(hanging):
                 with suppress(FileExistsError):
@@ -156,7 +167,7 @@ def _run(source: str, storage: str, address: str, hanging: str) -> None:
             _say(done=done)
             sys.stdin.readline()
 
-    _hang(Path(source).parent, int(hanging))
+    _slow_down(Path(source).parent, int(hanging))
     ray_crew._OVERDUE_FLOOR_S = 2.0
     run_sweep(source, storage, address=address, listener=listen, on_warning=lambda text: _say(warning=text))
 

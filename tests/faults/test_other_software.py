@@ -12,10 +12,11 @@ import pytest
 
 from piper_ray.model.errors import ClusterError
 from piper_ray.sweep.run import run_sweep
-from tests.faults.driver import INCEPTION, driving
+from tests.faults.driver import driving
 from tests.faults.machines import HEAD, LONG_S, USUAL, Machines, Setup
 from tests.faults.surroundings import with_other_kernels, with_other_python, without_piper_ray
 from tests.faults.sweeping import sweeping
+from tests.interrupt_support import write_long
 from tests.sweep_support import content, write_small
 
 
@@ -87,7 +88,8 @@ def test_without_a_good_machine_each_is_named(others: Others, tmp_path: Path) ->
     cluster = others.cluster
     cluster.run({2: others.bare, 3: others.python})
     sweep = ["sweep", str(write_small(tmp_path)), "--storage", str(tmp_path / "d")]
-    for arguments in (["solve", *INCEPTION], sweep):
+    solve = ["solve", str(write_long(tmp_path))]  # which must not be done before they have answered
+    for arguments in (solve, sweep):
         command = [sys.executable, "-m", "piper_ray", *arguments, "--address", cluster.address]
         with cluster.popen(HEAD, command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             _, errors = process.communicate(timeout=LONG_S)

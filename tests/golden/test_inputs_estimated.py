@@ -40,11 +40,11 @@ def loaded(name: str, devices: int | None = None) -> Instance:
 
 
 def optimum(instance: Instance) -> tuple[Plan, tuple[StageEvaluation, ...], float]:
-    """The plan, what its stages cost by the independent check, and its time per sample."""
-    solution = piper_ray.solve(instance)
+    """Under Piper's schedule the plan, what its stages cost by the independent check, and its time per sample."""
+    solution = piper_ray.solve(instance, schedule="2bw")
     assert solution.status is piper_ray.Status.OPTIMAL
     assert solution.plan is not None
-    evaluation = piper_ray.evaluate(instance, solution.plan)
+    evaluation = piper_ray.evaluate(instance, solution.plan, schedule="2bw")
     assert evaluation.time_per_sample_s == pytest.approx(solution.time_per_sample_s, rel=1e-9)
     return solution.plan, evaluation.stages, evaluation.time_per_sample_s
 
@@ -95,7 +95,7 @@ def assert_recomputation_is_needed(instance: Instance, plan: Plan, stages: tuple
 
 
 def test_llama3_405b_does_not_fit_on_8_gpus_and_is_told_what_would_do() -> None:
-    solution = piper_ray.solve(loaded("llama3-405b", 8))
+    solution = piper_ray.solve(loaded("llama3-405b", 8), schedule="2bw")
     assert solution.status is piper_ray.Status.INFEASIBLE
     reason = solution.infeasibility
     assert reason is not None
@@ -148,7 +148,7 @@ def test_six_towers_are_too_wide_to_plan_layer_by_layer() -> None:
     with pytest.raises(
         piper_ray.LimitError, match=r"28,704,376 downsets, which take about \d+\.\d GiB; the limit is 3.7"
     ):
-        piper_ray.solve(instance, options=piper_ray.SolveOptions(memory_limit_bytes=4e9))
+        piper_ray.solve(instance, options=piper_ray.SolveOptions(memory_limit_bytes=4e9), schedule="2bw")
 
 
 def test_sharding_and_offload_are_used_where_memory_binds_and_only_there() -> None:

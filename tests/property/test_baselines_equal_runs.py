@@ -13,10 +13,11 @@ import pytest
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.model.constraints import Recompute
-from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import ASYNCHRONOUS, ScheduleName
 from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
 from piper_ray.planners.choices import uniform_choices
 from piper_ray.planners.order import run_order
@@ -93,7 +94,7 @@ def as_plan(layout: Sequence[Sequence[int]], d: int, t: int, tmpc_ids: dict[int,
 def value_s(instance: Instance, proposed: Plan) -> float | None:
     try:
         return evaluate(instance, proposed).time_per_sample_s
-    except InvalidPlan:
+    except (InvalidPlan, UsageError):  # the latter: the schedule cannot run so few microbatches
         return None
 
 
@@ -111,6 +112,18 @@ def assert_as_slow_definition(instance: Instance, restrictions: Restrictions, se
         return False
     assert result.time_per_sample_s == pytest.approx(expected, rel=1e-12, abs=0.0)
     return True
+
+
+@pytest.mark.parametrize("name", [name for name in ScheduleName if name not in ASYNCHRONOUS])
+def test_equal_runs_under_a_flush(name: ScheduleName) -> None:
+    """The best simulated step of the whole grid, with as many chunks on a rank as the schedule has."""
+    feasible = 0
+    for seed in range(24):
+        rng = Random(seed)
+        instance = repeated_instance(rng) if seed % 2 else random_instance(seed, most_layers=6, most_devices=6)
+        instance = instance.replace(schedule=name)
+        feasible += assert_as_slow_definition(instance, some_restrictions(rng), rng.random() < 0.5)
+    assert feasible > 6
 
 
 def test_equal_runs_of_random_graphs() -> None:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.frontier.curve_events import CurveAdvanced
 from piper_ray.engine.frontier.frontier import Frontier, frontier
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import (
+    AllDevices,
+    Constraint,
+    Recompute,
+    SameDegrees,
+    StageCount,
+    TensorParallelDegrees,
+)
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
+from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.simulate.run import simulate
+from tests.flush_instances import uneven_layers
 from tests.instances import instances, parallel_branches, random_instance, two_towers
 from tests.solver_support import ONE_THREAD, PROOF, tables
 
@@ -158,3 +171,99 @@ def test_a_gap_holds(seed: int) -> None:
         assert plan is not None
         taken_s = evaluate(instance.replace(devices=point.devices), plan).time_per_sample_s
         assert taken_s <= point.time_per_sample_s * (1 + PROOF)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
+@pytest.mark.parametrize("rule", [None, AllDevices(), StageCount(2)])
+def test_one_d_and_one_t_for_all_stages(schedule: str, rule: Constraint | None) -> None:
+    restrictions = Restrictions(constraints=(SameDegrees(), *([] if rule is None else [rule])))
+    for seed in range(8):
+        instance = (random_instance(seed, most_layers=5) if seed % 2 else uneven_layers(seed)).replace(devices=9)
+        found = frontier(instance, restrictions=restrictions, options=ONE_THREAD, schedule=schedule)
+        assert found.schedule.name.value == schedule
+        for point in found.points():
+            here = instance.replace(devices=point.devices)
+            expected = solve(here, restrictions=restrictions, options=ONE_THREAD, schedule=schedule)
+            assert point.status is expected.status, point
+            assert (point.time_per_sample_s is None) == (expected.time_per_sample_s is None)
+            if expected.time_per_sample_s is not None:
+                assert point.time_per_sample_s == pytest.approx(expected.time_per_sample_s, rel=2 * PROOF)
+            assert point.lower_bound_s == pytest.approx(expected.lower_bound_s, rel=2 * PROOF)
+            assert found.plan(point.devices) == expected.plan
+            solution = found.solution(point.devices)
+            assert (solution.status, solution.plan) == (expected.status, expected.plan)
+            assert solution.schedule == expected.schedule
+        if not isinstance(rule, AllDevices):
+            values = [np.inf if x.time_per_sample_s is None else x.time_per_sample_s for x in found.points()]
+            assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("rules", [(), (AllDevices(),)])
+def test_under_a_flush_a_stop_leaves_bounds_and_plans(rules: tuple[Constraint, ...]) -> None:
+    instance, wanted = two_towers(8, devices=16, microbatches=16, memory_bytes=60.0), range(2, 17)
+    restrictions = Restrictions(constraints=rules)
+    whole = frontier(instance, devices=wanted, restrictions=restrictions, options=ONE_THREAD, schedule="1f1b")
+    optima = whole.by_devices()
+    closed = 0
+
+    def request_after_two(event: object) -> None:
+        nonlocal closed
+        if isinstance(event, CurveAdvanced):
+            closed = event.closed
+            if closed == 2:
+                stop.request()
+
+    stop: Stop[Frontier] = Stop()
+    ended = frontier(
+        instance,
+        devices=wanted,
+        restrictions=restrictions,
+        options=ONE_THREAD,
+        schedule="1f1b",
+        stop=stop,
+        listener=request_after_two,
+    )
+    offered = stop.answer()
+    assert offered is not None
+    assert ended.stopped_by is StoppedBy.INTERRUPT
+    assert closed >= 2
+    for found in (ended, offered):
+        statuses = {point.status for point in found.points()}
+        assert statuses <= set(Status) - {Status.INFEASIBLE}
+        assert found.points()[-1].status is Status.OPTIMAL
+        for point in found.points():
+            optimum_s = optima[point.devices]
+            plan = found.plan(point.devices)
+            if optimum_s is None:
+                assert plan is None
+                continue
+            assert point.lower_bound_s <= optimum_s * (1 + PROOF)
+            if plan is not None:
+                here = instance.replace(devices=point.devices)
+                simulated_s = simulate(here, plan, "1f1b").time_per_sample_s
+                assert simulated_s == pytest.approx(point.time_per_sample_s)
+                assert list(restrictions.violations(here, plan)) == []
+                assert plan.devices <= point.devices
+
+
+def test_under_a_flush_a_layer_without_a_choice_is_named() -> None:
+    restrictions = Restrictions(constraints=[TensorParallelDegrees((64,))])
+    found = frontier(
+        random_instance(1), devices=[1, 2], restrictions=restrictions, options=ONE_THREAD, schedule="gpipe"
+    )
+    assert found.reason is not None
+    assert "layer" in found.reason
+    assert [point.status for point in found.points()] == [Status.INFEASIBLE] * 2
+
+
+def test_bounds_on_the_sum_of_d_are_for_plans_with_several() -> None:
+    found = frontier(random_instance(1), devices=[2], options=ONE_THREAD, schedule="1f1b")
+    with pytest.raises(UsageError, match="schedule 2bw"):
+        found.budget_points()
+    with pytest.raises(UsageError, match="not asked for 3 devices"):
+        found.solution(3)
+
+
+def test_what_a_frontier_cannot_plan_for_is_refused() -> None:
+    with pytest.raises(UsageError, match="SameDegrees"):
+        frontier(random_instance(1), restrictions=Restrictions(constraints=[StageCount(2)]))

@@ -11,7 +11,7 @@ import pytest
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats import load, to_toml, to_upstream
-from tests.formats_support import assert_consistent, chained_instance, mutated_files, random_instance
+from tests.formats_support import assert_consistent, chained_instance, mutated_files, random_instance, repeated_layer
 
 FILES_PER_SEED = 2500
 
@@ -69,7 +69,7 @@ def test_both_forms_read_back_as_the_same_instance(seed: int, tmp_path: Path) ->
 
 def test_chains_are_written_as_chains() -> None:
     rng = random.Random(0)
-    instances = [chained_instance(rng) for _ in range(50)]
+    instances = [repeated_layer(rng) for _ in range(50)]
     # The first and the last layer of a chain differ from the others in their edges; so four are left of six.
     long = [instance for instance in instances if len(instance.layers) >= 7]
     assert len(long) > 10

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -32,6 +34,16 @@ def degrees(solution: FlushSolution) -> tuple[int, int, int]:
     assert solution.plan is not None
     first = solution.plan.stages[0]
     return first.data_parallel_degree, first.tensor_parallel_degree, len(solution.plan.stages)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A listener that keeps what it hears."""
+
+    events: list[Event]
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
 
 
 def some_instances() -> list[Instance]:
@@ -233,3 +245,44 @@ def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None
     d = solution.best.plan.stages[0].data_parallel_degree
     assert solution.best.microbatches == instance.microbatches // d
     assert plan_batch_s(instance, solution.best.plan, schedule.value) == pytest.approx(solution.best.batch_s)
+
+
+@pytest.mark.parametrize("instance", [two_towers(6, devices=4, memory_bytes=1e6), uneven_layers(3)])
+def test_the_listener_hears_of_steps_rounds_and_plans(instance: Instance) -> None:
+    told: list[Event] = []
+    solution = solve_flush(instance, ONE_F_ONE_B, listener=Told(told))
+    assert [event.step for event in told if isinstance(event, StepFinished)] == ["lattice", "stage costs"]
+    plans = [event for event in told if isinstance(event, IncumbentFound)]
+    assert [event.time_per_sample_s for event in plans] == sorted((x.time_per_sample_s for x in plans), reverse=True)
+    assert plans[-1].time_per_sample_s == solution.time_per_sample_s
+    rounds = [event for event in told if isinstance(event, DegreesSearched)]
+    assert [event.index for event in rounds] == list(range(1, len(rounds) + 1))
+    assert [event.feasible for event in rounds] == [False] * (len(rounds) - 1) + [True]
+    assert rounds[-1].bounds.gap == pytest.approx(0.0, abs=1e-9)
+    under_way = [event for event in told if isinstance(event, DegreesAdvanced)]
+    assert {event.index for event in under_way} == {event.index for event in rounds}
+    assert all(event.done + event.running <= event.total for event in under_way)
+    bounds = [event.bounds for event in told if isinstance(event, (DegreesAdvanced, DegreesSearched, IncumbentFound))]
+    for earlier, later in pairwise(bounds):
+        assert earlier.lower_s <= later.lower_s
+        assert later.upper_s is not None or earlier.upper_s is None
+
+
+def test_a_plan_found_on_a_chain_is_told_as_such() -> None:
+    told: list[Event] = []
+    solve_flush(two_towers(12, devices=4, memory_bytes=1e6), ONE_F_ONE_B, listener=Told(told))
+    assert next(event.origin for event in told if isinstance(event, IncumbentFound)) == "chain"
+
+
+def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
+    def interrupted(event: Event) -> None:
+        if isinstance(event, DegreesSearched):
+            raise KeyboardInterrupt
+
+    instance = two_towers(12, devices=4, memory_bytes=1e6)
+    solution = solve_flush(instance, ONE_F_ONE_B, listener=interrupted)
+    optimum = solve_flush(instance, ONE_F_ONE_B)
+    assert solution.stopped_by == "interrupt"
+    assert solution.plan is not None
+    assert optimum.best is not None
+    assert solution.lower_bound_batch_s <= optimum.best.batch_s

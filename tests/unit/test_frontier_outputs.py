@@ -11,11 +11,15 @@ import pytest
 from piper_ray.engine.frontier.frontier import frontier
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.engine.frontier.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
+from piper_ray.model.constraints import AllDevices
 from piper_ray.model.errors import UsageError
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.report.document import frontier_document
+from piper_ray.report.frontier import print_frontier
 from piper_ray.report.plots.curves import Panel, Series, Style, figure_of
 from piper_ray.report.plots.frontier import frontier_panels
 from piper_ray.report.plots.style import save
-from tests.report_cases import small_instance
+from tests.report_cases import small_instance, string_console
 from tests.solver_support import ONE_THREAD
 
 
@@ -68,6 +72,7 @@ def test_schema_is_stable() -> None:
         ("plan_data_parallel_sum", "int64", True),
         ("plan_stages", "int64", True),
         ("plan_file", "string", True),
+        ("schedule", "string", False),
     ]
 
 
@@ -130,3 +135,31 @@ def test_every_style_is_drawn_and_named(tmp_path: Path) -> None:
         assert f">{word}</text>" in text
     with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
         save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.gif")
+
+
+def test_outputs_say_the_schedule() -> None:
+    found = frontier(small_instance(), options=ONE_THREAD, schedule="1f1b")
+    table = frontier_table(found.instance, {DEVICES: found.points()}, schedule=found.schedule)
+    assert set(table.column("schedule").to_pylist()) == {"1f1b"}
+    panels = frontier_panels(found.instance, found.points(), (), found.schedule)
+    assert [panel.title for panel in panels] == ["N = 8, 1f1b"] * 2
+    document = frontier_document(found.instance, found.restrictions, found.options, found, ())
+    assert (document["schedule"], document["chunks"]) == ("1f1b", 1)
+    console, output = string_console(100)
+    print_frontier(console, found, ())
+    assert " solves" in output.getvalue()
+
+
+def test_points_without_a_plan_are_no_part_of_a_step() -> None:
+    """With all devices in use there are gaps between numbers that have plans."""
+    restrictions = Restrictions(constraints=[AllDevices()])
+    found = frontier(
+        small_instance().replace(devices=9), restrictions=restrictions, options=ONE_THREAD, schedule="1f1b"
+    )
+    without = [point.devices for point in found.points() if point.time_per_sample_s is None]
+    assert 7 in without, "neither 7 stages of 6 layers nor 7 replicas of 8 microbatches"
+    console, output = string_console(100)
+    print_frontier(console, found, ())
+    rows = [line.split()[:2] for line in output.getvalue().splitlines() if " ms " in line]
+    assert ["6", "6"] in rows
+    assert ["8", "8"] in rows

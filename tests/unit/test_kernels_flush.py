@@ -19,7 +19,8 @@ from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS
 from piper_ray.engine.kernels.flush_closing import best_stages
 from piper_ray.engine.kernels.flush_paths import Figures, batch_s, empty_tail, least_batch_s, step_s, with_stage
 from piper_ray.engine.kernels.flush_simulation import simulate_step
-from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, front_rows, in_flight, least_figures, tails
+from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures
+from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, tails
 from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, StateArrays
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.contraction import without_contraction

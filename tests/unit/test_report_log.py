@@ -5,7 +5,16 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from piper_ray import __version__
-from piper_ray.model.events import Bounds, EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
+from piper_ray.model.events import (
+    Bounds,
+    DegreesAdvanced,
+    DegreesSearched,
+    EvaluationAdvanced,
+    EvaluationFinished,
+    Event,
+    IncumbentFound,
+    StepFinished,
+)
 from piper_ray.report.log import SolverLog
 from tests.report_cases import small_instance, string_console
 
@@ -72,3 +81,22 @@ def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
     above, below = output.getvalue().rsplit("working, ", 1)
     assert "infeasible" in above
     assert erase_line in below
+
+
+def test_a_search_over_degrees_has_a_row_for_each_round_and_a_live_line() -> None:
+    console, output = string_console(80)
+    with SolverLog(console) as log:
+        log(DegreesAdvanced(1, 0.007, 3, 107, 2, Bounds(0.006, None, 0.6), 0.1))
+        assert log.live_line().plain.startswith("plans up to 7.00000 ms: 3 of 107 pairs (d, t), 2 at work, ")
+        log(DegreesSearched(1, 0.007, False, 107, 0.2, Bounds(0.007, None, 0.75)))
+        log(IncumbentFound("search", 0.0072, 2, 4, Bounds(0.007, 0.0072, 0.9)))
+        log(DegreesAdvanced(2, float("inf"), 0, 1_107, 64, Bounds(0.007, 0.0072, 1000.0), 0.1))
+        line = log.live_line().plain
+        assert line.startswith("plans: 0 of 1,107 pairs (d, t), 64 at work, gap 2.7778 %, ")
+        assert cell_len(line) <= 80
+        log(DegreesSearched(2, 0.0072, True, 5, 0.2, Bounds(0.0072, 0.0072, 1.25)))
+    assert output.getvalue().splitlines()[2:] == [
+        "   1   7.00000 ms  infeasible    7.00000 ms            -          -    0.75 s",
+        "   *   7.20000 ms  plan          7.00000 ms   7.20000 ms   2.7778 %    0.90 s",
+        "   2   7.20000 ms  feasible      7.20000 ms   7.20000 ms        0 %    1.25 s",
+    ]

@@ -115,13 +115,13 @@ def test_the_table_joins_ranks_that_read_alike() -> None:
     ]
     assert lines[2] == ""
     assert lines[3] == "gpipe: all forward passes, all backward passes, then a flush"
-    assert lines[4] == "step 21.0000 s: 2.62500 s/microbatch, 0.380952 samples/s"
+    assert lines[4] == "step 21.0000 s: 2.62500 s/microbatch, 0.380952 microbatches/s"
     assert lines[-2].startswith("note: one of 2 equal pipelines is simulated, 8 of 16 devices: each does the same")
     assert lines[-1].startswith("note: a rank stands for the 2 devices that share its layers")
 
 
 def test_the_table_of_chunks_and_of_too_much() -> None:
-    options = SimulationOptions(tokens_per_sample=1000)
+    options = SimulationOptions(samples_per_microbatch=2, tokens_per_sample=1000)
     instance = chain([3.0] * 4, microbatches=4, memory_bytes=2 * GIB)
     lines = _printed(simulate(instance, cut([1] * 4), "zb-v", options=options))
     assert lines[1].split()[:3] == ["0", "1,", "4"]
@@ -159,5 +159,5 @@ def test_steps_of_no_time_read_well() -> None:
     instance = chain([0.0, 0.0])
     for name in ("1f1b", "2bw"):
         simulation = simulate(instance, cut([1, 1]), name)
-        assert "step 0 s: 0 s/microbatch, inf samples/s" in _printed(simulation)
+        assert "step 0 s: 0 s/microbatch, no time at all" in _printed(simulation)
         assert json.loads(to_text(simulation_document(instance, simulation)))["samples_per_s"] is None

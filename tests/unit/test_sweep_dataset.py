@@ -68,12 +68,12 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
         written.add([row(0)])
     (part,) = (tmp_path / "workload=a").iterdir()
     schema = pq.read_schema(part)
-    assert schema.metadata[b"piper_ray.sweep.schema_version"] == str(columns.SCHEMA_VERSION).encode() == b"1"
+    assert schema.metadata[b"piper_ray.sweep.schema_version"] == str(columns.SCHEMA_VERSION).encode() == b"2"
     types = {field.name: str(field.type) for field in schema}
     text = ["input_hash", "graph_hash", "planner", "recompute", "status", "plan", "stopped_by", "note"]
-    text += ["error_kind", "error", "version", "kernels", "host", "runtime"]
+    text += ["error_kind", "error", "version", "kernels", "host", "runtime", "schedule"]
     count = ["devices", "microbatches", "devices_used", "stages", "layers", "downsets", "levels", "pairs"]
-    count += ["evaluations", "tried", "attempts"]
+    count += ["evaluations", "tried", "attempts", "chunks"]
     real = ["memory_bytes", "bandwidth_bytes_per_s", "gap_limit", "time_limit_s", "time_per_sample_s", "lower_bound_s"]
     real += ["gap", "least_memory_bytes", "seconds", "lattice_s", "stage_costs_s", "search_s"]
     assert types == {
@@ -307,3 +307,23 @@ def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _READER, str(tmp_path)]
     read = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert read.stdout == "0\n"
+
+
+def test_a_dataset_without_schedules_is_of_pipers(tmp_path: Path) -> None:
+    """As those of schema version 1 are: they are read, merged and resumed."""
+    before = columns.SCHEMA
+    with pytest.MonkeyPatch.context() as patch:
+        version_1 = pa.schema([field for field in before if field.name not in columns.BEFORE], before.metadata)
+        patch.setattr(columns, "SCHEMA", version_1)
+        patch.setattr(dataset, "ORDER", [name for name in ORDER if name not in columns.BEFORE])
+        with opened(tmp_path) as written:
+            written.add([row(0), row(1)])
+    (part,) = (tmp_path / "workload=a").iterdir()
+    assert "schedule" not in pq.read_schema(part).names
+    assert read_dataset(tmp_path).column("schedule").to_pylist() == ["2bw", "2bw"]
+    assert read_dataset(tmp_path, columns=["chunks"]).column("chunks").to_pylist() == [1, 1]
+    with opened(tmp_path, resume=True) as written:
+        written.add([row(2) | {"schedule": "1f1b"}])
+        written.compact()
+    found = dict(zip(*read_dataset(tmp_path).select(["input_hash", "schedule"]).to_pydict().values(), strict=True))
+    assert found == {"a 0": "2bw", "a 1": "2bw", "a 2": "1f1b"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image as image
@@ -141,3 +142,16 @@ def test_a_plot_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (_, figure), *_ = figures(RECORDS)
     with pytest.raises(UsageError, match="cannot be written"):
         style.save(figure, tmp_path / "gone" / "x.png")
+
+
+def test_schedules_are_scenes_of_their_own() -> None:
+    """Whose plans are compared under one schedule alone, and whose figures say which."""
+    scene = SCENE._replace(schedule="interleaved:4")
+    other = [replace(record, scene=scene, time_per_sample_s=7.0) for record in RECORDS[:2]]
+    assert {c.workload for c in comparisons([*RECORDS, *other])} == {"w", "w, interleaved:4"}
+    titles = [table.title for table in tables([*RECORDS, *other])]
+    assert any(title.startswith("Microbatches per second: w, interleaved:4, N = 8") for title in titles)
+    names = [name for name, _ in figures([*RECORDS, *other])]
+    assert any(name.startswith("throughput-w-N8-") and name.endswith("-interleaved-4") for name in names)
+    rows = list(csv.DictReader(io.StringIO(points_csv([*RECORDS, *other]))))
+    assert [row["schedule"] for row in rows] == ["2bw"] * len(RECORDS) + ["interleaved:4"] * 2

@@ -182,3 +182,68 @@ def test_a_storage_that_fails_ends_the_sweep_in_words(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Dataset, "_write", full)
     with pytest.raises(piper_ray.CheckpointRefused, match="No space left on device; what was written before is kept"):
         run_sweep(write_small(tmp_path), tmp_path / "d")
+
+
+SCHEDULES = """
+[workloads]
+chain = "chain.json"
+towers = "towers.json"
+
+[grid]
+devices = "1..8*2"
+microbatches = 4
+memory = 40
+bandwidth = 4
+schedules = ["2bw", "1f1b", "gpipe"]
+planners = ["piper", "megatron"]
+
+[[points]]
+workload = "chain"
+schedule = "zb-v:3"
+
+[[points]]
+workload = "chain"
+devices = 3
+schedule = "pipedream"
+"""
+
+
+def test_rows_are_of_the_schedules_asked_for(tmp_path: Path) -> None:
+    text = SCHEDULES.replace('schedule = "zb-v:3"', 'schedule = "gpipe"')
+    source, location = write_small(tmp_path, text), tmp_path / "dataset"
+    run_sweep(source, location)
+    graphs, rows = read_sweep(source).graphs, content(location)
+    assert len(rows) == 2 * 4 * 3 * 2 + 2, "the grid, and two points"
+    for row in rows:
+        instance = graphs[row["workload"]].replace(
+            devices=row["devices"], microbatches=row["microbatches"], memory_bytes=row["memory_bytes"]
+        )
+        if row["schedule"] == "pipedream":
+            assert (row["status"], row["error_kind"]) == ("error", "UsageError")
+            assert "not made yet" in row["error"]
+        elif row["planner"] == "piper":
+            solution = piper_ray.solve(instance, schedule=row["schedule"])
+            assert row["time_per_sample_s"] == solution.time_per_sample_s
+            assert row["status"] == solution.status.value
+            plan = None if solution.plan is None else solution.plan.to_dict()
+            assert (None if row["plan"] is None else json.loads(row["plan"])) == plan
+        else:
+            result = baselines.plan(instance, row["planner"], schedule=row["schedule"])
+            assert row["time_per_sample_s"] == result.time_per_sample_s
+    assert len({row["input_hash"] for row in rows}) == len(rows)
+    again = run_sweep(source, location, resume=True)
+    assert (again.recorded, again.done) == (len(rows), 0)
+    assert content(location) == rows
+
+
+def test_a_workload_may_say_the_schedule(tmp_path: Path) -> None:
+    source = write_small(tmp_path, '[workloads]\nchain = "chain.json"\n[grid]\ndevices = [1, 2]\n')
+    chain = tmp_path / "chain.json"
+    chain.write_text(json.dumps(json.loads(chain.read_text()) | {"schedule": "1f1b"}))
+    assert {point.schedule.name.value for point in read_sweep(source).points} == {"1f1b"}
+
+
+@pytest.mark.parametrize(("schedule", "words"), [("zb-v:3", "two chunks"), ("1f2b", "one of"), ("1f1b:x", "chunks")])
+def test_a_schedule_that_is_none_is_a_fault(tmp_path: Path, schedule: str, words: str) -> None:
+    with pytest.raises(piper_ray.InputError, match=words):
+        read_sweep(write_small(tmp_path, SCHEDULES.replace("zb-v:3", schedule)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
+from piper_ray.cost.step import StepFactors
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
+from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.search import ChunkSearch
 from piper_ray.engine.chunks.tables import ModelOrder
@@ -18,7 +19,6 @@ from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 
@@ -61,19 +61,17 @@ def solve_with_chunks(request: Request, schedules: Sequence[Schedule]) -> Soluti
     )
     impossible = layer_without_choice(instance, variants)
     order = ModelOrder.of(instance)
-    tasks = (
-        [] if impossible else list_tasks(instance, order, _space(request.restrictions, instance, schedules, variants))
-    )
+    tasks = [] if impossible else list_tasks(instance, order, _space(request, instance, schedules, variants))
     tables_s = time.perf_counter() - started_s
     options = request.options
     deadline_s = None if options.time_limit_s is None else request.started_s + options.time_limit_s
-    threads = options.threads or _cores()
+    threads = options.threads or usable_cores()
+    optimizer_s = request.step.optimizer_s  # of every rank, whatever the plan
 
     def tell(found: Candidate) -> None:
-        n = instance.microbatches
-        bounds = Bounds(search.lower_s / n, found.batch_s / n, time.perf_counter() - request.started_s)
-        stages, devices = found.task.shape.stages, found.task.devices
-        request.listener(IncumbentFound("search", found.batch_s / n, stages, devices, bounds))
+        value_s, lower_s = ((x + optimizer_s) / instance.microbatches for x in (found.batch_s, search.lower_s))
+        bounds = Bounds(lower_s, value_s, time.perf_counter() - request.started_s)
+        request.listener(IncumbentFound("search", value_s, found.task.shape.stages, found.task.devices, bounds))
 
     search = ChunkSearch(tasks, threads, options.gap, deadline_s, request.stop, tell)
 
@@ -88,8 +86,8 @@ def solve_with_chunks(request: Request, schedules: Sequence[Schedule]) -> Soluti
             status, reason = Status.INFEASIBLE, impossible.reason if impossible else "no plan fits"
         return Solution(
             status=status,
-            time_per_sample_s=None if found is None else found.batch_s / n,
-            lower_bound_s=lower_s / n,
+            time_per_sample_s=None if found is None else (found.batch_s + optimizer_s) / n,
+            lower_bound_s=(lower_s + optimizer_s) / n,
             plan=None if found is None else found.plan(),
             stats=SolveStats(
                 layers=len(instance.layers),
@@ -107,6 +105,7 @@ def solve_with_chunks(request: Request, schedules: Sequence[Schedule]) -> Soluti
             infeasibility=None if reason is None else Infeasibility(reason, None),
             stopped_by=stopped_by,
             schedule=schedules[0] if found is None else found.task.shape.schedule,
+            step=request.step,
         )
 
     request.stop.offer(solution)
@@ -128,8 +127,9 @@ def _refuse_unknown(request: Request, name: str) -> None:
 
 
 def _space(
-    restrictions: Restrictions, instance: Instance, schedules: Sequence[Schedule], variants: Sequence[Variant]
+    request: Request, instance: Instance, schedules: Sequence[Schedule], variants: Sequence[Variant]
 ) -> PlanSpace:
+    restrictions = request.restrictions
     counts = [rule.stages for rule in restrictions.plan_wide if isinstance(rule, StageCount)]
     return PlanSpace(
         schedules,
@@ -137,8 +137,5 @@ def _space(
         restrictions.data_parallel_degrees(instance),
         ranks=counts[0] if counts else None,
         all_devices=any(isinstance(rule, AllDevices) for rule in restrictions.plan_wide),
+        factors=StepFactors.of(request.step),
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -21,13 +21,17 @@ _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 
 @dataclass(frozen=True)
 class PlanSpace:
-    """What plans may be. ranks: p; None: any number. data_parallel_degrees: those that d may be."""
+    """What plans may be, and what their step takes beside passes. ranks: p; None: any number.
+
+    data_parallel_degrees: those that d may be.
+    """
 
     schedules: Sequence[Schedule]
     variants: Sequence[Variant]
     data_parallel_degrees: Sequence[int]
     ranks: int | None
     all_devices: bool
+    factors: StepFactors = StepFactors()
 
 
 @dataclass(frozen=True)
@@ -86,20 +90,24 @@ def _ranks(instance: Instance, space: PlanSpace, devices: int) -> range:
 
 
 def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> tuple[DegreeTables, ...]:
-    """That of all variants together, then each one's; none if some layer may run nothing."""
+    """That of all variants together, then each one's; none if some layer may run nothing.
+
+    Where recomputation has a rule, plans are made of those alone in which every layer has the same role.
+    """
     together = DegreeTables.of(order, t, variants)
     if together is None:
         return ()
     if len(variants) == 1:
         return together, together
-    each = (DegreeTables.of(order, t, [variant]) for variant in variants)
+    alike = [variant for variant in variants if variant.recompute is not None] or variants
+    each = (DegreeTables.of(order, t, [variant]) for variant in alike)
     return together, *(tables for tables in each if tables is not None)
 
 
 def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[DegreeTables, ...]) -> list[Task]:
     tables, *choices = known
     m = instance.microbatches // d
-    sync_s_per_byte = StepFactors().sync_s_per_byte(d, instance.bandwidth_bytes_per_s)
+    sync_s_per_byte = space.factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s)
     figures = tables.figures(d)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
     fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import Request
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Bounds, IncumbentFound
+from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
+from piper_ray.model.step import StepTerms
 
+FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
 _KNOWN = (SameDegrees, StageCount, AllDevices)
+
+
+def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
+    """Whether plans have one d and one t for all stages.
+
+    Raises UsageError for a schedule that is not planned for yet, and for constraints that it cannot keep.
+    """
+    rules = restrictions.plan_wide
+    if schedule.name in FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):
+        unknown = [rule for rule in rules if not isinstance(rule, _KNOWN)]
+        if unknown:
+            raise UsageError(f"plans {_how(schedule)} cannot keep {', '.join(map(repr, unknown))} yet")
+        return True
+    if schedule != PAPERS_SCHEDULE:
+        able = ", ".join(name.value for name in (ScheduleName.TWO_BW, *FLUSHED))
+        raise UsageError(f"plans for schedule {schedule.name.value} are not made yet; expected one of {able}")
+    if any(isinstance(rule, (StageCount, AllDevices)) for rule in rules):
+        listed = ", ".join(map(repr, rules))
+        raise UsageError(f"under 2bw {listed} needs equal d and t in all stages: add SameDegrees (--same-degrees)")
+    return False
 
 
 def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
@@ -23,47 +48,44 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
 
     Under a flush a batch is simulated; without one it takes N times what the slowest stage takes.
 
-    Raises UsageError for what such a search does not know: a backend, a checkpoint, blocks of operators, constraints.
+    Raises UsageError for what such a search does not know: a backend, a checkpoint, blocks of operators.
     """
     _refuse_unknown(request, schedule)
-    instance = request.instance
-    if schedule != PAPERS_SCHEDULE:  # which knows passes of both kinds together only
-        instance = with_passes(instance)
-        for note in instance.notes[len(request.instance.notes) :]:
-            request.note(note)
+    instance = instance_under(schedule, request.instance, request.note)
     part = request.stop.part()
-    request.stop.offer(lambda: None if (found := part.answer()) is None else _solution(request, schedule, found))
+    request.stop.offer(
+        lambda: None if (found := part.answer()) is None else as_solution(instance, schedule, request.step, found)
+    )
     found = solve_flush(
         instance,
-        FlushSchedule(schedule.name.value),
-        constraints=_constraints(request.restrictions),
+        flush_schedule(schedule),
+        constraints=constraints_of(request.restrictions),
+        factors=StepFactors.of(request.step),
         restrictions=request.restrictions,
         options=request.options,
         stop=part,
+        listener=request.listener,
     )
-    solution = _solution(request, schedule, found)
-    if solution.plan is not None and solution.time_per_sample_s is not None:
-        bounds = Bounds(solution.lower_bound_s, solution.time_per_sample_s, found.stats.tables_s + found.stats.search_s)
-        stages, devices = len(solution.plan.stages), solution.plan.devices
-        request.listener(IncumbentFound("search", solution.time_per_sample_s, stages, devices, bounds))
-    return solution
+    return as_solution(instance, schedule, request.step, found)
 
 
-def _refuse_unknown(request: Request, schedule: Schedule) -> None:
-    name = schedule.name.value
-    how = f"with one d and one t for all stages (schedule {name})"
-    if request.backend is not None:
-        raise UsageError(f"a cluster cannot solve {how} yet: leave out the backend (--address)")
-    if request.options.resume is not None:
-        raise UsageError(f"a solve {how} cannot be resumed yet: leave out resume")
-    if request.options.contract is not Contract.SAFE:
-        raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
-    unknown = [rule for rule in request.restrictions.plan_wide if not isinstance(rule, _KNOWN)]
-    if unknown:
-        raise UsageError(f"plans {how} cannot keep {', '.join(map(repr, unknown))} yet")
+def instance_under(schedule: Schedule, instance: Instance, note: Callable[[str], None]) -> Instance:
+    """With the passes that the schedule asks for. note: is told what was assumed."""
+    if schedule == PAPERS_SCHEDULE:  # which knows passes of both kinds together only
+        return instance
+    split = with_passes(instance)
+    for text in split.notes[len(instance.notes) :]:
+        note(text)
+    return split
 
 
-def _constraints(restrictions: Restrictions) -> FlushConstraints:
+def flush_schedule(schedule: Schedule) -> FlushSchedule:
+    """As the tables know it."""
+    return FlushSchedule(schedule.name.value)
+
+
+def constraints_of(restrictions: Restrictions) -> FlushConstraints:
+    """What is asked of the plan as a whole."""
     counts = [rule.stages for rule in restrictions.plan_wide if isinstance(rule, StageCount)]
     return FlushConstraints(
         stages=counts[0] if counts else None,
@@ -71,22 +93,24 @@ def _constraints(restrictions: Restrictions) -> FlushConstraints:
     )
 
 
-def _solution(request: Request, schedule: Schedule, found: FlushSolution) -> Solution:
-    stats = found.stats
+def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: FlushSolution) -> Solution:
+    """Of the kind that all solves have."""
+    stats, layers, value_s = found.stats, len(instance.layers), found.time_per_sample_s
+    optimizer_s = step.optimizer_s / instance.microbatches  # of every rank, whatever the plan
     return Solution(
         status=found.status,
-        time_per_sample_s=found.time_per_sample_s,
-        lower_bound_s=found.lower_bound_s,
+        time_per_sample_s=None if value_s is None else value_s + optimizer_s,
+        lower_bound_s=found.lower_bound_s + optimizer_s,
         plan=found.plan,
         stats=SolveStats(
-            layers=len(request.instance.layers),
-            contracted_layers=len(request.instance.layers),
+            layers=layers,
+            contracted_layers=layers,
             downsets=stats.downsets,
             levels=stats.levels,
             pairs=None,
             threads=stats.threads,
-            lattice_s=stats.tables_s,
-            stage_costs_s=0.0,
+            lattice_s=stats.lattice_s,
+            stage_costs_s=stats.stage_costs_s,
             search_s=stats.search_s,
             evaluations=(),
             degrees=DegreeStats(stats.tasks, stats.searched, stats.looked_through, stats.states),
@@ -94,4 +118,19 @@ def _solution(request: Request, schedule: Schedule, found: FlushSolution) -> Sol
         infeasibility=None if found.reason is None else Infeasibility(found.reason, None),
         stopped_by=found.stopped_by,
         schedule=schedule,
+        step=step,
     )
+
+
+def _refuse_unknown(request: Request, schedule: Schedule) -> None:
+    how = _how(schedule)
+    if request.backend is not None:
+        raise UsageError(f"a cluster cannot solve {how} yet: leave out the backend (--address)")
+    if request.options.resume is not None:
+        raise UsageError(f"a solve {how} cannot be resumed yet: leave out resume")
+    if request.options.contract is not Contract.SAFE:
+        raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
+
+
+def _how(schedule: Schedule) -> str:
+    return f"with one d and one t for all stages (schedule {schedule.name.value})"

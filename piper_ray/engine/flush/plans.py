@@ -11,7 +11,7 @@ from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_
 from piper_ray.engine.kernels.flush_closing import StageList
 from piper_ray.engine.kernels.flush_paths import step_s
 from piper_ray.engine.kernels.flush_simulation import simulate_step
-from piper_ray.engine.kernels.flush_states import in_flight, least_figures
+from piper_ray.engine.kernels.flush_stages import in_flight, least_figures
 from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.instance import Instance

@@ -48,7 +48,8 @@ class FlushStats:
     searched: int
     looked_through: int
     states: int
-    tables_s: float
+    lattice_s: float
+    stage_costs_s: float
     search_s: float
 
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
-from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
-from piper_ray.engine.flush.plans import build_flush_plan
+from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.engine.flush.crew import Crew, ThreadCrew
+from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
+from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution, FlushStats
-from piper_ray.engine.flush.search import FlushSearch
-from piper_ray.engine.flush.tables import Workload, build_workload
-from piper_ray.engine.flush.tasks import list_tasks
-from piper_ray.engine.forecast import downset_limit, over_limit
-from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
-from piper_ray.model.errors import LimitError
+from piper_ray.engine.flush.search import Degrees, FlushSearch
+from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.flush.tasks import Task, list_tasks
+from piper_ray.engine.search.limits import Limits
+from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
-
-_CHAIN_SHARE = 4
-"""A chain pays when the lattice has this many times as many downsets."""
 
 
 def solve_flush(
@@ -39,97 +37,125 @@ def solve_flush(
     factors: StepFactors = StepFactors(),
     options: SolveOptions = SolveOptions(),
     stop: Stop[Any] | None = None,
+    listener: Listener = silent,
+    crew: Crew | None = None,
 ) -> FlushSolution:
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
-    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. Raises LimitError if the lattice does not
-    fit.
-
-    The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets the
-    stages before it start with one more forward pass. So none may be merged with a neighbour.
+    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. crew: who does the work; None: threads.
+    Raises LimitError if the lattice does not fit.
     """
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     stop = stop or Stop()
-    variants = tuple(
-        variant for variant in stage_variants(instance, restrictions) if variant.degree <= instance.devices
-    )
-    graph = build_graph(instance, without_contraction())
-    impossible = layer_without_choice(instance, variants)
-    if impossible is not None:
-        return _without_plan(instance, schedule, impossible.reason)
-    workload = _workload(instance, graph, variants, options.memory_limit_bytes)
-    tasks = list_tasks(instance, workload, schedule, constraints, factors, restrictions.data_parallelism)
-    tables_s = time.perf_counter() - started
+    prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, listener)
+    if not isinstance(prepared, FlushPreparation):
+        return without_plan(instance, schedule, prepared.reason)
+    problem = FlushProblem(prepared, schedule, constraints, factors)
+    with opened_crew(crew, options.threads) as opened:
+        limits = Limits.of(options, started_s, stop)
+        search = problem.search(instance.devices, opened, limits, listener, started_s)
+        stop.offer(lambda: problem.solution(search))
+        problem.improve(search, instance.devices)
+        search.run()
+        return problem.solution(search)
 
-    began = time.perf_counter()
-    threads = options.threads or _cores()
-    deadline = None if options.time_limit_s is None else started + options.time_limit_s
-    search = FlushSearch(workload, tasks, threads, options.gap, deadline, stop)
 
-    def solution() -> FlushSolution:
-        stats = FlushStats(
-            downsets=workload.lattice.size,
-            levels=workload.lattice.levels,
-            threads=threads,
-            tasks=len(tasks),
+@contextmanager
+def opened_crew(crew: Crew | None, threads: int | None) -> Iterator[Crew]:
+    """The caller's, which stays, or threads of our own, which end with the solve."""
+    if crew is not None:
+        yield crew
+        return
+    with closing(ThreadCrew(threads or usable_cores())) as own:
+        yield own
+
+
+@dataclass(frozen=True)
+class FlushProblem:
+    """What is solved on any number of devices up to those of ``prepared``."""
+
+    prepared: FlushPreparation
+    schedule: FlushSchedule
+    constraints: FlushConstraints
+    factors: StepFactors
+
+    def search(
+        self,
+        devices: int,
+        crew: Crew,
+        limits: Limits,
+        listener: Listener,
+        started_s: float,
+        proved_s: Mapping[Degrees, float] = MappingProxyType({}),
+    ) -> FlushSearch:
+        """One on so many devices, before its start. proved_s: see ``FlushSearch``."""
+        workload = self.prepared.workload
+        tasks, microbatches = self._tasks(workload, devices), self.prepared.instance.microbatches
+        return FlushSearch(workload.arrays, tasks, crew, microbatches, limits, listener, started_s, proved_s)
+
+    def improve(self, search: FlushSearch, devices: int) -> None:
+        """Gives the search a plan to begin with, where its lattice is large."""
+        chain = self.prepared.chain
+        if chain is not None:
+            search.improve(chain.arrays, self._tasks(chain, devices))
+
+    def solution(self, search: FlushSearch) -> FlushSolution:
+        """What the search has found, at whatever moment."""
+        chosen, lower_s, instance = search.best, search.lower_s, self.prepared.instance
+        if chosen is None:
+            if search.stopped_by is None and lower_s == float("inf"):
+                return without_plan(instance, self.schedule, "no plan fits", self._stats(search))
+            stopped_by = search.stopped_by or search.left_open
+            return FlushSolution(
+                Status.UNKNOWN, self.schedule, instance.microbatches, None, lower_s, self._stats(search), stopped_by
+            )
+        best = build_flush_plan(instance, self.prepared.workload, chosen)
+        proved = search.proved
+        return FlushSolution(
+            status=Status.OPTIMAL if proved else Status.FEASIBLE,
+            schedule=self.schedule,
+            microbatches=instance.microbatches,
+            best=best,
+            lower_bound_batch_s=min(lower_s, best.batch_s),
+            stats=self._stats(search),
+            stopped_by=None if proved else search.stopped_by or search.left_open,
+        )
+
+    def without_proof(self, chosen: ChosenStages | None) -> FlushSolution:
+        """A plan that is known, if any, before there is a search."""
+        instance, workload = self.prepared.instance, self.prepared.workload
+        status = Status.UNKNOWN if chosen is None else Status.FEASIBLE
+        best = None if chosen is None else build_flush_plan(instance, workload, chosen)
+        stats = FlushStats(workload.lattice.size, workload.lattice.levels, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+        return FlushSolution(status, self.schedule, instance.microbatches, best, 0.0, stats)
+
+    def _tasks(self, workload: Workload, devices: int) -> list[Task]:
+        instance = self.prepared.instance
+        if devices != instance.devices:
+            instance = instance.replace(devices=devices)
+        free = self.prepared.restrictions.data_parallelism
+        return list_tasks(instance, workload, self.schedule, self.constraints, self.factors, free)
+
+    def _stats(self, search: FlushSearch) -> FlushStats:
+        prepared, lattice = self.prepared, self.prepared.workload.lattice
+        return FlushStats(
+            downsets=lattice.size,
+            levels=lattice.levels,
+            threads=search.crew.width,
+            tasks=len(search.tasks),
             searched=search.searched,
             looked_through=search.looked_through,
             states=search.states,
-            tables_s=tables_s,
-            search_s=time.perf_counter() - began,
+            lattice_s=prepared.lattice_s,
+            stage_costs_s=prepared.stage_costs_s,
+            search_s=search.seconds,
         )
-        return _solution(instance, schedule, search, stats)
-
-    stop.offer(solution)
-    if workload.lattice.size >= _CHAIN_SHARE * (graph.size + 1):
-        chain = build_workload(instance, chain_lattice(graph, range(graph.size)), variants)
-        search.improve(
-            chain, list_tasks(instance, chain, schedule, constraints, factors, restrictions.data_parallelism)
-        )
-    search.run()
-    return solution()
 
 
-def _workload(
-    instance: Instance, graph: LayerGraph, variants: tuple[Variant, ...], memory_limit_bytes: float | None
-) -> Workload:
-    expected = count_downsets(graph)
-    limit = downset_limit(graph, len(variants), expected, memory_limit_bytes)
-    try:
-        lattice = build_lattice(graph, limit, expected)
-    except LimitError:
-        raise over_limit(limit, memory_limit_bytes) from None
-    return build_workload(instance, lattice, variants)
-
-
-def _solution(instance: Instance, schedule: FlushSchedule, search: FlushSearch, stats: FlushStats) -> FlushSolution:
-    """What the search has found, at whatever moment."""
-    chosen, workload, lower_s = search.best, search.best_workload, search.lower_s
-    if chosen is None or workload is None:
-        if search.stopped_by is None and lower_s == float("inf"):
-            return _without_plan(instance, schedule, "no plan fits", stats)
-        stopped_by = search.stopped_by or search.left_open
-        return FlushSolution(Status.UNKNOWN, schedule, instance.microbatches, None, lower_s, stats, stopped_by)
-    best = build_flush_plan(instance, workload, chosen)
-    proved = search.proved
-    return FlushSolution(
-        status=Status.OPTIMAL if proved else Status.FEASIBLE,
-        schedule=schedule,
-        microbatches=instance.microbatches,
-        best=best,
-        lower_bound_batch_s=min(lower_s, best.batch_s),
-        stats=stats,
-        stopped_by=None if proved else search.stopped_by or search.left_open,
-    )
-
-
-def _without_plan(
+def without_plan(
     instance: Instance, schedule: FlushSchedule, reason: str, stats: FlushStats | None = None
 ) -> FlushSolution:
-    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+    """That there is none is proved."""
+    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
     return FlushSolution(Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from piper_ray.cost.variants import Variant
+from piper_ray.engine.kernels.flush_ahead import AheadArrays
 from piper_ray.engine.kernels.flush_types import (
     COLUMNS,
     FAST_ACTIVATION,
@@ -36,12 +37,16 @@ from piper_ray.model.passes import passes_of
 
 @dataclass(frozen=True)
 class Workload:
-    """``tmpcs[r][v]``: the options of vertex v in variant r in the order of ``arrays``, the fastest first."""
+    """``tmpcs[r][v]``: the options of vertex v in variant r in the order of ``arrays``, the fastest first.
+
+    ahead_of: what is left in front of each downset, for the variants that somebody has asked for.
+    """
 
     lattice: Lattice
     variants: tuple[Variant, ...]
     tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
     arrays: FlushTables
+    ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
-from piper_ray.engine.kernels.flush_states import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
+from piper_ray.engine.kernels.types import frozen
 from piper_ray.model.instance import Instance, divisors
 
 MEMORY_TOLERANCE = 5e-10
@@ -31,6 +32,11 @@ class Task:
     ahead: AheadArrays
     lower_s: float
 
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """d and t."""
+        return self.arrays.data_parallel_degree, self.arrays.tensor_parallel_degree
+
 
 def list_tasks(
     instance: Instance,
@@ -43,7 +49,6 @@ def list_tasks(
     """Those that fit the cluster and the constraints, by rising bound."""
     found: list[Task] = []
     code = _CODES[schedule]
-    ahead_of: dict[tuple[int, ...], AheadArrays] = {}
     for d in divisors(instance.microbatches) if data_parallelism else [1]:
         for t in sorted({variant.degree for variant in workload.variants}):
             stages = _stages(instance, schedule, constraints, d, t)
@@ -57,7 +62,7 @@ def list_tasks(
             )
             if not variants:
                 continue
-            arrays = FlushTask(
+            task = FlushTask(
                 schedule=code,
                 data_parallel_degree=d,
                 tensor_parallel_degree=t,
@@ -68,9 +73,10 @@ def list_tasks(
                 sync_s_per_byte=factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s),
                 variants=np.array(variants, np.int64),
             )
-            if variants not in ahead_of:
-                ahead_of[variants] = look_ahead(workload.arrays, arrays)
-            ahead = ahead_of[variants]
+            arrays = frozen(task)
+            if variants not in workload.ahead_of:
+                workload.ahead_of[variants] = frozen(look_ahead(workload.arrays, arrays))
+            ahead = workload.ahead_of[variants]
             lower_s = least_batch_s(
                 code,
                 arrays.microbatches,

@@ -1,233 +1,23 @@
-"""``frontier``: the least time per sample for every number of devices, from evaluations that all of them share."""
+"""``frontier``: the least time for every number of devices. Only finds the way that the schedule asks for."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, closing
-from copy import copy
-from itertools import pairwise
-
-import numpy as np
-
-from piper_ray.compiled.observers import observed
-from piper_ray.cost.variants import layer_without_choice
-from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.frontier.curve import Curve
+from piper_ray.engine.flush.answer import is_by_degrees
+from piper_ray.engine.flush.frontier import frontier_by_degrees
+from piper_ray.engine.frontier.along_curves import CurveFrontier
 from piper_ray.engine.frontier.curve_events import FrontierListener, silent
-from piper_ray.engine.frontier.curve_search import CurveSearch
-from piper_ray.engine.frontier.curve_tables import CurvePreparation
-from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats, points_of
-from piper_ray.engine.frontier.ranges import parse_numbers
-from piper_ray.engine.preparation import Outline
-from piper_ray.engine.search.limits import Limits
-from piper_ray.engine.search.planning import Planning
-from piper_ray.evaluate import evaluate
+from piper_ray.engine.frontier.result import Frontier as Frontier
+from piper_ray.engine.frontier.result import Numbers as Numbers
+from piper_ray.engine.frontier.result import rising
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Compiling, Note, StepFinished
+from piper_ray.model.events import Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.solution import Solution, SolveStats, Status
-from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, instance_of
-
-Numbers = Iterable[int] | str
-"""Rising, or a text such as "8..64" or "8,16,32"."""
-
-
-class Frontier:
-    """Optima along the number of devices, and along the bound on the sum of data-parallel degrees at all of them.
-
-    instance: at the most devices asked for. stopped_by: what ended a search
-    early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that
-    is known beforehand.
-    """
-
-    def __init__(
-        self,
-        instance: Instance,
-        devices: Sequence[int],
-        restrictions: Restrictions,
-        options: SolveOptions,
-        listener: FrontierListener,
-        stop: Stop[Frontier],
-    ) -> None:
-        """Searches along ``devices``, which rise to the instance's."""
-        self.instance, self.restrictions, self.options = instance, restrictions, options
-        self.stats = FrontierStats()
-        self.stopped_by: StoppedBy | None = None
-        self.reason: str | None = None
-        self._listener, self._started_s, self._stop = listener, time.perf_counter(), stop
-        self._preparations: dict[tuple[int, ...], CurvePreparation] = {}
-        self._budgets: dict[tuple[int, ...], Curve] = {}
-        self._plans: dict[tuple[tuple[int, ...], int], Plan] = {}
-        impossible = layer_without_choice(instance, Outline.of(instance, restrictions).variants)
-        if impossible is not None:
-            self.reason = impossible.reason
-            self._devices = Curve.without_plans(False, devices, instance.data_parallel_limit)
-            return
-        with self._observed():
-            self._search_devices(devices)
-
-    def _search_devices(self, devices: Sequence[int]) -> None:
-        instance = self.instance
-        preparation = self._prepare(instance)
-        lattice = preparation.workload.lattice
-        self.stats = FrontierStats(
-            contracted_layers=lattice.graph.size,
-            downsets=lattice.size,
-            levels=lattice.levels,
-            preparation_s=time.perf_counter() - self._started_s,
-        )
-        note = f"{lattice.size:,} downsets in {lattice.levels:,} levels, with their stage costs"
-        self._listener(StepFinished("lattice", self.stats.preparation_s, note))
-        self._devices = Curve.along_devices(preparation.problem(instance), devices, self.options.gap)
-        search = self._new_search()
-        self._stop.offer(lambda: self._so_far(search))
-        self._run(search, self._devices)
-
-    def by_devices(self) -> dict[int, float | None]:
-        """{K: least time per sample in s}; None where no plan fits, or none is known."""
-        return {point.devices: point.time_per_sample_s for point in self.points()}
-
-    def by_budget(self, budgets: Numbers | None = None) -> dict[int, float | None]:
-        """{bound on the sum of data-parallel degrees: least time per sample in s} on all devices of the instance.
-
-        budgets: rising, or a text such as "8..64"; every bound up to min(N, K) if not given. Found at the first call.
-        """
-        return {point.data_parallel_budget: point.time_per_sample_s for point in self.budget_points(budgets)}
-
-    def points(self) -> tuple[FrontierPoint, ...]:
-        """By rising number of devices."""
-        limit = self.instance.microbatches
-        return points_of(self._devices, [(int(k), min(int(k), limit)) for k in self._devices.positions])
-
-    def budget_points(self, budgets: Numbers | None = None) -> tuple[FrontierPoint, ...]:
-        """By rising bound on the sum of data-parallel degrees. Raises UsageError for bounds above min(N, K)."""
-        limit = self.instance.data_parallel_limit
-        wanted = rising(range(1, limit + 1) if budgets is None else budgets, "budgets", "a bound on the sum of d")
-        if wanted[-1] > limit:
-            raise UsageError(f"no plan's data-parallel degrees may sum to more than min(N, K) = {limit}")
-        if wanted not in self._budgets:
-            with self._observed():
-                self._budgets[wanted] = self._budget_curve(wanted)
-        return points_of(self._budgets[wanted], [(self.instance.devices, s) for s in wanted])
-
-    def plan(self, devices: int) -> Plan | None:
-        """The plan that ``solve`` gives on so many devices: least time, then fewest devices, then fewest stages.
-
-        One evaluation, at the first call for each step. None where no plan is known. Raises UsageError for a number of
-        devices that was not asked for.
-        """
-        wanted = arguments.whole(devices)
-        if wanted is None:
-            raise UsageError(f"devices must be a whole number, not {arguments.shown(devices)}")
-        devices, curve = wanted, self._devices
-        index = int(np.searchsorted(curve.positions, devices))
-        if index == curve.positions.size or curve.positions[index] != devices:
-            raise UsageError(f"the frontier was not asked for {devices} devices")
-        value_s = float(curve.upper_s[index])
-        if not np.isfinite(value_s):
-            return None
-        # Where fewer devices are as fast, their plan is preferred on more too, if they allow the same variants.
-        first = int(np.searchsorted(-curve.upper_s, -value_s))
-        degrees = self._degrees(self.instance.replace(devices=devices))
-        if self._degrees(self.instance.replace(devices=int(curve.positions[first]))) != degrees:
-            first = index
-        key = degrees, first
-        if key not in self._plans:
-            with self._observed():
-                self._plans[key] = self._preferred_plan(int(curve.positions[first]), value_s)
-        return self._plans[key]
-
-    def solution(self, devices: int) -> Solution:
-        """What ``solve`` gives on so many devices: ``plan``, its time and bound; the stats are the frontier's."""
-        plan = self.plan(devices)
-        point = next(point for point in self.points() if point.devices == devices)
-        value_s = None
-        if plan is not None:
-            value_s = evaluate(self.instance.replace(devices=devices), plan).time_per_sample_s
-        lower_s = point.lower_bound_s if value_s is None else min(point.lower_bound_s, value_s)
-        stats = self.stats
-        return Solution(
-            status=point.status,
-            time_per_sample_s=value_s,
-            lower_bound_s=lower_s,
-            plan=plan,
-            stats=SolveStats(
-                layers=len(self.instance.layers),
-                contracted_layers=stats.contracted_layers,
-                downsets=stats.downsets,
-                levels=stats.levels,
-                pairs=None,
-                threads=stats.threads,
-                lattice_s=stats.preparation_s,
-                stage_costs_s=0.0,
-                search_s=stats.search_s,
-                evaluations=(),
-            ),
-            stopped_by=self.stopped_by if point.status in (Status.FEASIBLE, Status.UNKNOWN) else None,
-        )
-
-    def _observed(self) -> AbstractContextManager[None]:
-        listener = self._listener
-        return observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text)))
-
-    def _so_far(self, search: CurveSearch) -> Frontier:
-        """What is known of the points at this moment, for another thread than the one that searches."""
-        known = copy(self)
-        known._devices = self._devices.part(np.arange(self._devices.positions.size), self._devices.gap)
-        known._devices.share_bounds()
-        known.stopped_by = StoppedBy.INTERRUPT
-        known.stats = search.added_to(self.stats)
-        return known
-
-    def _preferred_plan(self, devices: int, value_s: float) -> Plan:
-        instance = self.instance.replace(devices=devices)
-        preparation = self._prepare(instance)
-        problem = preparation.problem(instance)
-        with closing(LocalBackend(self.options.threads)) as backend:
-            outcome = evaluate_threshold(problem, backend, value_s, fewest_stages=True)
-        return Planning(instance, preparation.contraction).plan(problem, outcome.stages)
-
-    def _budget_curve(self, budgets: Sequence[int]) -> Curve:
-        if self.reason is not None:
-            return Curve.without_plans(True, budgets, self.instance.devices)
-        problem = self._prepare(self.instance).problem(self.instance)
-        curve = Curve.along_sums(problem, budgets, self.options.gap)
-        self._run(self._new_search(), curve)
-        return curve
-
-    def _new_search(self) -> CurveSearch:
-        return CurveSearch(
-            self.instance,
-            self._prepare(self.instance),
-            self.options.threads,
-            Limits.of(self.options, self._started_s, self._stop),
-            self._listener,
-            self._started_s,
-            self.stats.evaluations,
-        )
-
-    def _run(self, search: CurveSearch, curve: Curve) -> None:
-        self.stopped_by = search.run(curve) or self.stopped_by
-        self.stats = search.added_to(self.stats)
-
-    def _prepare(self, instance: Instance) -> CurvePreparation:
-        """The tables for the variants that the instance's devices allow."""
-        degrees = self._degrees(instance)
-        if degrees not in self._preparations:
-            limit_bytes = self.options.memory_limit_bytes
-            self._preparations[degrees] = CurvePreparation.of(instance, self.restrictions, limit_bytes)
-        return self._preparations[degrees]
-
-    def _degrees(self, instance: Instance) -> tuple[int, ...]:
-        """What tells the variants of one number of devices from those of another."""
-        return tuple(degree for degree in instance.degrees if degree <= instance.devices)
 
 
 def frontier(
@@ -238,19 +28,19 @@ def frontier(
     options: SolveOptions = SolveOptions(),
     listener: FrontierListener = silent,
     stop: Stop[Frontier] | None = None,
+    schedule: Schedule | ScheduleName | str | None = None,
 ) -> Frontier:
     """The optimum for every number of devices: 1 .. ``instance.devices``, or the rising numbers ``devices``.
 
     instance: may be what ``load`` takes, such as a path. devices: may be a text as on the command line, "8..64" or
     "8..64:8". A limit or an interrupt ends it with what is known until then. stop: ends it as an interrupt does, and is
-    offered the frontier so far.
+    offered the frontier so far. schedule: as ``solve`` takes it.
 
     Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
     UsageError for arguments that make no sense, and for ``options.resume`` and ``contract=OPERATORS``, which a frontier
     does not know, and StopSearch if ``stop`` asks before the search began.
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
-    restrictions.require_stages_alone("frontier")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.function("listener", listener)
     if options.resume is not None:
@@ -265,16 +55,9 @@ def frontier(
         for note in instance.notes:
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
-    return Frontier(instance.replace(devices=wanted[-1]), wanted, restrictions, options, listener, stop or Stop())
-
-
-def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
-    """Raises UsageError unless there are some, positive and strictly rising; a text is read as on the command line."""
-    if isinstance(numbers, str):
-        return parse_numbers(numbers, name)
-    found = arguments.whole_numbers(name, numbers)
-    if not found:
-        raise UsageError(f"expected {what} at least")
-    if found[0] < 1 or any(later <= earlier for earlier, later in pairwise(found)):
-        raise UsageError(f"{what} must be 1 or more and above the one before it, not {found[0]}, ...")
-    return found
+    planned_for = Schedule.first_of(schedule, instance.schedule)
+    most = instance.replace(devices=wanted[-1])
+    if is_by_degrees(planned_for, restrictions):
+        return frontier_by_degrees(most, wanted, restrictions, options, planned_for, listener, stop or Stop())
+    restrictions.require_stages_alone("frontier")
+    return CurveFrontier(most, wanted, restrictions, options, listener, stop or Stop())

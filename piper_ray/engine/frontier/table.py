@@ -15,6 +15,7 @@ from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.storage.files import written_whole
 from piper_ray.version import __version__
 
@@ -39,6 +40,7 @@ COLUMNS = pa.schema(
         pa.field("plan_data_parallel_sum", pa.int64()),
         pa.field("plan_stages", pa.int64()),
         pa.field("plan_file", pa.string()),
+        pa.field("schedule", pa.string(), nullable=False),
     ]
 )
 
@@ -57,14 +59,17 @@ def frontier_table(
     instance: Instance,
     points: Mapping[str, Sequence[FrontierPoint]],
     plans: Mapping[int, PlanEntry] | None = None,
+    schedule: Schedule = PAPERS_SCHEDULE,
 ) -> pa.Table:
-    """points: of each curve, by its name. plans: of steps along the devices, by number of devices.
+    """points: of each curve, by its name. plans: of steps along the devices, by number of devices. schedule: that of
+    all points.
 
     Times in s, of a microbatch. The throughput is in samples where the batch says how many a microbatch holds, else in
     microbatches. lower_bound_s is null where there is no plan at all; plan columns are null where no plan was written.
     """
     rows = [
         _row(instance, curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
+        | {"schedule": schedule.name.value}
         for curve, of_curve in points.items()
         for point in of_curve
     ]

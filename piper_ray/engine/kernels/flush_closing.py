@@ -15,15 +15,12 @@ from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
 from piper_ray.engine.kernels.flush_paths import Figures, batch_s, step_s, with_stage
+from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures, least_memory_bytes
 from piper_ray.engine.kernels.flush_states import (
     FINISHED,
     STOPPED,
     TOO_MANY,
     figures_of,
-    front_rows,
-    in_flight,
-    least_figures,
-    least_memory_bytes,
     level_of,
     twice,
     twice_rows,

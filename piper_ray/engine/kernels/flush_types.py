@@ -31,6 +31,9 @@ COLUMNS = 13
 
 FIGURES = 7  # of a state
 
+SLACK = 1e-12
+"""Relative: what differs by no more than this is equal but for rounding."""
+
 # What is known of a stage's TMPC choice.
 FASTEST = 1
 LEAST_TIME = 2

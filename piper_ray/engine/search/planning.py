@@ -19,6 +19,7 @@ from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 
 
 class ValuedPlan(NamedTuple):
@@ -29,7 +30,7 @@ class ValuedPlan(NamedTuple):
 
     @classmethod
     def of(cls, instance: Instance, plan: Plan) -> ValuedPlan:
-        return cls(plan, evaluate(instance, plan).time_per_sample_s)
+        return cls(plan, evaluate(instance, plan, schedule=PAPERS_SCHEDULE).time_per_sample_s)
 
 
 @dataclass(frozen=True)

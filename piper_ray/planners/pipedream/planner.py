@@ -16,17 +16,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.evaluate import evaluate
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Link
-from piper_ray.model.errors import InfeasibleError, InvalidPlan, UsageError
+from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.choices import UniformChoice, uniform_choices
 from piper_ray.planners.pipedream.parameters import Level, Partition, States
-from piper_ray.planners.planner import Needs, Proposal
+from piper_ray.planners.planner import Needs, Proposal, allowed, evaluated
 from piper_ray.workloads.formats.load import Source, instance_of
 
 _PAIR_BYTES = 32
@@ -90,12 +89,13 @@ class PipeDream:
         """The best partition with replications that divide N and, with one level, stages that fit in memory.
 
         With several levels one that does not fit is no plan. PipeDream knows nothing of recomputation: it plans once
-        without and once with it everywhere, and the better plan by ``evaluate`` stays.
+        without and once with it everywhere, and the better plan by ``evaluate`` stays,
+        under the instance's schedule.
         """
         choices = _choices(instance, restrictions)
         levels = self._levels(instance, instance.data_parallel_limit)
-        allowed = list(filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches)))
-        degrees = [[d for d in allowed if d <= level.machines] for level in levels]
+        admitted = list(filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches)))
+        degrees = [[d for d in admitted if d <= level.machines] for level in levels]
         best: tuple[float, Plan, str] | None = None
         tried = 0
         notes = [] if choices else [_NO_CHOICE]
@@ -112,11 +112,11 @@ class PipeDream:
                 f"{found.states:,} states; PipeDream's own estimate {found.time_per_stage_s:.6g} s"
             )
             plan = _plan(found, choice)
-            try:
-                time_s = evaluate(instance, plan).time_per_sample_s
-            except InvalidPlan as invalid:
-                notes.append(f"{note}: {invalid.violations[0]}")
+            proposed, evaluation = evaluated(instance, allowed(instance, restrictions, Proposal(plan, pairs, note)))
+            if evaluation is None:
+                notes.append(proposed.note)
                 continue
+            time_s = evaluation.time_per_sample_s
             if best is None or time_s < best[0]:
                 best = (time_s, plan, note)
         return Proposal(None, tried, "; ".join(notes)) if best is None else Proposal(best[1], tried, best[2])

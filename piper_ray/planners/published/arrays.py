@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piper_ray.model.constraints import Recompute
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
 
@@ -108,4 +109,6 @@ def _modes(recompute: Recompute) -> tuple[bool | None, ...]:
         return (None,)
     if recompute is Recompute.ALL_OR_NONE:
         return (False, True)
+    if recompute not in (Recompute.ALWAYS, Recompute.NEVER):
+        raise UsageError(f"the paper's table knows no recomputation {recompute.value}; expected all-or-none, say")
     return (recompute is Recompute.ALWAYS,)

@@ -13,8 +13,8 @@ import pygraphviz
 from piper_ray.engine.lattice.counting import count_cuts, count_downsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.figures import plural, printable, size_text, time_text
 from piper_ray.model.instance import Edge, Instance, Layer
-from piper_ray.report.figures import plural, printable, size_text, time_text
 from piper_ray.report.graph.folding import Run, fold, kind_name
 from piper_ray.storage.files import written_whole
 

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 
 from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.report.plots.curves import Panel, Series, Style
 from piper_ray.report.speed import Throughput
 
 
 def frontier_panels(
-    instance: Instance, points: Sequence[FrontierPoint], budgets: Sequence[FrontierPoint]
+    instance: Instance,
+    points: Sequence[FrontierPoint],
+    budgets: Sequence[FrontierPoint],
+    schedule: Schedule = PAPERS_SCHEDULE,
 ) -> list[Panel]:
     """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s."""
     panels = []
     batch = f"N = {instance.microbatches:,}"
+    if schedule != PAPERS_SCHEDULE:
+        batch += f", {schedule.name.value}"
     known = [(point.devices, point.time_per_sample_s) for point in points if point.time_per_sample_s]
     if known:
         devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ _STYLE: Any = {
     "svg.fonttype": "none",
 }
 _TICKS = 9
+_INK, _PAPER = "#000000", "#ffffff"
 _METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None},
@@ -115,3 +118,32 @@ def save(figure: Figure, path: Path) -> None:
     ending = path.suffix.lower()
     with written_whole(path) as file, mpl.rc_context(_STYLE):
         figure.savefig(file, format=ending[1:], dpi=150, metadata=_METADATA[ending])
+
+
+def svg_element(figure: Figure, colours: Mapping[str, str]) -> str:
+    """The figure as an element to stand in a page, in the page's text colour and without a ground of its own.
+
+    colours: others (as #rrggbb) that the page sets, with what stands there in their place. Lines that part what is
+    drawn from each other have the colour of the page's ground, ``var(--ground)``.
+    """
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    file = io.StringIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(file, format="svg", dpi=150, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = file.getvalue()
+    text = text[text.index("<svg") :].rstrip()
+    text = (
+        re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text[: text.index(">")]) + text[text.index(">") :]
+    )
+    text = re.sub(r' id="(?!' + "|".join(_referenced(text)) + r')[^"]*"', "", text)
+    text = text.replace(f"stroke: {_PAPER}", "stroke: var(--ground)")
+    for before, after in {_INK: "currentColor", **colours}.items():
+        text = text.replace(before, after)
+    return text
+
+
+def _referenced(text: str) -> list[str]:
+    """Ids that something in the picture points to. Others would stand twice in a page of two pictures."""
+    return sorted({re.escape(found) + '"' for found in re.findall(r'(?:url\(|href=")#([^")]+)', text)}) or ["$^"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from piper_ray.report.figures import given_size_text
+from piper_ray.model.figures import given_size_text
 from piper_ray.report.plots import style
 from piper_ray.sweep.findings import Method, Record, Scene, exact_times, method_order, slower
 
@@ -52,7 +52,9 @@ class _Look:
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
-    """Each with a name for its file. A figure is of one workload, N and B; one of a single point is left out."""
+    """Each with a name for its file. A figure is of one workload, N, B and schedule; one of a single point is left
+    out.
+    """
     scenes: defaultdict[Scene, list[Record]] = defaultdict(list)
     for record in records:
         scenes[record.scene].append(record)
@@ -178,9 +180,10 @@ def _spread(values: Sequence[float], most: int) -> list[float]:
 
 
 def _scene_text(scene: Scene) -> str:
-    return f"{scene.workload}, N = {scene.microbatches:,}, B = {given_size_text(scene.bandwidth_bytes_per_s)}/s"
+    return f"{scene.name}, N = {scene.microbatches:,}, B = {given_size_text(scene.bandwidth_bytes_per_s)}/s"
 
 
 def _file_name(kind: str, scene: Scene) -> str:
     bandwidth = re.sub(r"\s", "", given_size_text(scene.bandwidth_bytes_per_s))
-    return f"{kind}-{scene.workload}-N{scene.microbatches}-B{bandwidth}"
+    schedule = "" if scene.name == scene.workload else f"-{scene.schedule.replace(':', '-')}"
+    return f"{kind}-{scene.workload}-N{scene.microbatches}-B{bandwidth}{schedule}"

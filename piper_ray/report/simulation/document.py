@@ -27,8 +27,8 @@ def simulation_document(instance: Instance, simulation: Simulation) -> Document:
             "in_flight": options.in_flight.value
             if isinstance(options.in_flight, InFlightRule)
             else list(options.in_flight),
-            "samples_per_microbatch": options.samples_per_microbatch,
-            "tokens_per_sample": options.tokens_per_sample,
+            "samples_per_microbatch": simulation.batch.samples_per_microbatch,
+            "tokens_per_sample": simulation.batch.tokens_per_sample,
         },
         "step_s": simulation.step_s,
         "time_per_sample_s": simulation.time_per_sample_s,

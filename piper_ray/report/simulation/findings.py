@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from piper_ray.report.figures import plural, size_text, time_text
+from piper_ray.model.figures import plural, size_text, time_text
 from piper_ray.simulate.memory import VERSIONS_IN_FIXED
 from piper_ray.simulate.result import Simulation
 

@@ -13,9 +13,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from piper_ray.model.figures import size_scale, time_text
 from piper_ray.model.schedule import V_SHAPED
-from piper_ray.report.figures import size_scale, time_text
-from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save
+from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save, svg_element
 from piper_ray.simulate.actions import Kind
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.result import Interval, Simulation
@@ -30,6 +30,9 @@ _BLUE, _VERMILION, _GREEN, _PURPLE, _YELLOW, _SKY, _, _GREY = COLOURS
 _PASS_COLOURS = {Kind.F: _BLUE, Kind.B: _VERMILION, Kind.I: _YELLOW, Kind.W: _GREEN}
 _PASS_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "backward, inputs", Kind.W: "backward, weights"}
 _IDLE = "#e3e3e3"
+_DARK = "#111111"
+"""Of numbers on pale boxes, which stay pale on a dark page."""
+
 _LATER_CHUNK = 0.45
 """How much white is mixed into the colour of the last chunk of a rank."""
 
@@ -54,6 +57,11 @@ def plot_timeline(simulation: Simulation, path: Path) -> None:
     """Writes the chart, by the path's ending. Raises UsageError."""
     refuse_other_formats(path)
     save(timeline_figure(simulation), path)
+
+
+def timeline_element(simulation: Simulation) -> str:
+    """The chart as an SVG element for a page, which sets ``--idle``, the colour of what is lost, and ``--ground``."""
+    return svg_element(timeline_figure(simulation), {_IDLE: "var(--idle)"})
 
 
 def timeline_figure(simulation: Simulation) -> Figure:
@@ -91,9 +99,8 @@ def timeline_figure(simulation: Simulation) -> Figure:
 
 
 def _title(simulation: Simulation) -> str:
-    name = simulation.schedule.name.value
-    chunks = f", {simulation.schedule.v} chunks a rank" if simulation.schedule.v > 1 else ""
-    return f"{name}{chunks}: {time_text(simulation.step_s, 4)} a batch of {simulation.microbatches:,} microbatches"
+    step = time_text(simulation.step_s, 4)
+    return f"{simulation.schedule.text}: {step} a batch of {simulation.microbatches:,} microbatches"
 
 
 def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:
@@ -243,7 +250,7 @@ def _microbatch_numbers(
             ha="center",
             va="center",
             fontsize=size,
-            color="white" if dark else "black",
+            color="white" if dark else _DARK,
         )
 
 

@@ -7,10 +7,11 @@ from itertools import groupby
 
 from rich.console import Console
 
+from piper_ray.model.figures import size_scale, size_text, time_text
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.report.figures import size_scale, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.simulation.findings import findings
+from piper_ray.report.speed import rates_text
 from piper_ray.report.stages import print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 
@@ -40,9 +41,8 @@ def print_simulation(console: Console, simulation: Simulation) -> None:
 
 def summary_lines(simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
-    name = simulation.schedule.name
-    chunks = f", {simulation.schedule.v} chunks a rank" if simulation.schedule.v > 1 else ""
-    lines = [f"{name.value}{chunks}: {_WHAT[name]}", f"step {time_text(simulation.step_s)}: {_rates(simulation)}"]
+    schedule = simulation.schedule
+    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {time_text(simulation.step_s)}: {_rates(simulation)}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
     lines += [f"  {text}" for text in findings(simulation)]
@@ -51,10 +51,8 @@ def summary_lines(simulation: Simulation) -> list[str]:
 
 
 def _rates(simulation: Simulation) -> str:
-    parts = [f"{time_text(simulation.time_per_sample_s)}/microbatch", f"{simulation.samples_per_s:.6g} samples/s"]
-    if simulation.tokens_per_s is not None:
-        parts.append(f"{simulation.tokens_per_s:.6g} tokens/s")
-    return ", ".join(parts)
+    time_s = simulation.time_per_sample_s
+    return f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
 
 
 def _rows(simulation: Simulation) -> Iterator[list[str]]:

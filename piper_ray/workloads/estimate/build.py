@@ -10,6 +10,7 @@ from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.config import Model
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
@@ -151,4 +152,5 @@ def _instance(
         cluster=Cluster(devices, float(int(setting.gpu.memory_bytes - setting.workspace_bytes)), links),
         batch=Batch(setting.microbatches, microbatch.samples, microbatch.tokens),
         name=architecture.name,
+        schedule=TRAINED_TODAY,
     )

@@ -22,6 +22,7 @@ from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.workloads.formats.inflight import InFlight
 
 if TYPE_CHECKING:
+    from piper_ray.workloads.formats.claims import PlanClaims
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
 
@@ -172,8 +173,13 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 
 def plan_schedule(source: Source) -> Schedule | None:
     """The schedule that a plan's document says it is for; None where it says nothing. Raises InputError."""
+    return plan_claims(source).schedule
+
+
+def plan_claims(source: Source) -> PlanClaims:
+    """What a plan's document says beside the plan. Raises InputError."""
+    from piper_ray.workloads.formats.claims import read_claims
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.surroundings import read_schedule
 
     if isinstance(source, Mapping):
         path, document = "plan", as_document("plan", source)
@@ -181,10 +187,7 @@ def plan_schedule(source: Source) -> Schedule | None:
         path = _path_text(source)
         document = parse_json(path, read_text(path))
     faults = Faults()
-    found = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
-    if faults:
-        raise InputError(path, faults.found)
-    return found
+    return _checked(path, read_claims(document, faults), faults)
 
 
 def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Source) -> None:

@@ -18,6 +18,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
@@ -61,6 +62,7 @@ def check_instance(instance: Instance) -> None:
     _check_text(instance.name, "name", faults)
     _check_cluster(instance.cluster, faults)
     _check_batch(instance.batch, faults)
+    _check_schedule(instance.schedule, faults)
     layers = _objects(instance.layers, Layer, "layers", faults)
     edges = _objects(instance.edges, Edge, "edges", faults)
     if layers is not None and edges is not None and check_size(len(layers), len(edges), faults, "layers", "edges"):
@@ -111,6 +113,12 @@ def _check_batch(batch: Batch, faults: Faults) -> None:
     for name in ("samples_per_microbatch", "tokens_per_sample"):
         if getattr(batch, name) is not None:
             _keeps(_COUNT, getattr(batch, name), f"batch.{name}", COUNT_WORDS, faults)
+
+
+def _check_schedule(schedule: Schedule | None, faults: Faults) -> None:
+    if schedule is not None and not isinstance(_as_given(schedule), Schedule):
+        names = ", ".join(name.value for name in ScheduleName)
+        faults.at("schedule", f"no Schedule ({shown(schedule)}); expected a Schedule, None or one of {names}")
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:

@@ -86,6 +86,12 @@ class Header(_Documented):
 
 class StagesDocument(_Documented):
     stages: list[StageDocument] = Field(description="Front to back: what flows along an edge goes on or stays.")
+    keeps_order: bool | None = Field(
+        default=None, description="Stages are runs of the layers' order, and tensors are relayed through each of them."
+    )
+    in_flight: list[int] | None = Field(
+        default=None, description="Microbatches that a replica of each stage keeps; null: ceil(s / d), under 2bw."
+    )
 
 
 class PlanDocument(StagesDocument, Header):
@@ -108,7 +114,9 @@ class PlanDocument(StagesDocument, Header):
 class RestrictionsDocument(_Documented):
     tensor_parallelism: bool = Field(description="Whether there may be any.")
     data_parallelism: bool = Field(description="Whether there may be any.")
-    recompute: Literal["auto", "always", "never", "all-or-none"] = Field(description="Which layers may recompute.")
+    recompute: Literal["auto", "always", "never", "all-or-none", "first-k", "one-for-all"] = Field(
+        description="Which layers may recompute."
+    )
     constraints: list[dict[str, object]] | None = Field(
         default=None, description="Others: the kind of each, and its fields."
     )
@@ -221,6 +229,12 @@ class StatsDocument(_Documented):
     degrees: DegreesDocument | None = Field(default=None, description="One d and t for all stages; null: not asked.")
 
 
+class StepDocument(_Documented):
+    all_reduce: Literal["parameter-server", "ring"] = Field(description="How gradients are summed.")
+    all_reduce_overlap: float = Field(description="Share of that which hides beside backward passes.")
+    optimizer_s: float = Field(description="Of each rank, once a batch.")
+
+
 class SolutionDocument(Header):
     """Everything about a solve, as solve --json prints it."""
 
@@ -231,6 +245,7 @@ class SolutionDocument(Header):
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
     schedule: _ScheduleName = Field(default="2bw", description="That which value and bound are of.")
     chunks: int = Field(default=1, description="Stages on each rank.")
+    step: StepDocument | None = Field(default=None, description="Terms of a step, where they are not the usual ones.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
     stopped_by: _StoppedBy | None = Field(description="What ended the search before a proof.")
     time_per_sample_s: float | None = Field(description="Of the plan, for a microbatch.")

@@ -49,4 +49,4 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
 
 def plan_document(instance: Instance, plan: Plan) -> Document:
     """The plan file without what evaluating the plan would add."""
-    return {"stages": stage_documents(instance, plan), **header("plan", instance)}
+    return {"stages": stage_documents(instance, plan), **plan.rule_dict(), **header("plan", instance)}

@@ -21,6 +21,11 @@ class _Stage(Open):
     TMPCids: dict[str, str] = Field(description="an object of TMPC ids, one for each layer of the stage")
 
 
+class _Rules(Open):
+    keeps_order: bool | None = Field(default=None, description="true or false")
+    in_flight: list[Degree] | None = Field(default=None, description="a list of a whole number > 0 for each stage")
+
+
 def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults) -> Plan | None:
     """The plan that ``document`` describes; None, with the faults noted, if it is not one for these layers."""
     check_schema(document, None, faults)
@@ -40,9 +45,13 @@ def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults
     if len(stages) > limits.LAYERS:
         faults.at(stages_path, f"{len(stages)} stages; expected at most {limits.LAYERS}")
         return None
+    rules = faults.model(_Rules, {key: document[key] for key in ("keeps_order", "in_flight") if key in document}, path)
     order = {layer.id: position for position, layer in enumerate(instance.layers)}
     read = [_read_stage(stage, f"{stages_path}[{index}]", order, faults) for index, stage in enumerate(stages)]
-    return None if faults else Plan(tuple(stage for stage in read if stage is not None))
+    if faults or rules is None:
+        return None
+    kept = None if rules.in_flight is None else tuple(rules.in_flight)
+    return Plan(tuple(stage for stage in read if stage is not None), rules.keeps_order is True, kept)
 
 
 def check_schema(document: Mapping[str, object], expected: str | None, faults: Faults) -> None:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import BlockStats, Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import StoppedBy
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.plan_schema import SolutionDocument
@@ -47,4 +48,5 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
         blocks=None if blocks is None else BlockStats(**blocks),
         schedule=Schedule(ScheduleName(read.schedule), read.chunks),
+        step=StepTerms() if read.step is None else StepTerms(**read.step.model_dump()),
     )

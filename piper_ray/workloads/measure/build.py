@@ -10,6 +10,7 @@ from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.costs import Setting, edge_bytes, sync_bytes, times_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import Mode
@@ -60,6 +61,7 @@ def instance_of(
         cluster=replace(target.cluster, memory_bytes=float(int(memory_bytes - workspace_bytes))),
         batch=target.batch,
         name=name,
+        schedule=TRAINED_TODAY,
     )
     return instance, workspace_bytes
 

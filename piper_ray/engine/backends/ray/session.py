@@ -59,7 +59,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
         if ray.is_initialized():
             return Session(ray.get_runtime_context().get_node_id(), None)
         # Warnings of Ray's own go to its log files: the user hears from us.
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         try:
             if address == LOCAL:
                 address = opened.enter_context(_local_ray(cpus))
@@ -68,7 +68,8 @@ def connect(address: str | None, cpus: int | None) -> Session:
                 address = address or "auto"
                 _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
             opened.callback(ray.shutdown)
-            ray.init(address, **options)
+            with _without_warnings(logging.getLogger("ray")):
+                ray.init(address, **options)
             node = ray.get_runtime_context().get_node_id()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise ClusterError(
@@ -77,6 +78,20 @@ def connect(address: str | None, cpus: int | None) -> Session:
                 "sides have the same RAY_AUTH_MODE; or start a Ray on this machine with --address local"
             ) from error
         return Session(node, opened.pop_all())
+
+
+@contextlib.contextmanager
+def _without_warnings(logger: logging.Logger) -> Iterator[None]:
+    """Such as that its handler of SIGTERM is not set where another thread than the main one starts it.
+
+    Ray sets its logger's level when it is imported.
+    """
+    level = logger.level
+    logger.setLevel(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _is_connected() -> bool:
@@ -117,17 +132,13 @@ def _local_ray(cpus: int | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Ray takes over SIGTERM, by Python and by a handler of its own below it, and says so where it cannot."""
+    """Ray takes over SIGTERM, by Python and by a handler of its own below it."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(max(level, logging.ERROR))
     try:
         with _environment({_NO_HANDLER: "1"}), _constant(_NO_HANDLER, True):
             yield
     finally:
-        logger.setLevel(level)
         if in_main_thread and handler is not None:
             signal.signal(signal.SIGTERM, handler)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.report.figures import (
+from piper_ray.model.figures import (
     given_size_text,
     percent_text,
     plural,

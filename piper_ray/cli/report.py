@@ -1,0 +1,66 @@
+"""``piper-ray report``: all about a plan on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import (
+    Bandwidth,
+    Devices,
+    Input,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    load_instance,
+    note,
+    refuse_unwritable,
+)
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.search_options import PlannedSchedule
+from piper_ray.compiled.observers import observed
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.workloads.formats.load import plan_claims
+
+
+def report(
+    source: Input,
+    plan_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLAN",
+            show_default=False,
+            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The page to write, as report.html."),
+    ],
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    schedule: PlannedSchedule = None,
+) -> None:
+    """Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other planners' plans.
+
+    The page opens offline and prints. A plan holds for one cluster: give the same --devices, --microbatches, --memory
+    and --bandwidth as to solve.
+    """
+    refuse_unwritable("--out", out)
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    plan = piper_ray.load_plan(plan_file, instance)
+    claims = plan_claims(plan_file)
+    shown_for = Schedule.of(schedule or claims.schedule or instance.schedule or PAPERS_SCHEDULE)
+
+    from piper_ray.report.page.build import report_subject, write_page
+
+    with observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note):
+        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims))
+    write_page(subject, out)
+    typer.echo(f"{out}: {subject.valued.simulation!r}")

@@ -1,0 +1,25 @@
+"""From a workload and a plan to the page that is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule
+from piper_ray.report.page.comparison import compare
+from piper_ray.report.page.render import page_html
+from piper_ray.report.page.subject import Subject, subject_of, valued
+from piper_ray.storage.files import write_atomically
+from piper_ray.workloads.formats.claims import PlanClaims
+
+
+def report_subject(instance: Instance, plan: Plan, schedule: Schedule, claims: PlanClaims) -> Subject:
+    """Simulates the plan and those of other planners. Raises as ``simulate`` does for the plan itself."""
+    found = valued(instance, plan, schedule)
+    return subject_of(found, claims, compare(instance, schedule))
+
+
+def write_page(subject: Subject, path: Path) -> None:
+    """Whole or not at all. Raises UsageError if the file cannot be written."""
+    write_atomically(path, page_html(subject))
