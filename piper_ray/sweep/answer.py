@@ -164,7 +164,7 @@ def _of_proposal(proposal: Proposal, evaluation: Evaluation | None) -> Row:
     return {
         "status": (Status.INFEASIBLE if plan is None else Status.FEASIBLE).value,
         "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
-        **_of_plan(plan, point.schedule),
+        **_of_plan(plan, PAPERS_SCHEDULE if evaluation is None else evaluation.schedule),
         "note": proposal.note,
         "tried": proposal.tried,
     }
