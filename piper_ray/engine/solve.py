@@ -5,6 +5,7 @@ from __future__ import annotations
 from piper_ray.compiled.observers import observed
 from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
 from piper_ray.engine.blocks.solve import solve_by_blocks
+from piper_ray.engine.chunks.answer import chunk_schedules, solve_with_chunks
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
@@ -17,7 +18,7 @@ from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
@@ -41,9 +42,11 @@ def solve(
     instance: may be what ``load`` takes, such as a path. Without ``backend`` threads of this process do the work.
     prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats. stop: ends
     the search as an interrupt does, and is offered the solution so far.
-    schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under a
-    flush ("1f1b", "gpipe") all stages have one d and one t, time per sample is the simulated time of a batch over N,
-    and no plan of that kind beats the lower bound.
+    schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under all
+    others stages have one d and one t, time per sample is the simulated time of a batch over N, and no plan of that
+    kind beats the lower bound. "1f1b" and "gpipe" end with a proof. Those with chunks on each rank ("interleaved",
+    "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap: the plan's stages are its chunks, and by the name alone
+    every number of chunks on a rank is tried.
 
     step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
 
@@ -58,10 +61,12 @@ def solve(
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
-        planned_for = Schedule.first_of(schedule, instance.schedule)
-        if step != StepTerms() and planned_for.name not in FLUSHED:
-            able = ", ".join(name.value for name in FLUSHED)
-            raise UsageError(f"terms of a step are for {able} so far; {planned_for.name.value} has its own")
+        asked = schedule or instance.schedule
+        planned_for = Schedule.first_of(asked)
+        if step != StepTerms() and planned_for.name not in (*FLUSHED, *CHUNKED):
+            raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
+        if asked is not None and planned_for.name in CHUNKED:
+            return solve_restated(request, planned_for, lambda one: solve_with_chunks(one, chunk_schedules(asked)))
         return solve_restated(request, planned_for, lambda one: _solve(one, planned_for, prepared))
 
 
