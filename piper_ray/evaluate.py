@@ -138,7 +138,7 @@ def evaluation_of(
     instance: Instance, plan: Plan, simulation: Simulation, restrictions: Restrictions = Restrictions()
 ) -> Evaluation:
     """What a simulated plan costs. Raises InvalidPlan where memory or the restrictions are broken."""
-    violations = [*simulation.memory_violations, *restrictions.violations(instance, plan)]
+    violations = [*simulation.memory_violations, *restrictions.violations(instance, plan, simulation.schedule)]
     if violations:
         raise InvalidPlan(violations)
     timeline, microbatches = simulation.timeline, simulation.microbatches

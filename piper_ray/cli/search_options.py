@@ -20,7 +20,7 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.constraints import RecomputeRule as RecomputationRule
 from piper_ray.model.errors import UsageError
-from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.step import AllReduce, StepTerms
 
 
@@ -90,18 +90,43 @@ def step_terms(
     )
 
 
+def asked_schedule(name: ScheduleName | None, chunks: int | None, known: Schedule | None) -> Schedule | ScheduleName:
+    """That of the options below, else the one known from a file, else Piper's. A name alone leaves the chunks open.
+
+    Raises UsageError for chunks of a schedule that has none.
+    """
+    if chunks is not None:
+        return Schedule(name or (known or PAPERS_SCHEDULE).name, chunks)
+    return name or known or PAPERS_SCHEDULE
+
+
 PlannedSchedule = Annotated[
     ScheduleName | None,
     typer.Option(
         "--schedule",
         help="The schedule that the plan is to run under, in place of the input's. 2bw is Piper's own, asynchronous "
-        "and never drained. 1f1b and gpipe flush each batch, as runtimes do, with one d and one t for all stages.",
+        "and never drained. All others flush each batch, as runtimes do, with one d and one t for all stages: 1f1b and "
+        "gpipe are proved; interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v end with a gap.",
+    ),
+]
+Chunks = Annotated[
+    int | None,
+    typer.Option(
+        "--chunks",
+        metavar="V",
+        help="Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, "
+        "solve tries 1 to 8 for the former two.",
     ),
 ]
 SameForAll = Annotated[
     bool, typer.Option("--same-degrees", help="One d and one t for all stages, as under a flush in any case.")
 ]
-Stages = Annotated[int | None, typer.Option("--stages", metavar="P", help="Plans of so many stages only.")]
+Stages = Annotated[
+    int | None,
+    typer.Option(
+        "--stages", metavar="P", help="Plans of so many stages only; of so many ranks where these hold several."
+    ),
+]
 UseAllDevices = Annotated[
     bool, typer.Option("--use-all-devices", help="Plans that leave no device over only: d t p = K.")
 ]

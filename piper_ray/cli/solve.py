@@ -37,6 +37,7 @@ from piper_ray.cli.common import (
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
+    Chunks,
     Gap,
     KeepTheOrder,
     MemoryLimit,
@@ -55,6 +56,7 @@ from piper_ray.cli.search_options import (
     Threads,
     TimeLimit,
     UseAllDevices,
+    asked_schedule,
     constraints_of,
     step_terms,
 )
@@ -92,6 +94,7 @@ def solve(
     no_data_parallel: NoDataParallel = False,
     recompute: RecomputeRule = Recompute.AUTO,
     schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
     same_degrees: SameForAll = False,
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
@@ -160,6 +163,7 @@ def solve(
             memory_limit=memory_limit,
             address=address,
             resume=resume,
+            chunks=chunks,
             sustained=sustained,
             all_reduce=all_reduce,
             all_reduce_overlap=all_reduce_overlap,
@@ -170,6 +174,7 @@ def solve(
         raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.engine.chunks.answer import most_chunks
     from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
@@ -180,8 +185,8 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        planned_for = Schedule.first_of(schedule, instance.schedule)
-        log.line(schedule_line(planned_for))
+        asked = asked_schedule(schedule, chunks, instance.schedule)
+        log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
         def search(stop: Stop[Solution]) -> Solution:
             with ray_backend(address, workers, cpus_per_worker, without_workers) as backend:
@@ -192,7 +197,7 @@ def solve(
                     backend=backend,
                     listener=log,
                     stop=stop,
-                    schedule=planned_for,
+                    schedule=asked,
                     step=step,
                 )
                 stop.conclude(found)  # a cluster may be slow to let go
@@ -211,7 +216,7 @@ def solve(
         if evaluation is not None:
             print_plan(screen, instance, solution.plan, evaluation)
         else:
-            print_layers(screen, instance, solution.plan)
+            print_layers(screen, instance, solution.plan, solution.schedule)
         if simulation is not None and not simulation.schedule.asynchronous:
             screen.print()
             print_simulation(screen, simulation)
@@ -260,7 +265,7 @@ def check_own_plan(
     elif simulation is not None:
         evaluation = evaluation_of(instance, solution.plan, simulation, restrictions)
     else:
-        if broken := [*restrictions.violations(instance, solution.plan)]:
+        if broken := [*restrictions.violations(instance, solution.plan, solution.schedule)]:
             raise InvalidPlan(broken)
         return None
     _check_time(solution, evaluation.time_per_sample_s)
@@ -291,4 +296,5 @@ def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: E
 
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
 
-    write_atomically(out, to_text(plan_document(instance, solution.plan, evaluation, proof_document(solution))))
+    document = plan_document(instance, solution.plan, evaluation, proof_document(solution), solution.schedule)
+    write_atomically(out, to_text(document))

@@ -10,7 +10,15 @@ import typer
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.search_options import OptimizerTime, PlannedSchedule, SumOfGradients, SumOverlap, step_terms
+from piper_ray.cli.search_options import (
+    Chunks,
+    OptimizerTime,
+    PlannedSchedule,
+    SumOfGradients,
+    SumOverlap,
+    asked_schedule,
+    step_terms,
+)
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import InvalidPlan
@@ -44,6 +52,7 @@ def verify(
     all_reduce: SumOfGradients = None,
     all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
+    chunks: Chunks = None,
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Run the plan event by event too, where that is not how it is valued.")
     ] = False,
@@ -55,7 +64,9 @@ def verify(
     """
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
-    valued_for = Schedule.first_of(schedule, plan_schedule(plan_file), instance.schedule)
+    known = plan_schedule(plan_file) or instance.schedule
+    asked = asked_schedule(schedule, chunks, known)
+    valued_for = known if known is not None and asked == known.name else Schedule.of(asked)
     step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
 
     from piper_ray.report.document import to_text, verification_document

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from piper_ray.compiled.observers import observed
+from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
 from piper_ray.engine.blocks.solve import solve_by_blocks
+from piper_ray.engine.chunks.answer import chunk_schedules, solve_with_chunks
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
@@ -16,7 +18,7 @@ from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
@@ -41,9 +43,11 @@ def solve(
     prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats; left aside
     where a constraint takes another problem (KeepOrder, SustainedRate, recomputation one-for-all). stop: ends
     the search as an interrupt does, and is offered the solution so far.
-    schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under a
-    flush ("1f1b", "gpipe") all stages have one d and one t, time per sample is the simulated time of a batch over N,
-    and no plan of that kind beats the lower bound.
+    schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under all
+    others stages have one d and one t, time per sample is the simulated time of a batch over N, and no plan of that
+    kind beats the lower bound. "1f1b" and "gpipe" end with a proof. Those with chunks on each rank ("interleaved",
+    "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap: the plan's stages are its chunks, and by the name alone
+    every number of chunks on a rank is tried.
 
     step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
 
@@ -58,12 +62,14 @@ def solve(
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
-        planned_for = Schedule.first_of(schedule, instance.schedule)
-        if step != StepTerms() and planned_for.name not in FLUSHED:
-            able = ", ".join(name.value for name in FLUSHED)
-            raise UsageError(f"terms of a step are for {able} so far; {planned_for.name.value} has its own")
+        asked = schedule or instance.schedule
+        planned_for = Schedule.first_of(asked)
+        if step != StepTerms() and planned_for.name not in (*FLUSHED, *CHUNKED):
+            raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
 
         def solve_one(one: Request) -> Solution:
+            if asked is not None and planned_for.name in CHUNKED:
+                return solve_with_chunks(one, chunk_schedules(asked))
             restated = one.restrictions != restrictions  # then another problem is solved than what was prepared for
             return _solve(one, planned_for, None if restated else prepared)
 
@@ -71,10 +77,10 @@ def solve(
 
 
 def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:
-    if is_by_degrees(planned_for, request.restrictions):
-        return solve_under_flush(request, planned_for)
-    request.restrictions.require_stages_alone("solve")
     by_blocks = request.options.contract is Contract.OPERATORS
+    if is_by_degrees(planned_for, request.restrictions):
+        return (solve_blocks_by_degrees if by_blocks else solve_under_flush)(request, planned_for)
+    request.restrictions.require_stages_alone("solve")
     return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
 
 

@@ -54,6 +54,11 @@ class Constraint(ABC):
         """
         return (None,)
 
+    @property
+    def is_of_ranks(self) -> bool:
+        """Whether it is about ranks: where a schedule puts several stages on a rank, these count as one."""
+        return False
+
     @abstractmethod
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         """Each way in which a plan breaks it, in words, stages numbered from 1."""
@@ -220,6 +225,10 @@ class StageCount(Constraint):
     def scope(self) -> Scope:
         return Scope.PLAN
 
+    @property
+    def is_of_ranks(self) -> bool:
+        return True
+
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         if len(plan.stages) != self.stages:
             yield f"{len(plan.stages)} stages, but {self.stages} are asked for"
@@ -232,6 +241,10 @@ class AllDevices(Constraint):
     @property
     def scope(self) -> Scope:
         return Scope.PLAN
+
+    @property
+    def is_of_ranks(self) -> bool:
+        return True
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if plan.devices != instance.devices:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 from piper_ray.model.figures import plural, range_text
 from piper_ray.model.notebook import html_table
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, plain
+from piper_ray.model.schedule import Schedule
 
 _MOST_DEGREES = 8
 
@@ -119,6 +120,34 @@ class Plan:
         """The ranks of each stage: from 0 on, front to back, those of a replica side by side."""
         starts = list(accumulate((stage.devices for stage in self.stages), initial=0))
         return tuple(range(first, end) for first, end in pairwise(starts))
+
+    def ranks_under(self, schedule: Schedule) -> tuple[range, ...]:
+        """The same where a schedule may put several stages on the same devices."""
+        merged = self.by_rank(schedule)
+        count = len(merged.stages)
+        found = {
+            stage: ranks
+            for place, ranks in enumerate(merged.ranks)
+            for stage in (schedule.stages_of_rank(place, count) if count < len(self.stages) else (place,))
+        }
+        return tuple(found[stage] for stage in range(len(self.stages)))
+
+    def by_rank(self, schedule: Schedule) -> Plan:
+        """What each rank runs as one stage: all chunks of a rank together, which is the plan itself where it has one.
+
+        Their degrees are those of its first chunk; chunks of a rank share their devices, so that all have the same.
+        """
+        if schedule.v == 1 or len(self.stages) % schedule.v:
+            return self
+        count = len(self.stages) // schedule.v
+        chunks_of = (schedule.stages_of_rank(rank, count) for rank in range(count))
+        return Plan(tuple(self._merged([self.stages[stage] for stage in chunks]) for chunks in chunks_of))
+
+    @staticmethod
+    def _merged(chunks: Sequence[Stage]) -> Stage:
+        layers = tuple(layer for chunk in chunks for layer in chunk.layers)
+        tmpc_ids = {layer: tmpc_id for chunk in chunks for layer, tmpc_id in chunk.tmpc_ids.items()}
+        return Stage(layers, chunks[0].data_parallel_degree, chunks[0].tensor_parallel_degree, tmpc_ids)
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""

@@ -18,6 +18,7 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import divisors
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
@@ -110,10 +111,14 @@ class Restrictions:
             left = asked if left == (None,) else left if asked == (None,) else tuple(x for x in left if x in asked)
         return left
 
-    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
-        """Each way in which a plan breaks one of them."""
+    def violations(self, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> Iterator[str]:
+        """Each way in which a plan breaks one of them.
+
+        Where a rule is about ranks, several stages that the schedule puts on one count as one.
+        """
+        ranks = plan.by_rank(schedule)
         for constraint in self.constraints:
-            yield from constraint.violations(instance, plan)
+            yield from constraint.violations(instance, ranks if constraint.is_of_ranks else plan)
 
     @property
     def plan_wide(self) -> tuple[Constraint, ...]:

@@ -85,6 +85,12 @@ class Schedule:
         assert self.chunks is not None
         return self.chunks
 
+    def stages_of_rank(self, rank: int, ranks: int) -> tuple[int, ...]:
+        """Of a plan's stages those that one of so many ranks holds, all from 0; its chunk nearest the input first."""
+        if self.name in V_SHAPED:
+            return rank, 2 * ranks - 1 - rank
+        return tuple(range(rank, self.v * ranks, ranks))
+
     @property
     def asynchronous(self) -> bool:
         """Whether the pipeline never drains: batches follow each other without a flush."""

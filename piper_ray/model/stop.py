@@ -12,7 +12,8 @@ class StoppedBy(str, Enum):
     """What ended a search before its proof. OPERATOR_BLOCKS: plans of whole blocks are not all plans there are.
 
     Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
-    stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones.
+    stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
+    with chunks: NO_BETTER_BOUND, neither bound nor plan got any further.
     """
 
     GAP = "gap"
@@ -23,6 +24,7 @@ class StoppedBy(str, Enum):
     TOO_MANY_PLANS = "too many plans to look at"
     TOO_MANY_STATES = "too many states to keep"
     CHOICES_MERGED = "TMPC choices merged"
+    NO_BETTER_BOUND = "no better bound or plan found"
 
     def __str__(self) -> str:
         return self.value

@@ -73,9 +73,10 @@ def allowed(instance: Instance, restrictions: Restrictions, proposal: Proposal) 
     """The proposal, without its plan where that breaks a constraint."""
     if proposal.plan is None:
         return proposal
-    if not Schedule.first_of(instance.schedule).asynchronous and SameDegrees() not in restrictions.constraints:
+    under = Schedule.first_of(instance.schedule)
+    if not under.asynchronous and SameDegrees() not in restrictions.constraints:
         restrictions = restrictions.adding(SameDegrees())
-    broken = next(restrictions.violations(instance, proposal.plan), None)
+    broken = next(restrictions.violations(instance, proposal.plan, under), None)
     return proposal if broken is None else proposal.without_plan(f"its plan is not allowed: {broken}")
 
 

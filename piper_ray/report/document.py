@@ -15,7 +15,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.planners.planner import BaselineResult
@@ -47,7 +47,7 @@ def solution_document(
         "time_per_sample_s": solution.time_per_sample_s,
         "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
-        "plan": None if plan is None else _plan_with_figures(instance, plan, evaluation),
+        "plan": None if plan is None else _plan_with_figures(instance, plan, evaluation, solution.schedule),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
         "simulated": None if simulation is None else _simulated_document(instance, simulation),
         "infeasibility": _plain(solution.infeasibility),
@@ -56,7 +56,13 @@ def solution_document(
     }
 
 
-def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation | None, origin: Document) -> Document:
+def plan_document(
+    instance: Instance,
+    plan: Plan,
+    evaluation: Evaluation | None,
+    origin: Document,
+    schedule: Schedule = PAPERS_SCHEDULE,
+) -> Document:
     """The plan file: upstream's ``stages`` first, with our figures in each, then what they hold for.
 
     evaluation: None for a plan of another schedule than Piper's. origin: what is known of the plan: ``proof_document``
@@ -64,7 +70,7 @@ def plan_document(instance: Instance, plan: Plan, evaluation: Evaluation | None,
     """
     time_s = {} if evaluation is None else {"time_per_sample_s": evaluation.time_per_sample_s}
     return {
-        **_plan_with_figures(instance, plan, evaluation),
+        **_plan_with_figures(instance, plan, evaluation, schedule),
         **header("plan", instance),
         **time_s,
         **origin,
@@ -159,7 +165,7 @@ def verification_document(
         "violations": list(violations),
         "time_per_sample_s": None if found is None else found.time_per_sample_s,
         "simulated": None if simulation is None else _simulated_document(instance, simulation),
-        "plan": _plan_with_figures(instance, plan, evaluation),
+        "plan": _plan_with_figures(instance, plan, evaluation, schedule),
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 
@@ -174,8 +180,10 @@ def to_text(document: Document) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | None) -> Document:
-    stages = stage_documents(instance, plan)
+def _plan_with_figures(
+    instance: Instance, plan: Plan, evaluation: Evaluation | None, schedule: Schedule = PAPERS_SCHEDULE
+) -> Document:
+    stages = stage_documents(instance, plan, schedule)
     if evaluation is None:
         return {"stages": stages, **plan.rule_dict()}
     for written, stage in zip(stages, evaluation.stages, strict=True):

@@ -15,6 +15,7 @@ from piper_ray.evaluate import Evaluation, StageEvaluation
 from piper_ray.model.figures import plural, printable, range_text, size_scale, size_text, time_scale
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, table_lines
 
 _LONGEST_BAR = 48
@@ -41,14 +42,14 @@ BAR_PARTS = (
 
 def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
     """Both tables, at the console's width."""
-    print_layers(console, instance, plan)
+    print_layers(console, instance, plan, evaluation.schedule)
     console.print()
     _print_costs(console, instance, evaluation)
 
 
-def print_layers(console: Console, instance: Instance, plan: Plan) -> None:
+def print_layers(console: Console, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> None:
     """Which layers run where, and how."""
-    print_table(console, table_lines(*_layers_table(instance, plan, console.width)))
+    print_table(console, table_lines(*_layers_table(instance, plan, schedule, console.width)))
 
 
 def print_table(console: Console, lines: list[str]) -> None:
@@ -103,12 +104,20 @@ def _tmpcs_text(stage: Stage) -> str:
     return ", ".join(_unbroken(f"{name} x{count}") for name, count in counts.items())
 
 
-def _layers_table(instance: Instance, plan: Plan, width: int) -> tuple[list[Column], list[list[str]]]:
-    free = max(40, width - 4 - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
+def _layers_table(
+    instance: Instance, plan: Plan, schedule: Schedule, width: int
+) -> tuple[list[Column], list[list[str]]]:
+    """Where ranks hold several stages it says which rank has each."""
+    rank_of: dict[int, int] = {}
+    if schedule.v > 1:
+        ranks = len(plan.stages) // schedule.v
+        rank_of = {stage: rank for rank in range(ranks) for stage in schedule.stages_of_rank(rank, ranks)}
+    free = max(40, width - (10 if rank_of else 4) - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
     tmpcs_width = min(36, max(22, free * 2 // 5))
     layers_width = free - tmpcs_width
     columns = [
         Column("#", right=True),
+        *([Column("rank", right=True)] if rank_of else []),
         Column("layers", wrap=layers_width),
         Column("d", right=True),
         Column("t", right=True),
@@ -118,6 +127,7 @@ def _layers_table(instance: Instance, plan: Plan, width: int) -> tuple[list[Colu
     rows = [
         [
             str(number),
+            *([str(rank_of[number - 1])] if rank_of else []),
             layers_text(instance, stage.layers, layers_width),
             str(stage.data_parallel_degree),
             str(stage.tensor_parallel_degree),

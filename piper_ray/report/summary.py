@@ -18,7 +18,7 @@ from piper_ray.model.figures import (
 )
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.report.speed import batch_text, rates_text, speed_text
 from piper_ray.simulate.result import Simulation
@@ -54,9 +54,12 @@ def print_speed(console: Console, instance: Instance, time_per_sample_s: float) 
     console.print(f"speed: {speed_text(instance.batch, time_per_sample_s)}", soft_wrap=True)
 
 
-def schedule_line(schedule: Schedule) -> str:
-    """Which schedule a plan is for, and what its time assumes."""
-    return f"Schedule  {schedule.text}: {schedule.assumption}"
+def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
+    """Which schedule a plan is for, and what its time assumes. most_chunks: where their number is looked for."""
+    text = schedule.text
+    if most_chunks is not None and most_chunks > 1:
+        text = f"{schedule.name.value}, 1 to {most_chunks} chunks a rank"
+    return f"Schedule  {text}: {schedule.assumption}"
 
 
 def print_simulated(console: Console, instance: Instance, solution: Solution, simulation: Simulation) -> None:
@@ -100,10 +103,9 @@ def print_outcome(console: Console, instance: Instance, solution: Solution) -> N
     plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
     if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
-        line.append(
-            f": {cost_text(instance, time_per_sample_s, plan.devices)}, gap {percent_text(solution.gap)}",
-            style="default",
-        )
+        devices = plan.by_rank(solution.schedule).devices
+        cost = cost_text(instance, time_per_sample_s, devices)
+        line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
         console.print(line, soft_wrap=True)
         print_speed(console, instance, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:
@@ -179,11 +181,17 @@ def _work_text(solution: Solution) -> str:
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s {_looked_at_text(stats)}"
+        f"search {stats.search_s:.2f} s {_looked_at_text(stats, solution.schedule)}"
     )
 
 
-def _looked_at_text(stats: SolveStats) -> str:
+def _looked_at_text(stats: SolveStats, schedule: Schedule) -> str:
     if stats.degrees is None:
         return f"in {plural(len(stats.evaluations), 'evaluation')}"
-    return f"in {stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"
+    return f"in {stats.degrees.searched:,} of {_pairs_text(stats.degrees.pairs, schedule)}"
+
+
+def _pairs_text(count: int, schedule: Schedule) -> str:
+    if schedule.name in CHUNKED:
+        return f"{plural(count, 'choice')} of degrees, ranks and chunks"
+    return f"{plural(count, 'pair')} of degrees"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName
 
 Actions = npt.NDArray[np.int64]
 
@@ -30,9 +30,7 @@ class Kind(IntEnum):
 
 def stage_of_chunk(schedule: Schedule, ranks: int, rank: int, chunk: int) -> int:
     """The plan's stage that a rank holds as its ``chunk``-th."""
-    if schedule.name in V_SHAPED and chunk == 1:
-        return 2 * ranks - 1 - rank
-    return chunk * ranks + rank
+    return schedule.stages_of_rank(rank, ranks)[chunk]
 
 
 def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actions]:
@@ -40,6 +38,7 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
 
     Raises UsageError where a schedule cannot run so many microbatches on so many ranks.
     """
+    check_shape(schedule, ranks, microbatches)
     p, m, v = ranks, microbatches, schedule.v
     name = schedule.name
     if name is ScheduleName.GPIPE:
@@ -53,10 +52,19 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
     if name is ScheduleName.ZB_V:
         return [_zb_v(p, r, m) for r in range(p)]
     if name is ScheduleName.DUALPIPE_V:
-        if m < 2 * p:
-            raise UsageError(f"schedule dualpipe-v on {p} ranks needs at least {2 * p} microbatches a replica, not {m}")
         return [_dualpipe_v(p, r, m) for r in range(p)]
     return [one_f_one_b(m, p - r) for r in range(p)]
+
+
+def check_shape(schedule: Schedule, ranks: int, microbatches: int) -> None:
+    """Raises UsageError where a schedule cannot run so many microbatches on so many ranks."""
+    if schedule.name is ScheduleName.DUALPIPE_V and microbatches < 2 * ranks:
+        raise UsageError(
+            f"schedule dualpipe-v on {ranks} ranks needs at least {2 * ranks} microbatches a replica, "
+            f"not {microbatches}"
+        )
+    if schedule.group is not None:
+        group_size(ranks, microbatches, schedule.group)
 
 
 def gpipe(microbatches: int) -> Actions:

@@ -24,7 +24,7 @@ from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.planners import planner_of
@@ -138,7 +138,7 @@ def _of_solution(solution: Solution) -> Row:
         "time_per_sample_s": solution.time_per_sample_s,
         "lower_bound_s": solution.lower_bound_s if proved and math.isfinite(solution.lower_bound_s) else None,
         "gap": solution.gap,
-        **_of_plan(solution.plan),
+        **_of_plan(solution.plan, solution.schedule),
         "stopped_by": None if solution.stopped_by is None else solution.stopped_by.value,
         "note": infeasibility.reason if infeasibility is not None else None,
         "least_memory_bytes": infeasibility.least_memory_bytes if infeasibility is not None else None,
@@ -164,17 +164,17 @@ def _of_proposal(proposal: Proposal, evaluation: Evaluation | None) -> Row:
     return {
         "status": (Status.INFEASIBLE if plan is None else Status.FEASIBLE).value,
         "time_per_sample_s": None if evaluation is None else evaluation.time_per_sample_s,
-        **_of_plan(plan),
+        **_of_plan(plan, PAPERS_SCHEDULE if evaluation is None else evaluation.schedule),
         "note": proposal.note,
         "tried": proposal.tried,
     }
 
 
-def _of_plan(plan: Plan | None) -> Row:
+def _of_plan(plan: Plan | None, schedule: Schedule) -> Row:
     if plan is None:
         return {}
     text = json.dumps(plan.to_dict(), separators=(",", ":"), ensure_ascii=False)
-    return {"devices_used": plan.devices, "stages": len(plan.stages), "plan": text}
+    return {"devices_used": plan.by_rank(schedule).devices, "stages": len(plan.stages), "plan": text}
 
 
 def _of_run() -> Row:

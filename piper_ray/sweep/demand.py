@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper_ray.engine.preview import forecast_solve
-from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Forecast
 from piper_ray.planners import planner_of
 from piper_ray.planners.planner import NamedPlanner, Needs
@@ -68,9 +67,7 @@ class Demand:
 
     def _is_long(self, point: Point) -> bool:
         needs = self._needs(point)
-        # Under other schedules it is not the levels of one lattice that a cluster could share.
-        shared = point.schedule == PAPERS_SCHEDULE
-        return needs is not None and shared and needs.can_spread and needs.seconds > _LONG_S
+        return needs is not None and needs.can_spread and needs.seconds > _LONG_S
 
     def _needs(self, point: Point) -> Needs | None:
         """None where its downsets cannot be counted."""

@@ -12,6 +12,7 @@ import piper_ray
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
 from tests.cli_cases import run, write_small
 from tests.data import goldens
+from tests.instances import equal_chain
 from tests.solver_support import ONE_THREAD
 
 GOLDENS = [record for record in goldens("schedules") if record["value_s"]["1f1b"] is not None][:4]
@@ -62,6 +63,41 @@ def test_a_file_may_say_the_schedule(tmp_path: Path) -> None:
         piper_ray.load(source)
 
 
+@pytest.mark.parametrize("schedule", ["interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"])
+def test_a_plan_with_chunks_is_what_verify_and_simulate_take(tmp_path: Path, schedule: str) -> None:
+    source, out = tmp_path / "chain.json", tmp_path / "plan.json"
+    piper_ray.dump(equal_chain(6, devices=4, microbatches=8, memory_bytes=500, bandwidth_bytes_per_s=8.0), source)
+    found = solved(source, "--schedule", schedule, "--out", out, "--stages", 2, "--time-limit", 20)
+    assert found["schedule"] == schedule
+    chunks = found["chunks"]
+    assert len(found["plan"]["stages"]) == 2 * chunks
+    assert found["simulated"]["time_per_sample_s"] == pytest.approx(found["time_per_sample_s"], rel=1e-9)
+    assert 0.0 < found["lower_bound_s"] <= found["time_per_sample_s"]
+    instance = piper_ray.load(source)
+    answer = tmp_path / "solution.json"
+    answer.write_text(json.dumps(found), encoding="utf-8")
+    assert piper_ray.load_solution(answer, instance).schedule.v == chunks
+    assert max(stage["ranks"][1] for stage in found["plan"]["stages"]) < 4
+    verified = run("verify", source, out)
+    assert verified.returncode == 0, verified.stderr
+    assert f"Schedule  {schedule}" in verified.stdout
+    assert ("rank  layers" in verified.stdout) == (chunks > 1)
+    simulated = run("simulate", source, out, "--schedule", schedule, "--chunks", chunks, "--json")
+    assert simulated.returncode == 0, simulated.stderr
+    assert json.loads(simulated.stdout)["step_s"] == pytest.approx(8 * found["time_per_sample_s"], rel=1e-9)
+
+
+def test_chunks_may_be_given(tmp_path: Path) -> None:
+    source = tmp_path / "chain.json"
+    piper_ray.dump(equal_chain(6, devices=4, microbatches=8, memory_bytes=500, bandwidth_bytes_per_s=8.0), source)
+    result = run("solve", source, "--schedule", "interleaved", "--chunks", 3, "--stages", 2)
+    assert result.returncode == 0, result.stderr
+    assert "Schedule  interleaved, 3 chunks a rank:" in result.stdout
+    table = next(part for part in result.stdout.split("\n\n") if "rank  layers" in part)
+    assert [line.split()[1] for line in table.splitlines()] == ["rank", *["0", "1"] * 3]
+    assert "1 to 8 chunks a rank" in run("solve", source, "--schedule", "interleaved", "--time-limit", 5).stdout
+
+
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
 def test_constraints_on_the_whole_plan_are_kept(tmp_path: Path, schedule: str) -> None:
     source = write_small(tmp_path)
@@ -80,8 +116,12 @@ def test_constraints_on_the_whole_plan_are_kept(tmp_path: Path, schedule: str) -
     ("arguments", "words"),
     [
         (("--stages", 2), "add SameDegrees (--same-degrees)"),
-        (("--schedule", "zb-v"), "are not made yet; expected one of 2bw, 1f1b, gpipe"),
-        (("--schedule", "1f1b", "--contract", "operators"), "operators cannot be merged"),
+        (("--schedule", "pipedream"), "are not made yet"),
+        (("--schedule", "interleaved", "--contract", "operators"), "operators cannot be merged"),
+        (("--schedule", "zb-v", "--resume", "kept"), "cannot be resumed yet"),
+        (("--schedule", "zb-v", "--chunks", 3), "has two chunks on each rank, not 3"),
+        (("--chunks", 2), "schedule 2bw has one stage on each rank"),
+        (("--chunks", 2, "--planner", "megatron"), "--chunks is for the exact planner"),
         (("--schedule", "1f1b", "--planner", "megatron", "--gap", "1%"), "--gap is for the exact planner"),
         (("--tensor-parallel", "two"), "'two' are not degrees"),
         (("--stages", 0), "stages must be"),
@@ -107,7 +147,7 @@ def test_terms_of_a_step_are_kept_with_the_plan(tmp_path: Path) -> None:
     assert piper_ray.load_solution(found, piper_ray.load(source)).step.optimizer_s == 0.02
     refused = run("solve", source, "--schedule", "2bw", "--optimizer", "20ms")
     assert refused.returncode == 2
-    assert "terms of a step are for 1f1b, gpipe so far" in refused.stderr
+    assert "terms of a step are for schedules with a flush" in refused.stderr
 
 
 def test_what_runtimes_can_be_told(tmp_path: Path) -> None:

@@ -143,13 +143,16 @@ def test_a_frontier() -> None:
     best_s = points[-1].time_per_sample_s
     assert best_s is not None
     steps = sum(point.is_step for point in points)
-    assert repr(found).startswith(f"Frontier(1 to 4 devices, 4 points, {steps} steps: ")
+    assert repr(found).startswith(f"Frontier(2bw: 1 to 4 devices, 4 points, {steps} steps; ")
     assert repr(found).endswith("; 4 proved)")
     shown = _shown(found)
     assert shown.rows[0] == ["from devices", "time per microbatch", "gap"]
     assert len(shown.rows) == steps + 1
+    flushed = piper_ray.frontier(small_instance(), schedule="gpipe", devices=[1, 2])
+    assert repr(flushed).startswith("Frontier(gpipe: 1 to 2 devices, 2 points, ")
+    assert _shown(flushed).caption.startswith("Frontier under gpipe: ")
     none = _frontier(chain([3.0] * 2, memory_bytes=float(GIB) / 2, devices=2))
-    assert repr(none) == "Frontier(1 to 2 devices, 2 points, 0 steps: none fits)"
+    assert repr(none) == "Frontier(2bw: 1 to 2 devices, 2 points, 0 steps; none fits)"
     assert _shown(none).rows == [["plan", "none fits"]]
 
 

@@ -18,6 +18,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import AllReduce, StepTerms
+from piper_ray.report.layout import NO_BREAK
 from piper_ray.report.page.assumptions import assumptions
 from piper_ray.report.page.comparison import COMPARED
 from piper_ray.report.page.memory import memory_picture, most_by_column
@@ -265,7 +266,7 @@ def test_many_stages_are_grouped() -> None:
     table = stage_table(found.valued, rows)
     assert len(table.rows) == 1
     assert table.rows[0][0].text == "1-100"
-    assert table.rows[0][6].text == "10.000 ms to 12.000 ms"
+    assert table.rows[0][6].text == "10.000 ms to 12.000 ms".replace(" ms", NO_BREAK + "ms")
     shown = Page(page_html(found))
     assert len(shown.tables["all-stages"]) == count
     assert len(rank_groups(found.valued)) <= 48

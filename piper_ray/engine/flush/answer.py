@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
+from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.flush.cluster_crew import ClusterBackend, ClusterCrew
+from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
@@ -13,7 +19,6 @@ from piper_ray.engine.request import Request
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
@@ -49,15 +54,20 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
 
     Under a flush a batch is simulated; without one it takes N times what the slowest stage takes.
 
-    Raises UsageError for what such a search does not know: a backend, blocks of operators.
+    Raises UsageError for a backend of one's own that such a search cannot use.
     """
-    _refuse_unknown(request, schedule)
     instance = instance_under(schedule, request.instance, request.note)
     part = request.stop.part()
-    request.stop.offer(
-        lambda: None if (found := part.answer()) is None else as_solution(instance, schedule, request.step, found)
-    )
-    with request.open_checkpoint(schedule, "searches of degrees") as checkpoint:
+    cluster = None if request.backend is None else request.backend.stats
+
+    def answered(found: FlushSolution | None) -> Solution | None:
+        if found is None:
+            return None
+        solution = as_solution(instance, schedule, request.step, found)
+        return solution if cluster is None else replace(solution, stats=replace(solution.stats, cluster=cluster()))
+
+    request.stop.offer(lambda: answered(part.answer()))
+    with request.open_checkpoint(schedule, "searches of degrees") as checkpoint, _crew(request) as crew:
         found = solve_flush(
             instance,
             flush_schedule(schedule),
@@ -68,9 +78,32 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
             stop=part,
             listener=request.listener,
             explain=True,
+            crew=crew,
             memo=None if checkpoint is None else TaskMemo(checkpoint),
         )
-    return as_solution(instance, schedule, request.step, found)
+        solution = answered(found)
+    assert solution is not None
+    return solution
+
+
+@contextmanager
+def _crew(request: Request) -> Iterator[Crew]:
+    """Threads, or the workers of the caller's backend, which stays open.
+
+    Raises UsageError for a backend that has neither.
+    """
+    backend = request.backend
+    crew: ThreadCrew | ClusterCrew
+    if backend is None or isinstance(backend, LocalBackend):
+        threads = request.options.threads if backend is None else backend.threads
+        crew = ThreadCrew(threads or usable_cores())
+    elif isinstance(backend, ClusterBackend):
+        backend.listen(request.listener)
+        crew = ClusterCrew(backend)
+    else:
+        raise UsageError(f"the backend {backend!r} evaluates levels alone, and no calls: leave it out for such a solve")
+    with closing(crew):
+        yield crew
 
 
 def instance_under(schedule: Schedule, instance: Instance, note: Callable[[str], None]) -> Instance:
@@ -124,14 +157,6 @@ def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: 
         schedule=schedule,
         step=step,
     )
-
-
-def _refuse_unknown(request: Request, schedule: Schedule) -> None:
-    how = _how(schedule)
-    if request.backend is not None:
-        raise UsageError(f"a cluster cannot solve {how} yet: leave out the backend (--address)")
-    if request.options.contract is not Contract.SAFE:
-        raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
 
 
 def _how(schedule: Schedule) -> str:

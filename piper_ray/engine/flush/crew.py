@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -60,6 +60,16 @@ class ThreadCrew:
     @property
     def width(self) -> int:
         return self._threads
+
+    @property
+    def futures(self) -> Collection[Future[TaskResult]]:
+        """Of what is under way."""
+        return self._running.keys()
+
+    @property
+    def busy(self) -> bool:
+        """Whether each thread has a task."""
+        return len(self._running) >= self._threads
 
     def give(self, tables: FlushTables, task: Task, bound_s: float) -> None:
         control = np.array([bound_s, 0.0])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.flush.plans import ChosenStages, choose
 from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.kernels.flush_ahead import AheadArrays
 from piper_ray.engine.kernels.flush_closing import best_stages, best_state, close_gap
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
-from piper_ray.engine.kernels.flush_types import ONE_F_ONE_B, FlushTables
-from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.kernels.flush_types import ONE_F_ONE_B, FlushTables, FlushTask
+from piper_ray.engine.kernels.types import FloatArray, frozen
 from piper_ray.model.stop import StoppedBy
 
 TIE = 1e-12
@@ -87,6 +90,19 @@ def run_task(tables: FlushTables, task: Task, control: FloatArray) -> TaskResult
         return TaskResult(np.inf, kept, looked_through, found, None)
     left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None, TOO_MANY: StoppedBy.TOO_MANY_PLANS}[status]
     return TaskResult(lower_s, kept, looked_through, found, left_open)
+
+
+def search_sent(
+    tables: Mapping[str, Any],
+    ahead: Mapping[str, Any],
+    arrays: tuple[Any, ...],
+    order: int,
+    lower_s: float,
+    control: FloatArray,
+) -> TaskResult:
+    """``run_task`` for a process that gets everything as plain tuples and arrays, those of the tables by name."""
+    task = Task(order, frozen(FlushTask(*arrays)), AheadArrays(**ahead), lower_s)
+    return run_task(FlushTables(**tables), task, control)
 
 
 def _levels(found: ChosenStages) -> FloatArray:

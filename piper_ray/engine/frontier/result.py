@@ -46,7 +46,7 @@ class Frontier(ABC):
         first, last = points[0].devices, points[-1].devices
         on = f"{first:,} devices" if first == last else f"{first:,} to {last:,} devices"
         steps = [point for point in points if point.is_step]
-        text = f"Frontier({on}, {plural(len(points), 'point')}, {plural(len(steps), 'step')}: "
+        text = f"Frontier({self.schedule.text}: {on}, {plural(len(points), 'point')}, {plural(len(steps), 'step')}; "
         if not steps:
             return f"{text}{self._without_plans})"
         best = steps[-1]
@@ -60,7 +60,7 @@ class Frontier(ABC):
     def _repr_html_(self) -> str:
         steps = [point for point in self.points() if point.is_step]
         if not steps:
-            return html_table("Frontier", [("plan", self._without_plans)])
+            return html_table(f"Frontier under {self.schedule.text}", [("plan", self._without_plans)])
         rows = [
             (
                 f"{point.devices:,}",
@@ -70,8 +70,10 @@ class Frontier(ABC):
             for point in steps
             if point.time_per_sample_s is not None
         ]
-        caption = f"Frontier: {plural(len(steps), 'step')} over {plural(len(self.points()), 'number')} of devices"
-        return html_table(caption, rows, ("from devices", "time per microbatch", "gap"))
+        counted = f"{plural(len(steps), 'step')} over {plural(len(self.points()), 'number')} of devices"
+        return html_table(
+            f"Frontier under {self.schedule.text}: {counted}", rows, ("from devices", "time per microbatch", "gap")
+        )
 
     @property
     def _without_plans(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from piper_ray.model.figures import plural, printable, range_text, size_scale, time_scale
+from piper_ray.report.layout import NO_BREAK
 from piper_ray.report.page.subject import Subject, Valued
 from piper_ray.report.stages import layers_text
 from piper_ray.simulate.result import Simulation
@@ -257,12 +258,12 @@ def comparison_table(subject: Subject) -> Table:
         share = run.step_s / longest_s if longest_s > 0 else None
         return (
             Cell(name),
-            Cell(f"{times.text(run.step_s)} {times.unit}", run.step_s, share),
+            Cell(f"{times.text(run.step_s)}{NO_BREAK}{times.unit}", run.step_s, share),
             Cell("-" if ratio is None else f"{ratio:.3f}", ratio),
             Cell(f"{stages:,}", stages),
             Cell(f"{devices:,}", devices),
-            Cell(_percent(run.bubble_share), run.bubble_share),
-            Cell(f"{sizes.text(peak_bytes)} {sizes.unit}", peak_bytes, warns=bool(run.memory_violations)),
+            Cell(_percent(run.bubble_share).replace(" ", NO_BREAK), run.bubble_share),
+            Cell(f"{sizes.text(peak_bytes)}{NO_BREAK}{sizes.unit}", peak_bytes, warns=bool(run.memory_violations)),
             Cell(note),
         )
 
@@ -284,15 +285,16 @@ def _spread(
     """One figure, or from the least to the largest."""
     least, largest = min(values), max(values)
     share = largest / bar if bar else None
-    if text(least) == text(largest):
-        return Cell(text(largest), largest if least == largest else None, share, warns)
-    return Cell(f"{text(least)} to {text(largest)}", None, share, warns)
+    from_text, to_text = (text(value).replace(" ", NO_BREAK) for value in (least, largest))
+    if from_text == to_text:
+        return Cell(to_text, largest if least == largest else None, share, warns)
+    return Cell(f"{from_text} to {to_text}", None, share, warns)
 
 
 def _sum_or_each(values: Sequence[int]) -> Cell:
     if len(values) == 1:
         return Cell(f"{values[0]:,}", values[0])
-    each = f"{len(values)} x {values[0]:,}" if len(set(values)) == 1 else f"{sum(values):,} of all"
+    each = f"{len(values)}{NO_BREAK}x{NO_BREAK}{values[0]:,}" if len(set(values)) == 1 else f"{sum(values):,} of all"
     return Cell(each, sum(values))
 
 

@@ -22,6 +22,7 @@ _StoppedBy = Literal[
     "too many plans to look at",
     "too many states to keep",
     "TMPC choices merged",
+    "no better bound or plan found",
 ]
 
 SCHEMA_VERSION = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.plan_schema import SCHEMA_VERSION
 
@@ -31,10 +32,13 @@ def header(kind: str, instance: Instance) -> Document:
     }
 
 
-def stage_documents(instance: Instance, plan: Plan) -> list[Document]:
-    """Piper's stages with the names and paths of their layers, where the instance has these, and their ranks."""
+def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> list[Document]:
+    """Piper's stages with the names and paths of their layers, where the instance has these, and their ranks.
+
+    schedule: that which the plan is for.
+    """
     documents: list[Document] = []
-    for document, stage, ranks in zip(plan.stage_dicts(), plan.stages, plan.ranks, strict=True):
+    for document, stage, ranks in zip(plan.stage_dicts(), plan.stages, plan.ranks_under(schedule), strict=True):
         layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
         document["names"] = ["" if layer is None else layer.name for layer in layers]
         document["paths"] = ["" if layer is None else layer.path for layer in layers]

@@ -21,11 +21,15 @@ from piper_ray.model.events import Listener, Note, silent
 from piper_ray.model.solution import ClusterStats, NodeStats
 
 if TYPE_CHECKING:
+    from piper_ray.engine.backends.ray.calls import Call, Calls
     from piper_ray.engine.backends.ray.dispatcher import Batch, Dispatcher
 
 _HEARTBEAT_S = 0.1
 _BUSY = 0.6
 """Share of the waiting that workers work; below it there is room for a second evaluation."""
+
+_PROCESS_BYTES = 400e6
+"""Of a worker: Python, Ray and the kernels."""
 
 _HERE_S = 0.1
 """Of small levels in one kernel call of the driver."""
@@ -142,6 +146,17 @@ class RayBackend:
         self._chunks += count
         return found
 
+    def calls(self, worker_bytes: float) -> Calls:
+        """For a search whose parts are calls of a function of arrays. worker_bytes: that one takes in a worker."""
+        from piper_ray.engine.backends.ray.calls import Calls
+
+        return Calls(lambda: self._dispatching(_PROCESS_BYTES + worker_bytes), self._count_call)
+
+    def _count_call(self, call: Call) -> None:
+        self._worked_s += call.worked_s
+        self._batches += 1
+        self._chunks += 1
+
     def stats(self) -> ClusterStats:
         """What was computed where, and what moved, for the solve under way or the last one."""
         dispatcher = self._dispatcher
@@ -183,16 +198,18 @@ class RayBackend:
     def _started(self, states: StateTables) -> Dispatcher:
         """Actors start with the first batch: small problems need none."""
         if self._dispatcher is None:
+            self._dispatching(_worker_bytes(states))
+            self._listener(Note("levels from 20 ms on go to workers, in chunks of up to 75 ms; smaller ones stay here"))
+        return self._dispatching(0.0)
+
+    def _dispatching(self, worker_bytes: float) -> Dispatcher:
+        """worker_bytes: that a worker may take, if it is the first one that asks."""
+        if self._dispatcher is None:
             from piper_ray.engine.backends.ray.dispatcher import Dispatcher
 
             self._dispatcher = Dispatcher(
-                self._session,
-                self._workers,
-                self._cpus_per_worker,
-                _worker_bytes(states),
-                self._without_workers,
+                self._session, self._workers, self._cpus_per_worker, worker_bytes, self._without_workers
             )
-            self._listener(Note("levels from 20 ms on go to workers, in chunks of up to 75 ms; smaller ones stay here"))
         return self._dispatcher
 
 
@@ -200,4 +217,4 @@ def _worker_bytes(states: StateTables) -> float:
     """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts and buckets."""
     downsets = states.fronts.start.size
     bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
-    return 400e6 + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
+    return _PROCESS_BYTES + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)

@@ -16,6 +16,8 @@ from functools import partial
 from ray.exceptions import RayError
 
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.arrow import array_table
+from piper_ray.engine.backends.ray.calls import Call
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
@@ -31,7 +33,7 @@ from piper_ray.engine.backends.ray.machines import Machines, RayView
 from piper_ray.engine.backends.ray.pool import Answered, Pool, Started
 from piper_ray.engine.backends.ray.publication import Publisher
 from piper_ray.engine.backends.ray.session import Session
-from piper_ray.engine.backends.ray.worker import ChunkOrder
+from piper_ray.engine.backends.ray.worker import CallOrder, CallReply, ChunkOrder
 from piper_ray.engine.evaluation.state_tables import StateTables, joined
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import ClusterError
@@ -70,18 +72,25 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Added:
-    batch: Batch
+    batch: Batch | Call
 
 
 @dataclass(frozen=True)
 class _Cancelled:
-    batch: Batch
+    batch: Batch | Call
+
+
+@dataclass(frozen=True)
+class _Told:
+    turn: int
+    bound_s: float
+    stop: bool
 
 
 @dataclass(frozen=True)
 class _ComputedHere:
     chunk: int
-    states: Future[tuple[LevelStates, float]]  # and the seconds that they took
+    reply: Future[tuple[object, float]]  # states, or what a call returned, and the seconds that they took
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class _CountAnew:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-_Event = _Added | _Cancelled | _CountAnew | _ComputedHere | Started | Answered
+_Event = _Added | _Cancelled | _Told | _CountAnew | _ComputedHere | Started | Answered
 
 
 class Dispatcher:
@@ -113,7 +122,7 @@ class Dispatcher:
         self._machines = Machines(RayView(), self.notes.put, session.node, trusted=session.owned)
         self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._machines, self._events.put)
         self._ids = itertools.count()
-        self._batches: dict[int, Batch] = {}  # by chunk
+        self._batches: dict[int, Batch | Call] = {}  # by chunk
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
@@ -135,11 +144,15 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: Batch | Call) -> None:
         self._events.put(_Added(batch))
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: Batch | Call) -> None:
         self._events.put(_Cancelled(batch))
+
+    def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
+        """To all calls of a turn, wherever they run."""
+        self._events.put(_Told(turn, bound_s, stop))
 
     def count_anew(self) -> None:
         """Of what is submitted from now on, chunks and traffic."""
@@ -201,7 +214,7 @@ class Dispatcher:
             self._forget(batch)
             batch.answer.set_exception(error)
 
-    def _forget(self, batch: Batch) -> None:
+    def _forget(self, batch: Batch | Call) -> None:
         self._coordinator.cancel(batch.chunks)
         for chunk in batch.chunks:
             self._batches.pop(chunk, None)
@@ -213,6 +226,8 @@ class Dispatcher:
         if isinstance(event, _Cancelled):
             self._forget(event.batch)
             return []
+        if isinstance(event, _Told):
+            return self._tell(event)
         if isinstance(event, _CountAnew):
             self.chunks_by_node = Counter()
             self.publisher.count_anew()
@@ -221,18 +236,25 @@ class Dispatcher:
         if isinstance(event, Started):
             return self._start(event, now)
         if isinstance(event, _ComputedHere):
-            fault = event.states.exception()
+            fault = event.reply.exception()
             if fault is not None:
                 return self._coordinator.failed(HERE, event.chunk, now, _last_line(fault))
-            states, seconds = event.states.result()
-            return self._finish(HERE, event.chunk, states, seconds, now)
+            return self._finish(HERE, event.chunk, *event.reply.result(), now)
         return self._answer(event, now)
 
-    def _add(self, batch: Batch, now: float) -> list[Command]:
+    def _tell(self, told: _Told) -> list[Command]:
+        self._pool.tell(told.turn, told.bound_s, stop=told.stop)
+        for batch in self._batches.values():
+            if isinstance(batch, Call) and batch.turn == told.turn:
+                batch.tell(told.bound_s, stop=told.stop)
+        return []
+
+    def _add(self, batch: Batch | Call, now: float) -> list[Command]:
         if self._failure is not None:
             batch.answer.set_exception(self._failure)
             return []
-        chunks = [Chunk(next(self._ids), batch.expected_s) for _ in batch.edges[1:]]
+        count = 1 if isinstance(batch, Call) else len(batch.edges) - 1
+        chunks = [Chunk(next(self._ids), batch.expected_s) for _ in range(count)]
         batch.first_chunk = chunks[0].id
         self._batches |= dict.fromkeys(batch.chunks, batch)
         self._pool.keep_up(now)
@@ -257,7 +279,8 @@ class Dispatcher:
             reply = event.reply.result()
             if event.worker in self._known:
                 self.chunks_by_node[self._pool.node_of(event.worker)] += 1
-            return self._finish(event.worker, event.chunk, reply.states, reply.seconds, now)
+            found = reply.result if isinstance(reply, CallReply) else reply.states
+            return self._finish(event.worker, event.chunk, found, reply.seconds, now)
         if not isinstance(error, RayError):
             raise error
         if event.worker not in self._known:
@@ -281,12 +304,16 @@ class Dispatcher:
             self.notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
         return commands
 
-    def _finish(self, worker: int, chunk: int, states: LevelStates, seconds: float, now: float) -> list[Command]:
+    def _finish(self, worker: int, chunk: int, found: object, seconds: float, now: float) -> list[Command]:
         first, commands = self._coordinator.replied(worker, chunk, now)
         batch = self._batches.pop(chunk, None)
         if first and batch is not None:
-            batch.found[chunk] = states
             batch.worked_s += seconds
+            if isinstance(batch, Call):
+                batch.answer.set_result(found)
+                return commands
+            assert isinstance(found, LevelStates)
+            batch.found[chunk] = found
             if len(batch.found) == len(batch.edges) - 1:
                 batch.answer.set_result(joined([batch.found[chunk] for chunk in batch.chunks]))
         return commands
@@ -302,6 +329,8 @@ class Dispatcher:
                 self._give_up(command, batch)
             elif command.worker == HERE:
                 self._compute_here(command.chunk, batch)
+            elif isinstance(batch, Call):
+                self._call(command, batch)
             else:
                 self._send(command, batch)
 
@@ -315,26 +344,44 @@ class Dispatcher:
                 "others too"
             )
 
-    def _give_up(self, command: GiveUp, batch: Batch) -> None:
-        first, last = batch.span(command.chunk)
-        size_bytes = sum(array.nbytes for array in (*batch.states.fronts, *batch.states.buckets))
+    def _give_up(self, command: GiveUp, batch: Batch | Call) -> None:
+        if isinstance(batch, Call):
+            what, arrays = batch.what, [array for shared in batch.shared for array in shared.arrays.values()]
+        else:
+            first, last = batch.span(command.chunk)
+            what, arrays = f"downsets {first:,} to {last - 1:,}", [*batch.states.fronts, *batch.states.buckets]
+        size_bytes = sum(array.nbytes for array in arrays)
         self._forget(batch)
         batch.answer.set_exception(
             ClusterError(
-                f"downsets {first:,} to {last - 1:,} ended {command.deaths} workers in turn, or failed on them; "
+                f"{what} ended {command.deaths} workers in turn, or failed on them; "
                 f"the last said: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if "
                 "memory ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
             )
         )
 
-    def _compute_here(self, chunk: int, batch: Batch) -> None:
-        def compute() -> tuple[LevelStates, float]:
+    def _compute_here(self, chunk: int, batch: Batch | Call) -> None:
+        def compute() -> tuple[object, float]:
             began = time.perf_counter()
+            if isinstance(batch, Call):
+                return batch.compute()
             found = self._here.evaluate_downsets(batch.states, *batch.span(chunk), _ignore)
             return found, time.perf_counter() - began
 
         future = self._here_thread.submit(compute)
-        future.add_done_callback(lambda states: self._events.put(_ComputedHere(chunk, states)))
+        future.add_done_callback(lambda reply: self._events.put(_ComputedHere(chunk, reply)))
+
+    def _call(self, command: Send, call: Call) -> None:
+        node, shared = self._pool.node_of(command.worker), []
+        for one in call.shared:
+            if one.stored is None:
+                one.stored = self.publisher.put(array_table(dict(one.arrays)))
+            self.publisher.sent(node, [one.stored])
+            shared.append((one.key, [one.stored.ref]))
+        open_calls = [batch for batch in self._batches.values() if isinstance(batch, Call)]
+        in_use = tuple(sorted({one.key for other in open_calls for one in other.shared}))
+        order = CallOrder(call.function, tuple(shared), call.arguments, call.turn, call.bound_s, in_use)
+        self._pool.call(command.worker, command.chunk, order)
 
     def _send(self, command: Send, batch: Batch) -> None:
         states = batch.states

@@ -12,7 +12,7 @@ import ray
 
 from piper_ray.engine.backends.ray.machines import Machines
 from piper_ray.engine.backends.ray.software import difference
-from piper_ray.engine.backends.ray.worker import ChunkOrder, ChunkReply, Hello, remote_worker
+from piper_ray.engine.backends.ray.worker import CallOrder, CallReply, ChunkOrder, ChunkReply, Hello, remote_worker
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -31,7 +31,7 @@ class Answered:
 
     worker: int
     chunk: int
-    reply: Future[ChunkReply]
+    reply: Future[ChunkReply | CallReply]
 
 
 class Pool:
@@ -99,6 +99,16 @@ class Pool:
     def send(self, worker: int, chunk: int, order: ChunkOrder, finished: list[Any]) -> None:
         reply = self._actors[worker].evaluate.remote(order, *finished)
         _when_done(reply, lambda done: self._post(Answered(worker, chunk, done)))
+
+    def call(self, worker: int, chunk: int, order: CallOrder) -> None:
+        """As ``send``, of a call."""
+        reply = self._actors[worker].call.remote(order)
+        _when_done(reply, lambda done: self._post(Answered(worker, chunk, done)))
+
+    def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
+        """To all workers that are ready; none is waited for."""
+        for worker in self._ready:
+            self._actors[worker].tell.remote(turn, bound_s, float(stop))
 
     def drop(self, worker: int, now: float) -> None:
         """The worker is of no more use, or gone already."""

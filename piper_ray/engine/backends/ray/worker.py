@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +18,14 @@ import pyarrow as pa
 import ray
 
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.backends.ray.arrow import narrow, states_of, tables_of, target_of
+from piper_ray.engine.backends.ray.arrow import arrays_of, narrow, states_of, tables_of, target_of
 from piper_ray.engine.backends.ray.software import Software, software
 from piper_ray.engine.backends.ray.warm import compile_kernels
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import ClusterArrays, IndexArray, LevelStates
+
+CONTROL = "control"
+"""Methods that run beside the work."""
 
 
 class Hello(NamedTuple):
@@ -67,6 +70,32 @@ class ChunkOrder:
     in_use: tuple[int, ...]
 
 
+Function = Callable[..., object]
+"""Of tables of arrays by name, then arguments, then control, float64[2]: a bound that it lowers when it finds better,
+and the wish to stop. One that a module has by its name, so that it can be sent."""
+
+
+@dataclass(frozen=True)
+class CallOrder:
+    """A function of shared arrays and arguments of its own. shared: keys, and refs in lists. in_use: keys that are
+    still needed. turn: calls of one turn share what ``Worker.tell`` says.
+    """
+
+    function: Function
+    shared: tuple[tuple[int, list[ray.ObjectRef[pa.Table]]], ...]
+    arguments: tuple[object, ...]
+    turn: int
+    bound_s: float
+    in_use: tuple[int, ...]
+
+
+class CallReply(NamedTuple):
+    """What the function returned, and the seconds that it took."""
+
+    result: object
+    seconds: float
+
+
 class ChunkReply(NamedTuple):
     """The chunk's states in narrow integers, and the seconds that they took."""
 
@@ -90,6 +119,9 @@ class Worker:
         self._backend = LocalBackend(threads)
         self._tables: dict[int, tuple[pa.Table, pa.Table]] = {}
         self._evaluations: dict[int, StateTables] = {}
+        self._shared: dict[int, Mapping[str, npt.NDArray[Any]]] = {}
+        self._told = (-1, np.inf, 0.0)  # the newest turn that somebody told of: its bound, and the wish to stop
+        self._control = (-1, np.zeros(2))  # of the call under way: its turn, and the array that its function looks at
 
     def hello(self) -> Hello:
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
@@ -116,6 +148,36 @@ class Worker:
             time.perf_counter() - began,
         )
 
+    def call(self, order: CallOrder) -> CallReply:
+        """Arrays are fetched once for all calls."""
+        began_s = time.perf_counter()
+        for key in set(self._shared) - set(order.in_use):
+            del self._shared[key]
+        for key, refs in order.shared:
+            if key not in self._shared:
+                (table,) = ray.get(refs)
+                self._shared[key] = arrays_of(table)
+        control = np.array([order.bound_s, 0.0])
+        self._control = order.turn, control
+        self._apply(*self._told)  # what was told before is there, what comes from now on comes to the array
+        result = order.function(*(self._shared[key] for key, _ in order.shared), *order.arguments, control)
+        return CallReply(result, time.perf_counter() - began_s)
+
+    @ray.method(concurrency_group=CONTROL)
+    def tell(self, turn: int, bound_s: float, stop: float) -> None:
+        """Beside the call under way: a better bound for those of a turn, or the wish to stop (not 0)."""
+        told, before_s, stopped = self._told
+        if turn >= told:
+            same = turn == told
+            self._told = turn, min(bound_s, before_s) if same else bound_s, max(stop, stopped) if same else stop
+        self._apply(turn, bound_s, stop)
+
+    def _apply(self, turn: int, bound_s: float, stop: float) -> None:
+        of_call, control = self._control
+        if turn == of_call:
+            control[0] = min(control[0], bound_s)
+            control[1] = max(control[1], stop)
+
     def _states(self, order: ChunkOrder) -> StateTables:
         for key in set(self._evaluations) - set(order.in_use):
             del self._evaluations[key]
@@ -141,7 +203,8 @@ def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) 
 
     placement: Ray's options that say where.
     """
-    return ray.remote(Worker).options(
+    remote: Any = ray.remote  # its types know no groups
+    return remote(concurrency_groups={CONTROL: 1})(Worker).options(
         num_cpus=cpus,
         memory=int(memory_bytes),
         max_restarts=0,

@@ -1,0 +1,207 @@
+"""The search over all (d, t, p, v): always at the task whose bound is the least, which so rises for all."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.chunks.candidates import Candidate, Candidates
+from piper_ray.engine.chunks.relaxation import Case, Relaxation
+from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.model.stop import Stop, StoppedBy
+
+_SURVEYED = 64
+"""Tasks that are looked at once before all else."""
+
+_LOOK_S = 0.05
+"""How often the main thread looks whether to stop."""
+
+
+class Effort(NamedTuple):
+    """looks, rounds: for better prices, see ``Relaxation.improve``. moves: of the task's best plans."""
+
+    looks: int
+    rounds: int
+    moves: int
+
+
+EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
+"""What is done for a case each time that it is the one of the least bound; then it is split."""
+
+LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
+"""What follows for a case that cannot be split."""
+
+
+@dataclass
+class Node:
+    """A case of a task. done: efforts made; relaxation, candidates: None before the first."""
+
+    task: Task
+    lower_s: float
+    done: int = 0
+    relaxation: Relaxation | None = None
+    candidates: Candidates | None = None
+    whole: bool = True  # all plans of the task
+
+    def run(self, control: FloatArray) -> Outcome:
+        """The next effort, or the cases to go on with. control: the best time known; not zero for a wish to stop."""
+        if self.done == 0 and self.relaxation is None:
+            self.relaxation = Relaxation.of(self.task)
+            if self.relaxation is None:
+                self.lower_s = np.inf
+                return Outcome(None, [])
+            self.candidates = Candidates(self.relaxation)
+        assert self.relaxation is not None
+        assert self.candidates is not None
+        if self.splits:
+            children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
+            if children:
+                return Outcome(None, children)
+        effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
+        self.done += 1
+        self.relaxation.aim(control[0])
+        self.relaxation.try_single_paths()
+        for _ in range(effort.looks):
+            self.lower_s = max(self.lower_s, self.relaxation.lower_s)
+            if self.lower_s >= control[0] * (1.0 - PROOF):
+                return Outcome(None, [])
+            if control[1] != 0.0:
+                break
+            self.relaxation.improve(effort.rounds)
+            self.relaxation.aim(control[0])
+        self.lower_s = max(self.lower_s, self.relaxation.lower_s)
+        with self.candidates.lock:
+            self.candidates.cut(self.relaxation.layers_in)
+            if self.whole:
+                self.candidates.move(effort.moves, control)
+            best = self.candidates.best
+        if best is not None:
+            control[0] = min(control[0], best.batch_s)
+        return Outcome(best, [])
+
+    @property
+    def splits(self) -> bool:
+        """Where many layers read one, little is proved as long as that may be anywhere."""
+        if self.relaxation is None:
+            return False
+        return self.done == len(EFFORTS) or (self.done == 1 and self.relaxation.hub_is_open)
+
+    def _child(self, case: Case, candidates: Candidates) -> Node:
+        assert self.relaxation is not None
+        done = 0 if self.relaxation.hub_is_open else 1
+        return Node(self.task, self.lower_s, done, self.relaxation.with_case(case), candidates, whole=False)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.done == len(EFFORTS) + len(LAST_EFFORTS)
+
+
+class Outcome(NamedTuple):
+    """best: the task's best plan so far. children: cases that take the node's place; none: it stays."""
+
+    best: Candidate | None
+    children: list[Node]
+
+
+@dataclass
+class ChunkSearch:
+    """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too."""
+
+    tasks: Sequence[Task]
+    threads: int
+    gap: float = 0.0
+    deadline: float | None = None
+    stop: Stop[Any] = field(default_factory=Stop)
+    on_found: Callable[[Candidate], None] | None = None
+    best: Candidate | None = None
+    stopped_by: StoppedBy | None = None
+    bounded: int = 0
+    cases: int = 0
+
+    def __post_init__(self) -> None:
+        self._control = np.array([np.inf, 0.0])
+        self._nodes = {index: Node(task, task.lower_s) for index, task in enumerate(self.tasks)}
+
+    @property
+    def upper_s(self) -> float:
+        return np.inf if self.best is None else self.best.batch_s
+
+    @property
+    def lower_s(self) -> float:
+        """No plan's batch takes less. inf: there is no plan."""
+        return min([self.upper_s, *(node.lower_s for node in list(self._nodes.values()))])
+
+    @property
+    def proved(self) -> bool:
+        return self.lower_s >= self.upper_s * (1.0 - PROOF)
+
+    def run(self) -> None:
+        """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first."""
+        # A first look at many tasks finds a good plan early; then it is always the least bound's turn.
+        waiting = [(index >= _SURVEYED, node.lower_s, index) for index, node in self._nodes.items()]
+        heapq.heapify(waiting)
+        running: dict[Future[Outcome], int] = {}
+        with ThreadPoolExecutor(self.threads) as pool:
+            try:
+                while (waiting or running) and not self._ends():
+                    while waiting and len(running) < self.threads:
+                        in_turn, _, index = heapq.heappop(waiting)
+                        node = self._nodes[index]
+                        if node.exhausted or node.lower_s >= self.upper_s * (1.0 - PROOF):
+                            if in_turn:
+                                waiting.clear()  # no other effort raises the least bound
+                            else:
+                                heapq.heappush(waiting, (True, node.lower_s, index))
+                            continue
+                        self.bounded += node.whole and node.done == 0
+                        running[pool.submit(node.run, self._control)] = index
+                    done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        index = running.pop(future)
+                        for entry in self._take(index, future.result()):
+                            heapq.heappush(waiting, (True, self._nodes[entry].lower_s, entry))
+            finally:
+                self._control[1] = 1.0  # for those that still run, if it ends early
+            for future, index in running.items():
+                self._take(index, future.result())
+        if self.stopped_by is None and not self.proved:
+            self.stopped_by = StoppedBy.NO_BETTER_BOUND
+
+    def _ends(self) -> bool:
+        if self.stop.requested:
+            self.stopped_by = StoppedBy.INTERRUPT
+        elif self.deadline is not None and time.perf_counter() >= self.deadline:
+            self.stopped_by = StoppedBy.TIME_LIMIT
+        elif self.best is not None and self.lower_s >= self.upper_s * (1.0 - self.gap) and not self.proved:
+            self.stopped_by = StoppedBy.GAP
+        return self.stopped_by is not None
+
+    def _take(self, index: int, outcome: Outcome) -> list[int]:
+        """The nodes to go on with."""
+        found = outcome.best
+        if found is not None and (self.best is None or _rank(found) < _rank(self.best)):
+            self.best = found
+            if self.on_found is not None:
+                self.on_found(found)
+        if not outcome.children:
+            return [index]
+        self.cases += len(outcome.children)
+        first = max(self._nodes) + 1
+        added = dict(enumerate(outcome.children, first))
+        nodes = {**self._nodes, **added}
+        del nodes[index]
+        self._nodes = nodes
+        return list(added)
+
+
+def _rank(found: Candidate) -> tuple[float, int, int]:
+    """Of plans that take the same the one of fewest devices, then of fewest chunks."""
+    return found.batch_s, found.task.devices, found.task.shape.stages

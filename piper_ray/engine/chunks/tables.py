@@ -1,0 +1,341 @@
+"""The arrays of one tensor-parallel degree: layers in an order, what they may run, and what every border costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from piper_ray.cost.variants import Variant
+from piper_ray.engine.kernels.chunk_bound import (
+    ACTIVATION,
+    APART,
+    BEFORE_HUB,
+    BEHIND_HUB,
+    COLUMNS,
+    FIXED,
+    FROM_HUB_S,
+    HUB,
+    KIND_COLUMNS,
+    TO_HUB_S,
+    WEIGHTS,
+    LayerKinds,
+)
+from piper_ray.engine.kernels.chunk_stages import OrderedLayers
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.downsets import Lattice, build_lattice
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, descendants
+from piper_ray.model.instance import Edge, Instance, Tmpc
+from piper_ray.simulate.pass_times import PassTimes, pass_times
+
+_MOST_DOWNSETS = 100_000
+"""Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
+
+_WIDE = 4
+"""Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to
+eighths of all chunks, or to all of them where these are few."""
+
+_HUB_READERS = 3
+"""A layer that fewer others read is no hub."""
+
+
+@dataclass(frozen=True)
+class ModelOrder:
+    """The layers front to back, in an order that edges run along.
+
+    layers: ids by position. before, behind: int64[n], how many layers must come before and behind each.
+    """
+
+    instance: Instance
+    graph: LayerGraph
+    layers: tuple[int, ...]
+    before: IndexArray
+    behind: IndexArray
+
+    @classmethod
+    def of(cls, instance: Instance) -> ModelOrder:
+        graph = build_graph(instance, without_contraction())
+        n = graph.size
+        reached = descendants(graph.successors)
+        behind = np.array([mask.bit_count() for mask in reached], np.int64)
+        before = np.zeros(n, np.int64)
+        for mask in reached:
+            for v in range(n):
+                before[v] += mask >> v & 1
+        return cls(instance, graph, tuple(reversed(graph.layer_ids)), before[::-1].copy(), behind[::-1].copy())
+
+    @property
+    def size(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        return {layer: index for index, layer in enumerate(self.layers)}
+
+    @cached_property
+    def hub(self) -> int | None:
+        """The layer that the most bytes are read of by several others; None if none is read by many."""
+        readers: dict[int, list[float]] = {}
+        for edge in self.instance.edges:
+            if edge.communication_bytes > 0.0:
+                readers.setdefault(edge.source, []).append(edge.communication_bytes)
+        sizes = {layer: sum(sizes) for layer, sizes in readers.items() if len(sizes) >= _HUB_READERS}
+        return max(sizes, key=lambda layer: (sizes[layer], -self.position[layer]), default=None)
+
+    @cached_property
+    def sides(self) -> tuple[int, ...]:
+        """For each position how the layer lies to the hub."""
+        if self.hub is None:
+            return (APART,) * self.size
+        reached = descendants(self.graph.successors)
+        vertex = self.size - 1 - self.position[self.hub]
+        found = []
+        for x in range(self.size):
+            v = self.size - 1 - x
+            behind, before = reached[vertex] >> v & 1, reached[v] >> vertex & 1
+            found.append(HUB if v == vertex else BEHIND_HUB if behind else BEFORE_HUB if before else APART)
+        return tuple(found)
+
+    @cached_property
+    def downsets(self) -> int | None:
+        """None if there are too many to be counted."""
+        return count_downsets(self.graph)
+
+    @cached_property
+    def lattice(self) -> Lattice | None:
+        """None if it is too large to be looked through."""
+        count = self.downsets
+        return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
+
+    @cached_property
+    def neighbouring(self) -> tuple[bool, ...]:
+        """For each edge of the graph whether no chunk can lie between those of its ends, and it is not the hub's.
+
+        Chunks are not empty. So it is if all other layers come before its tail or behind its head, by the edges.
+        """
+        reached = descendants(self.graph.successors)
+        n = self.graph.size
+        before = [0] * n
+        for v, mask in enumerate(reached):
+            for u in range(n):
+                if mask >> u & 1:
+                    before[u] |= 1 << v
+        everything = (1 << n) - 1
+        return tuple(
+            before[tail] | reached[head] | 1 << tail | 1 << head == everything
+            and self.graph.layer_ids[tail] != self.hub
+            for tail, head, _ in self.graph.edges
+        )
+
+
+@dataclass(frozen=True)
+class DegreeTables:
+    """One t, and what layers may run at it. tmpcs: for each position, the fastest first."""
+
+    order: ModelOrder
+    degree: int
+    tmpcs: tuple[tuple[Tmpc, ...], ...]
+
+    @classmethod
+    def of(cls, order: ModelOrder, degree: int, variants: Iterable[Variant]) -> DegreeTables | None:
+        """What any of the variants allows. None if some layer may run nothing."""
+        listed = list(variants)
+        found = []
+        for layer in order.layers:
+            allowed = {tmpc.id: tmpc for variant in listed for tmpc in variant.tmpcs[layer]}
+            if not allowed:
+                return None
+            found.append(_undominated(list(allowed.values())))
+        return cls(order, degree, tuple(found))
+
+    @cached_property
+    def passes(self) -> tuple[tuple[PassTimes, ...], ...]:
+        return tuple(tuple(pass_times(tmpc) for tmpc in row) for row in self.tmpcs)
+
+    @cached_property
+    def option_start(self) -> IndexArray:
+        return offsets(len(row) for row in self.tmpcs)
+
+    @cached_property
+    def least_s(self) -> float:
+        """Of all layers together, for one microbatch."""
+        return sum(sum(row[0]) for row in self.passes)
+
+    @cached_property
+    def least_there_and_back_s(self) -> float:
+        """The same without gradients of weights, which nobody waits for where the backward pass is split."""
+        return sum(min(seconds.forward_s + seconds.input_s for seconds in row) for row in self.passes)
+
+    @cached_property
+    def least_weights_bytes(self) -> float:
+        return sum(min(tmpc.weights_bytes for tmpc in row) for row in self.tmpcs)
+
+    def figures(self, data_parallel_degree: int) -> FloatArray:
+        """Of all options, float64[options, COLUMNS]."""
+        found = np.zeros((int(self.option_start[-1]), COLUMNS))
+        at = 0
+        for row, passes in zip(self.tmpcs, self.passes, strict=True):
+            for tmpc, seconds in zip(row, passes, strict=True):
+                found[at, :3] = seconds
+                found[at, WEIGHTS] = tmpc.weights_bytes
+                found[at, ACTIVATION] = tmpc.activation_bytes
+                found[at, FIXED] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
+                at += 1
+        return found
+
+    def layers(self, data_parallel_degree: int) -> OrderedLayers:
+        instance, position = self.order.instance, self.order.position
+        bandwidth = instance.bandwidth_bytes_per_s
+        edges = [edge for edge in instance.edges if self._costs(edge)]
+        charge_s: list[float] = []
+        tail_charge, head_charge = [], []
+        for edge in edges:
+            tail_charge.append(len(charge_s))
+            charge_s += [size / bandwidth for size in self._sent_bytes(edge)]
+            head_charge.append(len(charge_s))
+            charge_s += [size / bandwidth for size in self._received_bytes(edge)]
+        ends = [sorted(position[layer] for layer in tensor.layers) for tensor in instance.tensors]
+        return frozen(
+            OrderedLayers(
+                self.option_start,
+                self.figures(data_parallel_degree),
+                _integers(position[edge.source] for edge in edges),
+                _integers(position[edge.target] for edge in edges),
+                _integers(tail_charge),
+                _integers(head_charge),
+                np.array(charge_s, np.float64),
+                offsets(len(row) for row in ends),
+                _integers(x for row in ends for x in row),
+                np.array([tensor.forward_bytes / bandwidth for tensor in instance.tensors], np.float64),
+                np.array([tensor.backward_bytes / bandwidth for tensor in instance.tensors], np.float64),
+            )
+        )
+
+    def _costs(self, edge: Edge) -> bool:
+        return any((*self._sent_bytes(edge), *self._received_bytes(edge)))
+
+    def _sent_bytes(self, edge: Edge) -> list[float]:
+        """In the chunk of its tail, for each option of that layer, in either direction."""
+        row = self.tmpcs[self.order.position[edge.source]]
+        return [edge.communication_bytes + tmpc.backward_sync_bytes.get(edge.target, 0.0) for tmpc in row]
+
+    def _received_bytes(self, edge: Edge) -> list[float]:
+        row = self.tmpcs[self.order.position[edge.target]]
+        return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
+
+    @cached_property
+    def border_s(self) -> tuple[FloatArray, FloatArray]:
+        """The least that a border makes the chunk before it send, and the one behind it receive, in either direction.
+
+        float64[n + 1] each, by the number of layers behind the border. Only what no chunk can lie between counts.
+        """
+        n = self.order.size
+        sent, received = np.full(n + 1, np.inf), np.full(n + 1, np.inf)
+        lattice = self.order.lattice
+        if lattice is None:
+            return np.zeros(n + 1), np.zeros(n + 1)
+        bandwidth = self.order.instance.bandwidth_bytes_per_s
+        edges = [self.order.instance.edges[index] for _, _, index in self.order.graph.edges]
+        near = np.array(self.order.neighbouring, np.bool_)
+        out_s = np.array([min(self._sent_bytes(edge)) for edge in edges], np.float64) / bandwidth * near
+        in_s = np.array([min(self._received_bytes(edge)) for edge in edges], np.float64) / bandwidth * near
+        start = lattice.arrays.crossing_start
+        sizes = np.repeat(np.arange(lattice.levels), np.diff(lattice.arrays.level_start))
+        for least, charge in ((sent, out_s), (received, in_s)):
+            sums = np.concatenate([[0.0], np.cumsum(charge[lattice.arrays.crossing])])
+            np.minimum.at(least, sizes, np.maximum(0.0, sums[start[1:]] - sums[start[:-1]]))
+        return sent * (1.0 - 1e-12), received * (1.0 - 1e-12)
+
+    def crossing_s(self, rank_of: IndexArray) -> FloatArray:
+        """float64[s]: the least that each chunk sends and receives, in either direction."""
+        s, n = rank_of.size, self.order.size
+        sent, received = self.border_s
+        found = np.zeros(s)
+        for k in range(s - 1):  # the border between chunks k and k + 1
+            if rank_of[k] != rank_of[k + 1]:
+                sizes = slice(s - 1 - k, n - k)
+                found[k] += sent[sizes].min()
+                found[k + 1] += received[sizes].min()
+        return found
+
+    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
+        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else windows are as they are.
+
+        Chunks are not empty. So a layer is in chunk k only if enough layers are left that may be in those before, and
+        in those behind: all but it and those that must come on its other side.
+        """
+        n = self.order.size
+        figures = np.zeros((int(self.option_start[-1]), KIND_COLUMNS))
+        figures[:, :COLUMNS] = self.figures(data_parallel_degree)
+        self._charge_hub(figures)
+        grouped: dict[tuple[int, int, int, bytes], int] = {}
+        for x in range(n):
+            first = max(0, stages - 1 - (n - 1 - int(self.order.before[x])))
+            last = min(stages - 1, n - 1 - int(self.order.behind[x]))
+            if rounded and last - first >= _WIDE:
+                step = stages if 2 * stages <= n else max(1, stages // 8)
+                first, last = first // step * step, min(stages - 1, -(-(last + 1) // step) * step - 1)
+            options = figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
+            key = first, last, self.order.sides[x], options
+            grouped[key] = grouped.get(key, 0) + 1
+        rows = [np.frombuffer(options).reshape(-1, KIND_COLUMNS) for _, _, _, options in grouped]
+        return LayerKinds(
+            _integers(grouped.values()),
+            _integers(first for first, _, _, _ in grouped),
+            _integers(last for _, last, _, _ in grouped),
+            _integers(side for _, _, side, _ in grouped),
+            offsets(len(row) for row in rows),
+            np.concatenate(rows),
+            np.zeros(sum(len(row) for row in rows)),
+        )
+
+    def _charge_hub(self, figures: FloatArray) -> None:
+        """Writes what each option pays for the hub's edge to its layer."""
+        bandwidth = self.order.instance.bandwidth_bytes_per_s
+        for edge in self.order.instance.edges:
+            if edge.source == self.order.hub:
+                x = self.order.position[edge.target]
+                options = slice(int(self.option_start[x]), int(self.option_start[x + 1]))
+                figures[options, FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
+                figures[options, TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
+
+
+def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:
+    """Those that no other is as good as in every plan, the fastest first; of equal ones the first stays."""
+    kept: list[Tmpc] = []
+    for tmpc in sorted(tmpcs, key=_fastest_first):
+        if not any(_never_worse(other, tmpc) for other in kept):
+            kept.append(tmpc)
+    return tuple(kept)
+
+
+def _fastest_first(tmpc: Tmpc) -> tuple[float, ...]:
+    return (
+        sum(pass_times(tmpc)),
+        tmpc.weights_bytes,
+        tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes,
+        sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()),
+    )
+
+
+def _never_worse(one: Tmpc, other: Tmpc) -> bool:
+    """Memory is a y + b + shared / d. It is linear in 1 / d, and y is 0 or more: while its rank holds the most, a chunk
+    may have nothing in flight."""
+    return (
+        all(mine <= theirs for mine, theirs in zip(pass_times(one), pass_times(other), strict=True))
+        and one.weights_bytes <= other.weights_bytes
+        and one.activation_bytes <= other.activation_bytes
+        and one.fixed_bytes <= other.fixed_bytes
+        and one.fixed_bytes + one.shared_bytes <= other.fixed_bytes + other.shared_bytes
+        and all(size <= other.forward_sync_bytes.get(u, 0.0) for u, size in one.forward_sync_bytes.items())
+        and all(size <= other.backward_sync_bytes.get(w, 0.0) for w, size in one.backward_sync_bytes.items())
+    )
+
+
+def _integers(values: Iterable[int]) -> IndexArray:
+    return np.array(list(values), np.int64)

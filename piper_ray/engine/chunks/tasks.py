@@ -1,0 +1,129 @@
+"""The (d, t, p, v) that a plan may have, with a first bound on what any plan of theirs takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from piper_ray.cost.step import StepFactors
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.cost.variants import Variant
+from piper_ray.engine.chunks.shapes import PipelineShape
+from piper_ray.engine.chunks.tables import DegreeTables, ModelOrder
+from piper_ray.engine.kernels.chunk_bound import FIXED
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import Schedule, ScheduleName
+
+_WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
+"""Schedules that do not split the backward pass."""
+
+
+@dataclass(frozen=True)
+class PlanSpace:
+    """What plans may be, and what their step takes beside passes. ranks: p; None: any number.
+
+    data_parallel_degrees: those that d may be.
+    """
+
+    schedules: Sequence[Schedule]
+    variants: Sequence[Variant]
+    data_parallel_degrees: Sequence[int]
+    ranks: int | None
+    all_devices: bool
+    factors: StepFactors = StepFactors()
+
+
+@dataclass(frozen=True)
+class Task:
+    """All plans of one shape with one d and t. tables: what any plan may run; choices: what one plan may, which are
+    several where all layers have to decide alike. lower_s: no batch of such a plan takes less.
+    """
+
+    shape: PipelineShape
+    data_parallel_degree: int
+    tables: DegreeTables
+    choices: tuple[DegreeTables, ...]
+    sync_s_per_byte: float
+    memory_bytes: float
+    lower_s: float
+
+    @property
+    def tensor_parallel_degree(self) -> int:
+        """Of all stages: t."""
+        return self.tables.degree
+
+    @property
+    def devices(self) -> int:
+        """Of all ranks: d t p."""
+        return self.data_parallel_degree * self.tensor_parallel_degree * self.shape.ranks
+
+
+def list_tasks(instance: Instance, order: ModelOrder, space: PlanSpace) -> list[Task]:
+    """Those that fit the cluster, by rising bound."""
+    found: list[Task] = []
+    known: dict[tuple[int, ...], tuple[DegreeTables, ...]] = {}
+    for d in space.data_parallel_degrees:
+        for t in sorted({variant.degree for variant in space.variants}):
+            usable = tuple(
+                index
+                for index, variant in enumerate(space.variants)
+                if variant.degree == t and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
+            )
+            if usable not in known:
+                known[usable] = _tables(order, t, [space.variants[index] for index in usable])
+            if known[usable]:
+                found += _of_degrees(instance, space, d, known[usable])
+    found.sort(key=lambda task: (task.lower_s, task.devices, task.data_parallel_degree, task.shape.stages))
+    return found
+
+
+def _ranks(instance: Instance, space: PlanSpace, devices: int) -> range:
+    """p, where each rank takes so many devices."""
+    most = instance.devices // devices
+    if space.all_devices and instance.devices % devices:
+        return range(0)
+    least = most if space.all_devices else 1
+    if space.ranks is not None:
+        least, most = max(least, space.ranks), min(most, space.ranks)
+    return range(least, min(most, len(instance.layers)) + 1)
+
+
+def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> tuple[DegreeTables, ...]:
+    """That of all variants together, then each one's; none if some layer may run nothing.
+
+    Where recomputation has a rule, plans are made of those alone in which every layer has the same role.
+    """
+    together = DegreeTables.of(order, t, variants)
+    if together is None:
+        return ()
+    if len(variants) == 1:
+        return together, together
+    alike = [variant for variant in variants if variant.recompute is not None] or variants
+    each = (DegreeTables.of(order, t, [variant]) for variant in alike)
+    return together, *(tables for tables in each if tables is not None)
+
+
+def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[DegreeTables, ...]) -> list[Task]:
+    tables, *choices = known
+    m = instance.microbatches // d
+    sync_s_per_byte = space.factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s)
+    figures = tables.figures(d)
+    memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
+    fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))
+    found = []
+    for p in _ranks(instance, space, d * tables.degree):
+        if fixed_bytes > p * memory_bytes:
+            continue
+        # On one rank no number of chunks is faster than the least, or holds less.
+        least_chunks = min(schedule.v for schedule in space.schedules)
+        for schedule in space.schedules:
+            shape = PipelineShape(schedule, p, m)
+            if shape.stages > tables.order.size or not shape.runs or (p == 1 and schedule.v > least_chunks):
+                continue
+            # The ranks' work and synchronisation on average; and one microbatch there and back.
+            lower_s = (m * tables.least_s + sync_s_per_byte * tables.least_weights_bytes) / p
+            whole = schedule.name in _WHOLE_BACKWARD
+            lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
+            found.append(Task(shape, d, tables, tuple(choices), sync_s_per_byte, memory_bytes, lower_s))
+    return found

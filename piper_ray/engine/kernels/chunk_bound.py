@@ -1,0 +1,253 @@
+"""Kernels: what every plan of a shape takes at least, by Lagrangian duality.
+
+Whatever its chunks are, a batch takes at least as long as each path through the event graph of its schedule, and so at
+least as long as any average of paths. An average prices each chunk's forward seconds, its gradients of inputs and of
+weights, and the synchronisation of the rank at its end. All of that is a sum over layers, and so is what limits a plan:
+
+- at each moment of a rank it holds no more bytes than there are;
+- no plan that is better than the best one known lets a rank work longer than that one's batch takes: m W + R seconds.
+  Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, are no more than
+  the limit rounded down (Gomory, 1958). Where plans are told apart by their fullest rank, it has a least number, too;
+- no chunk is empty: 1 - layers <= 0.
+
+A limit (held - limit) <= 0 times a price >= 0 takes nothing from the bound. The least priced sum, in which each layer
+chooses the chunk and the TMPC that are cheapest for it, is then a bound for any prices: ``least_priced_s`` computes it,
+for all plans that are better than the best one known. ``chunk_prices`` looks for good prices, and need not be exact.
+
+Transfers: each border between chunks costs a least amount. One layer, the hub, may be told apart that many others read
+(an encoder's output, a mask): all layers that are on other ranks than the hub pay for its edge, and the bound is the
+least over the chunks that the hub may be in. Where the hub's chunk is given, what comes before it by the edges is in no
+later chunk, and what comes behind it in no earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.chunk_program import ChunkProgram
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+# Columns of a TMPC's figures.
+FORWARD_S = 0
+INPUT_S = 1
+WEIGHT_S = 2
+WEIGHTS = 3  # bytes
+ACTIVATION = 4  # bytes for each microbatch in flight
+FIXED = 5  # bytes, with the rank's part of what replicas share out
+COLUMNS = 6
+# Further columns of kinds.
+FROM_HUB_S = 6  # in either direction, if it is on another rank than the hub
+TO_HUB_S = 7  # the same, in the hub's chunk
+KIND_COLUMNS = 8
+
+# How a kind lies to the hub.
+APART = 0
+BEFORE_HUB = 1
+BEHIND_HUB = 2
+HUB = 3
+
+NO_LIMIT = 1e18
+"""Units that stand for no limit."""
+
+
+class LayerKinds(NamedTuple):
+    """Layers that are alike: which chunks they may be in, and what they may run."""
+
+    layers: IndexArray  # int64[kinds]: how many
+    first_chunk: IndexArray  # int64[kinds]: stages first_chunk .. last_chunk
+    last_chunk: IndexArray
+    side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
+    option_start: IndexArray  # int64[kinds + 1]
+    figures: FloatArray  # float64[options, KIND_COLUMNS]
+    units: FloatArray  # float64[options]: whole units of time that a layer takes
+
+
+class ShapeLimits(NamedTuple):
+    """What all plans of a shape share.
+
+    crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[moments, s],
+    microbatches of each chunk in flight at a moment of its rank; 0 in chunks of others.
+    """
+
+    crossing_s: FloatArray
+    held: FloatArray
+    moment_rank: IndexArray  # int64[moments]
+    rank_of: IndexArray  # int64[s]
+    sync_s_per_byte: float
+    memory_bytes: float
+    least_units: FloatArray  # float64[p], whole units of time
+    most_units: FloatArray  # float64[p]; NO_LIMIT: any number
+
+
+class Paths(NamedTuple):
+    """Paths through the event graph. counts: float64[paths, s, PASSES]; rank: int64[paths], that each ends on."""
+
+    counts: FloatArray
+    rank: IndexArray
+
+
+class Prices(NamedTuple):
+    """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more.
+
+    units: float64[p], seconds for each unit: above 0 where they are too many, below 0 where they are too few.
+    filled: float64[s], seconds for each layer that a chunk has, 0 or more.
+    """
+
+    path: FloatArray
+    memory: FloatArray
+    units: FloatArray
+    filled: FloatArray
+
+
+class Costs(NamedTuple):
+    """Prices by chunk, float64[s]: of synchronisation, activations in flight and fixed bytes; of passes [s, PASSES]."""
+
+    passes: FloatArray
+    sync: FloatArray
+    activation: FloatArray
+    fixed: FloatArray
+
+
+@kernel
+def moments(program: ChunkProgram, most: int) -> tuple[FloatArray, IndexArray]:
+    """``ShapeLimits.held`` and ``moment_rank``: of each rank at most so many moments, evenly chosen."""
+    p, v = program.stage_of.shape
+    held = np.zeros((p * most, program.rank_of.size))
+    rank = np.empty(p * most, np.int64)
+    count = 0
+    for r in range(p):
+        first, listed = program.held_start[r], program.held_start[r + 1] - program.held_start[r]
+        chosen = min(listed, most)
+        for n in range(chosen):
+            moment = first + n * listed // chosen
+            for chunk in range(v):
+                held[count, program.stage_of[r, chunk]] = program.held[moment, chunk]
+            rank[count] = r
+            count += 1
+    return held[:count].copy(), rank[:count].copy()
+
+
+@kernel
+def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices: Prices) -> tuple[float, int]:
+    """No plan of the shape takes less, and the hub's chunk that this comes from (-1: no hub). inf if some kind has no
+    place or no option."""
+    s = limits.rank_of.size
+    costs = costs_of(limits, paths, prices.path, prices.memory)
+    fixed_s = prices.filled.sum() - limits.memory_bytes * prices.memory.sum()
+    for r in range(prices.units.size):
+        price = prices.units[r]
+        if price != 0.0:
+            fixed_s -= price * (limits.most_units[r] if price > 0.0 else limits.least_units[r])
+    for k in range(s):
+        fixed_s += (costs.passes[k, 0] + costs.passes[k, 1]) * limits.crossing_s[k]
+    first_hub, last_hub = -1, -1
+    for c in range(kinds.layers.size):
+        if kinds.side[c] == HUB:
+            first_hub, last_hub = kinds.first_chunk[c], kinds.last_chunk[c]
+    best_s, best_hub = np.inf, first_hub
+    for hub in range(first_hub, last_hub + 1):
+        total_s = fixed_s
+        for c in range(kinds.layers.size):
+            first, last = window(kinds, c, hub)
+            least_s = np.inf
+            for k in range(first, last + 1):
+                for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
+                    least_s = min(least_s, priced_s(kinds, o, k, hub, costs, prices, limits))
+            total_s += kinds.layers[c] * least_s
+        if total_s < best_s:
+            best_s, best_hub = total_s, hub
+    return float(best_s), int(best_hub)
+
+
+@kernel
+def price_full_ranks(
+    kinds: LayerKinds,
+    limits: ShapeLimits,
+    hub: int,
+    paths: Paths,
+    prices: Prices,
+    first_option: int,
+    end_option: int,
+    layers: int,
+    scale_s: float,
+) -> None:
+    """Sets the prices of units of time, in place, to the best if all layers were of the frequent kind.
+
+    Its ``layers`` layers have the options first_option .. end_option - 1, of a unit each. They fill the ranks on which
+    they are cheapest; what a rank is cheaper than the last one of these is the price of its units. Where there is no
+    room for all, they cost ``scale_s`` more.
+    """
+    p, s = limits.most_units.size, limits.rank_of.size
+    costs = costs_of(limits, paths, prices.path, prices.memory)
+    prices.units[:] = 0.0
+    cost = np.full(p, np.inf)
+    for k in range(s):
+        r = limits.rank_of[k]
+        for o in range(first_option, end_option):
+            cost[r] = min(cost[r], priced_s(kinds, o, k, hub, costs, prices, limits))
+    left = layers - limits.least_units.sum()
+    last_s, room = 0.0, False
+    for r in np.argsort(cost):
+        left -= limits.most_units[r] - limits.least_units[r]
+        last_s = cost[r]
+        if left <= 0.0:
+            room = True
+            break
+    if not room:
+        last_s += scale_s
+    for r in range(p):
+        if cost[r] < last_s or limits.least_units[r] > 0.0:
+            prices.units[r] = last_s - cost[r]
+
+
+@leaf_kernel
+def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
+    """The chunks that a kind may be in while the hub is in chunk ``hub``."""
+    first, last = kinds.first_chunk[c], kinds.last_chunk[c]
+    side = kinds.side[c]
+    if side in (HUB, BEHIND_HUB):
+        first = max(first, hub)
+    if side in (HUB, BEFORE_HUB):
+        last = min(last, hub)
+    return first, last
+
+
+@leaf_kernel
+def priced_s(kinds: LayerKinds, o: int, k: int, hub: int, costs: Costs, prices: Prices, limits: ShapeLimits) -> float:
+    """Of one layer with option o in chunk k."""
+    figures, r = kinds.figures, limits.rank_of[k]
+    cost = (
+        costs.passes[k, 0] * figures[o, FORWARD_S]
+        + costs.passes[k, 1] * figures[o, INPUT_S]
+        + costs.passes[k, 2] * figures[o, WEIGHT_S]
+        + costs.sync[k] * figures[o, WEIGHTS]
+        + costs.activation[k] * figures[o, ACTIVATION]
+        + costs.fixed[k] * figures[o, FIXED]
+        + prices.units[r] * kinds.units[o]
+        - prices.filled[k]
+    )
+    if hub >= 0 and limits.rank_of[hub] != r:
+        cost += (costs.passes[k, 0] + costs.passes[k, 1]) * figures[o, FROM_HUB_S]
+        cost += (costs.passes[hub, 0] + costs.passes[hub, 1]) * figures[o, TO_HUB_S]
+    return float(cost)
+
+
+@kernel
+def costs_of(limits: ShapeLimits, paths: Paths, path: FloatArray, memory: FloatArray) -> Costs:
+    """Paths weighted by ``path``, moments by ``memory``."""
+    s, p = limits.rank_of.size, limits.most_units.size
+    passes = np.zeros((s, 3))
+    sync_of_rank, fixed_of_rank = np.zeros(p), np.zeros(p)
+    activation = np.zeros(s)
+    for i in range(path.size):
+        if path[i] != 0.0:
+            passes += path[i] * paths.counts[i]
+            sync_of_rank[paths.rank[i]] += path[i] * limits.sync_s_per_byte
+    for n in range(memory.size):
+        if memory[n] != 0.0:
+            activation += memory[n] * limits.held[n]
+            fixed_of_rank[limits.moment_rank[n]] += memory[n]
+    return Costs(passes, sync_of_rank[limits.rank_of], activation, fixed_of_rank[limits.rank_of])

@@ -1,0 +1,200 @@
+"""Kernels: the event graph of a schedule with chunks, and what it makes of the chunks' durations.
+
+Who waits for whom depends on the shape of the pipeline alone. So its passes are brought into an order once, and a plan
+is simulated by going through them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+# Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the
+# inputs and of the weights.
+FORWARD = 0
+BACKWARD = 1
+INPUTS = 2
+WEIGHTS = 3
+
+PASSES = 3
+"""Columns of durations and of counts: forward, gradients of inputs, gradients of weights. A whole backward pass takes
+the last two together."""
+
+
+class ChunkProgram(NamedTuple):
+    """The passes of one pipeline of p ranks and s = p v stages, each after those that it waits for.
+
+    A stage is a chunk: the plan's, front to back. held: the most of its chunks' microbatches that a rank has in flight
+    at once, as undominated vectors.
+    """
+
+    microbatches: int
+    kind: IndexArray  # int64[passes]
+    stage: IndexArray  # int64[passes]
+    before: IndexArray  # int64[passes]: the one before on the rank; -1: none
+    awaited: IndexArray  # int64[passes]: whose output it needs; -1: nobody's
+    last: IndexArray  # int64[p]: the rank's last
+    rank_of: IndexArray  # int64[s]
+    stage_of: IndexArray  # int64[p, v]
+    held_start: IndexArray  # int64[p + 1]
+    held: IndexArray  # int64[.., v]
+
+
+@kernel
+def build_program(
+    microbatches: int, listed: IndexArray, start: IndexArray, stage_of: IndexArray
+) -> tuple[bool, ChunkProgram]:
+    """False if the ranks would wait for each other for ever.
+
+    listed: int64[n, 3], the ranks' lists one after the other, as in ``simulate.actions``: kind, chunk, microbatch.
+    start: int64[p + 1], where each begins. stage_of: int64[p, v].
+    """
+    p, v = stage_of.shape
+    s, m = p * v, microbatches
+    rank_of = np.empty(s, np.int64)
+    for r in range(p):
+        for chunk in range(v):
+            rank_of[stage_of[r, chunk]] = r
+    total = start[p]
+    kind, stage = np.empty(total, np.int64), np.empty(total, np.int64)
+    before, awaited = np.empty(total, np.int64), np.empty(total, np.int64)
+    last = np.full(p, -1, np.int64)
+    ran = np.full((2, s, m), -1, np.int64)
+    position = start[:-1].copy()
+    count, moved = 0, True
+    while moved:
+        moved = False
+        for r in range(p):
+            while position[r] < start[r + 1]:
+                a = position[r]
+                k, at, microbatch = listed[a, 0], stage_of[r, listed[a, 1]], listed[a, 2]
+                needed, needs = -1, True
+                if k == FORWARD:
+                    needs = at > 0
+                    if needs:
+                        needed = ran[0, at - 1, microbatch]
+                elif k == WEIGHTS:
+                    needed = ran[1, at, microbatch]
+                elif at < s - 1:
+                    needed = ran[1, at + 1, microbatch] if ran[0, at, microbatch] >= 0 else -1
+                else:
+                    needed = ran[0, at, microbatch]
+                if needs and needed < 0:
+                    break
+                kind[count], stage[count], before[count], awaited[count] = k, at, last[r], needed
+                if k == FORWARD:
+                    ran[0, at, microbatch] = count
+                elif k != WEIGHTS:
+                    ran[1, at, microbatch] = count
+                last[r] = count
+                count += 1
+                position[r] += 1
+                moved = True
+    held_start, held = _held(listed, start, v)
+    program = ChunkProgram(
+        m, kind[:count], stage[:count], before[:count], awaited[:count], last, rank_of, stage_of, held_start, held
+    )
+    return count == total, program
+
+
+@kernel
+def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, IndexArray]:
+    """The undominated vectors of microbatches in flight, rank after rank.
+
+    A microbatch is in flight from the beginning of its forward pass to the end of its backward pass, or of W.
+    """
+    p = start.size - 1
+    held_start = np.zeros(p + 1, np.int64)
+    held = np.empty((16, v), np.int64)
+    used = 0
+    now = np.empty(v, np.int64)
+    for r in range(p):
+        now[:] = 0
+        grew = False
+        first = used
+        for a in range(start[r], start[r + 1]):
+            if listed[a, 0] == FORWARD:
+                now[listed[a, 1]] += 1
+                grew = True
+            if listed[a, 0] == FORWARD or listed[a, 0] == INPUTS:
+                continue
+            if grew:
+                kept, beaten = first, False
+                for n in range(first, used):
+                    if np.all(now <= held[n]):
+                        beaten = True
+                        break
+                if not beaten:
+                    for n in range(first, used):
+                        if not np.all(held[n] <= now):
+                            held[kept] = held[n]
+                            kept += 1
+                    used = kept
+                    if used == held.shape[0]:
+                        held = np.concatenate((held, np.empty_like(held)))
+                    held[used] = now
+                    used += 1
+            now[listed[a, 1]] -= 1
+            grew = False
+        held_start[r + 1] = used
+    return held_start, held[:used].copy()
+
+
+@kernel
+def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArray, end_s: FloatArray) -> float:
+    """Seconds of a batch: until every rank has done its passes and synchronised.
+
+    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch, in which each pass's end
+    stands afterwards; its last entry stands for what nobody waits for.
+    """
+    duration = np.empty((seconds.shape[0], 4))
+    for k in range(seconds.shape[0]):
+        duration[k, FORWARD] = seconds[k, 0]
+        duration[k, BACKWARD] = seconds[k, 1] + seconds[k, 2]
+        duration[k, INPUTS] = seconds[k, 1]
+        duration[k, WEIGHTS] = seconds[k, 2]
+    end_s[-1] = 0.0
+    for a in range(program.kind.size):
+        start_s = max(end_s[program.before[a]], end_s[program.awaited[a]])
+        end_s[a] = start_s + duration[program.stage[a], program.kind[a]]
+    batch_s = 0.0
+    for r in range(program.last.size):
+        batch_s = max(batch_s, end_s[program.last[r]] + sync_s[r])
+    return batch_s
+
+
+@kernel
+def critical_path(
+    program: ChunkProgram, sync_s: FloatArray, end_s: FloatArray, along_rank: bool, counts: FloatArray
+) -> int:
+    """Counts the passes of each stage on a longest path, into float64[s, PASSES]; returns the rank at its end.
+
+    end_s: as ``simulate_chunks`` left it. Where two paths are equal it goes back along the rank, or along what the pass
+    waited for.
+    """
+    rank = 0
+    for r in range(1, program.last.size):
+        if end_s[program.last[r]] + sync_s[r] > end_s[program.last[rank]] + sync_s[rank]:
+            rank = r
+    counts[:] = 0.0
+    a = program.last[rank]
+    while a >= 0:
+        k, stage = program.kind[a], program.stage[a]
+        if k == FORWARD:
+            counts[stage, 0] += 1.0
+        if k in (BACKWARD, INPUTS):
+            counts[stage, 1] += 1.0
+        if k in (BACKWARD, WEIGHTS):
+            counts[stage, 2] += 1.0
+        x, y = program.before[a], program.awaited[a]
+        if end_s[x] == end_s[y]:
+            a = x if along_rank or y < 0 else y
+            if a < 0:
+                a = max(x, y)
+        else:
+            a = x if end_s[x] > end_s[y] else y
+    return rank

@@ -1,0 +1,196 @@
+"""Kernels: what the chunks of a plan take and hold, and which TMPCs fit a rank's memory.
+
+A plan is the layers in an order, cut into s chunks: chunk k is the layers at positions cuts[k] .. cuts[k + 1] - 1, and
+``choice`` names each layer's option.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.chunk_bound import (
+    ACTIVATION,
+    COLUMNS,
+    FIXED,
+    FORWARD_S,
+    INPUT_S,
+    WEIGHT_S,
+    WEIGHTS,
+)
+from piper_ray.engine.kernels.chunk_program import ChunkProgram
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+
+class OrderedLayers(NamedTuple):
+    """Layers in an order that edges run along, and their options at one (d, t). n layers, o options, h tensors.
+
+    The option of a layer that takes the least time comes first.
+    """
+
+    option_start: IndexArray  # int64[n + 1]
+    figures: FloatArray  # float64[o, COLUMNS]
+    edge_tail: IndexArray  # int64[e]: positions; only edges that cost something
+    edge_head: IndexArray
+    tail_charge: IndexArray  # int64[e]: where the charges of the tail's options begin in charge_s
+    head_charge: IndexArray
+    charge_s: FloatArray  # (c + extra) / B in either direction, for each option of the layer at the end
+    tensor_start: IndexArray  # int64[h + 1]
+    tensor_layer: IndexArray  # int64[..], positions, ascending
+    tensor_forward_s: FloatArray  # float64[h]
+    tensor_backward_s: FloatArray
+
+
+@kernel
+def chunk_figures(
+    layers: OrderedLayers, rank_of: IndexArray, cuts: IndexArray, choice: IndexArray, chunk_of: IndexArray
+) -> FloatArray:
+    """float64[s, COLUMNS], with transfers between ranks in the seconds. chunk_of: int64[n], scratch."""
+    s = cuts.size - 1
+    found = np.zeros((s, COLUMNS))
+    for k in range(s):
+        for v in range(cuts[k], cuts[k + 1]):
+            chunk_of[v] = k
+            for column in range(COLUMNS):
+                found[k, column] += layers.figures[choice[v], column]
+    for e in range(layers.edge_tail.size):
+        u, v = layers.edge_tail[e], layers.edge_head[e]
+        a, b = chunk_of[u], chunk_of[v]
+        if rank_of[a] != rank_of[b]:
+            sent_s = layers.charge_s[layers.tail_charge[e] + choice[u] - layers.option_start[u]]
+            received_s = layers.charge_s[layers.head_charge[e] + choice[v] - layers.option_start[v]]
+            found[a, FORWARD_S] += sent_s
+            found[a, INPUT_S] += sent_s
+            found[b, FORWARD_S] += received_s
+            found[b, INPUT_S] += received_s
+    for h in range(layers.tensor_forward_s.size):
+        first, end = layers.tensor_start[h], layers.tensor_start[h + 1]
+        apart = False
+        for n in range(first + 1, end):
+            if rank_of[chunk_of[layers.tensor_layer[n]]] != rank_of[chunk_of[layers.tensor_layer[first]]]:
+                apart = True
+        before = -1
+        for n in range(first, end):
+            k = chunk_of[layers.tensor_layer[n]]
+            if apart and k != before:
+                found[k, FORWARD_S] += layers.tensor_forward_s[h]
+                found[k, INPUT_S] += layers.tensor_backward_s[h]
+            before = k
+    return found
+
+
+@kernel
+def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: float) -> FloatArray:
+    """Each rank's synchronisation, float64[p]."""
+    sync_s = np.zeros(program.last.size)
+    for k in range(program.rank_of.size):
+        sync_s[program.rank_of[k]] += figures[k, WEIGHTS] * sync_s_per_byte
+    return sync_s
+
+
+@kernel
+def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: float) -> float:
+    """The most that a rank holds at a time. activation: float64[v], bytes of each of its chunks' microbatches."""
+    most = 0.0
+    for n in range(program.held_start[rank], program.held_start[rank + 1]):
+        total = 0.0
+        for chunk in range(activation.size):
+            total += program.held[n, chunk] * activation[chunk]
+        most = max(most, total)
+    return most + fixed
+
+
+@kernel
+def fit_rank(
+    layers: OrderedLayers,
+    program: ChunkProgram,
+    rank: int,
+    cuts: IndexArray,
+    held: FloatArray,
+    memory_bytes: float,
+    choice: IndexArray,
+) -> bool:
+    """Writes quick TMPCs that fit, one for each layer of a rank, to ``choice``; False if none fit.
+
+    All layers take their fastest option, then step by step those that save the most bytes for a second; what is not
+    needed is taken back. held: float64[s], microbatches of each chunk in flight, about; it only weighs the steps.
+    """
+    v = program.stage_of.shape[1]
+    activation = np.zeros(v)
+    fixed = 0.0
+    size = 0
+    for chunk in range(v):
+        k = program.stage_of[rank, chunk]
+        for x in range(cuts[k], cuts[k + 1]):
+            o = layers.option_start[x]
+            choice[x] = o
+            activation[chunk] += layers.figures[o, ACTIVATION]
+            fixed += layers.figures[o, FIXED]
+            size += 1
+    if peak_bytes(program, rank, activation, fixed) <= memory_bytes:
+        return True
+    layer, chunk_at = np.empty(size, np.int64), np.empty(size, np.int64)
+    n = 0
+    for chunk in range(v):
+        k = program.stage_of[rank, chunk]
+        for x in range(cuts[k], cuts[k + 1]):
+            layer[n], chunk_at[n] = x, chunk
+            n += 1
+    # Of the best step of each layer the best one, until all fits.
+    target, gain = np.full(size, -1, np.int64), np.zeros(size)
+    for n in range(size):
+        target[n], gain[n] = _best_step(layers, layer[n], choice[layer[n]], held[program.stage_of[rank, chunk_at[n]]])
+    order, came_from = np.empty(4 * size + 64, np.int64), np.empty(4 * size + 64, np.int64)
+    taken = 0
+    while peak_bytes(program, rank, activation, fixed) > memory_bytes:
+        best = -1
+        for n in range(size):
+            if target[n] >= 0 and (best < 0 or gain[n] > gain[best]):
+                best = n
+        if best < 0:
+            return False
+        x, o = layer[best], target[best]
+        activation[chunk_at[best]] += layers.figures[o, ACTIVATION] - layers.figures[choice[x], ACTIVATION]
+        fixed += layers.figures[o, FIXED] - layers.figures[choice[x], FIXED]
+        if taken < order.size:
+            order[taken], came_from[taken] = best, choice[x]
+            taken += 1
+        choice[x] = o
+        target[best], gain[best] = _best_step(layers, x, o, held[program.stage_of[rank, chunk_at[best]]])
+    for i in range(taken - 2, -1, -1):  # the last step was needed
+        n = order[i]
+        x, o = layer[n], came_from[i]
+        if _time(layers, o) >= _time(layers, choice[x]):
+            continue
+        change = layers.figures[o, ACTIVATION] - layers.figures[choice[x], ACTIVATION]
+        change_fixed = layers.figures[o, FIXED] - layers.figures[choice[x], FIXED]
+        activation[chunk_at[n]] += change
+        if peak_bytes(program, rank, activation, fixed + change_fixed) <= memory_bytes:
+            fixed += change_fixed
+            choice[x] = o
+        else:
+            activation[chunk_at[n]] -= change
+    return True
+
+
+@kernel
+def _time(layers: OrderedLayers, o: int) -> float:
+    return float(layers.figures[o, FORWARD_S] + layers.figures[o, INPUT_S] + layers.figures[o, WEIGHT_S])
+
+
+@kernel
+def _best_step(layers: OrderedLayers, x: int, now: int, held: float) -> tuple[int, float]:
+    """The option of layer x that saves the most bytes for each second more, and how many; -1 if none saves any."""
+    best, most = -1, 0.0
+    for o in range(layers.option_start[x], layers.option_start[x + 1]):
+        saved = held * (layers.figures[now, ACTIVATION] - layers.figures[o, ACTIVATION])
+        saved += layers.figures[now, FIXED] - layers.figures[o, FIXED]
+        if saved <= 0.0:
+            continue
+        extra = _time(layers, o) - _time(layers, now)
+        gain = saved / extra if extra > 0.0 else np.inf
+        if best < 0 or gain > most:
+            best, most = o, gain
+    return best, most

@@ -1,0 +1,145 @@
+"""Solves under schedules with chunks: constraints, numbers of chunks, limits, and what a listener hears."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import piper_ray
+from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
+from piper_ray.model.errors import UsageError
+from piper_ray.model.events import Event, IncumbentFound
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import Stop, StoppedBy
+from tests.instances import equal_chain, random_instance, two_towers
+from tests.solver_support import ONE_THREAD
+
+INTERLEAVED = Schedule(ScheduleName.INTERLEAVED, 2)
+
+
+def chain(length: int = 8, memory_bytes: float = 400.0) -> Instance:
+    return equal_chain(length, devices=4, microbatches=8, memory_bytes=memory_bytes, bandwidth_bytes_per_s=64.0)
+
+
+def degrees(solution: Solution) -> tuple[int, int, int]:
+    """d, t and p of the plan."""
+    assert solution.plan is not None
+    ranks = solution.plan.by_rank(solution.schedule).stages
+    return ranks[0].data_parallel_degree, ranks[0].tensor_parallel_degree, len(ranks)
+
+
+def test_equal_layers_take_m_v_and_p_minus_1_times_a_chunk() -> None:
+    instance = equal_chain(4, devices=2, microbatches=4, memory_bytes=1e6, bandwidth_bytes_per_s=1e12)
+    rules = Restrictions(data_parallelism=False, constraints=[StageCount(2), TensorParallelDegrees((1,))])
+    solution = piper_ray.solve(instance, schedule=INTERLEAVED, restrictions=rules, options=ONE_THREAD)
+    assert degrees(solution) == (1, 1, 2)
+    assert solution.time_per_sample_s == pytest.approx((4 * 2 + 1) * 6.0 / 4, rel=1e-6)
+    assert solution.status is Status.OPTIMAL
+
+
+def test_constraints_are_kept() -> None:
+    instance = chain()
+    free = piper_ray.solve(instance, schedule=INTERLEAVED, options=ONE_THREAD)
+    assert free.time_per_sample_s is not None
+    for rules, expected in (
+        (Restrictions(constraints=[StageCount(2)]), (None, None, 2)),
+        (Restrictions(constraints=[StageCount(4), SameDegrees()]), (None, None, 4)),
+        (Restrictions(constraints=[TensorParallelDegrees((2,))]), (None, 2, None)),
+        (Restrictions(tensor_parallelism=False), (None, 1, None)),
+        (Restrictions(data_parallelism=False), (1, None, None)),
+    ):
+        found = piper_ray.solve(instance, schedule=INTERLEAVED, restrictions=rules, options=ONE_THREAD)
+        assert found.plan is not None
+        assert [*rules.violations(instance, found.plan, found.schedule)] == []
+        assert all(wanted in (None, is_) for wanted, is_ in zip(expected, degrees(found), strict=True))
+        assert found.time_per_sample_s is not None
+        assert found.time_per_sample_s >= free.lower_bound_s * (1 - 1e-9)
+
+
+def test_all_devices_counts_those_of_ranks() -> None:
+    instance = chain()
+    rules = Restrictions(constraints=[AllDevices(), StageCount(2)])
+    found = piper_ray.solve(instance, schedule=INTERLEAVED, restrictions=rules, options=ONE_THREAD)
+    d, t, p = degrees(found)
+    assert (d * t * p, p) == (instance.devices, 2)
+    assert found.plan is not None
+    assert found.plan.devices == 2 * instance.devices  # chunks share theirs
+    assert any(rules.violations(instance, found.plan))
+    three = Restrictions(constraints=[AllDevices(), StageCount(3)])
+    none = piper_ray.solve(instance, schedule=INTERLEAVED, restrictions=three, options=ONE_THREAD)
+    assert none.status is Status.INFEASIBLE
+    assert none.infeasibility is not None
+
+
+def test_a_name_alone_leaves_the_number_of_chunks_open() -> None:
+    instance = chain(4)
+    found = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
+    given = [Schedule(ScheduleName.INTERLEAVED, v) for v in range(1, 5)]
+    each = [piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD) for schedule in given]
+    assert found.time_per_sample_s is not None
+    assert found.lower_bound_s <= min(x.time_per_sample_s for x in each if x.time_per_sample_s) * (1 + 1e-9)
+    assert found.time_per_sample_s >= min(x.lower_bound_s for x in each) * (1 - 1e-9)
+    for name, v in (("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)):
+        assert piper_ray.solve(instance, schedule=name, options=ONE_THREAD).schedule.v == v
+    of_file = replace(instance, schedule=Schedule(ScheduleName.INTERLEAVED, 3))
+    assert piper_ray.solve(of_file, options=ONE_THREAD).schedule.v == 3
+
+
+def test_where_nothing_fits_it_says_so() -> None:
+    tight = piper_ray.solve(chain(memory_bytes=1.0), schedule=INTERLEAVED, options=ONE_THREAD)
+    assert tight.status is Status.INFEASIBLE
+    assert tight.infeasibility is not None
+    assert tight.lower_bound_s == float("inf")
+    short = piper_ray.solve(equal_chain(1, devices=2), schedule=INTERLEAVED, options=ONE_THREAD)
+    assert short.status is Status.INFEASIBLE
+
+
+def test_limits_end_a_search_with_what_it_has() -> None:
+    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
+    loose = piper_ray.solve(instance, schedule="zb-h1", options=SolveOptions(threads=1, gap=0.9))
+    assert loose.gap is not None
+    assert loose.gap <= 0.9
+    stop: Stop[Solution] = Stop()
+    stop.request()
+    none = piper_ray.solve(instance, schedule="zb-h1", options=ONE_THREAD, stop=stop)
+    assert (none.status, none.stopped_by) == (Status.UNKNOWN, StoppedBy.INTERRUPT)
+    assert none.lower_bound_s > 0.0
+    answer = stop.answer()
+    assert answer is not None
+    assert answer.status is Status.UNKNOWN
+    late = piper_ray.solve(instance, schedule="zb-h1", options=SolveOptions(threads=1, time_limit_s=1e-9))
+    assert late.stopped_by is StoppedBy.TIME_LIMIT
+
+
+def test_a_listener_hears_of_each_better_plan() -> None:
+    heard: list[Event] = []
+
+    def listener(event: Event) -> None:
+        heard.append(event)
+
+    found = piper_ray.solve(chain(), schedule="interleaved", options=ONE_THREAD, listener=listener)
+    plans = [event for event in heard if isinstance(event, IncumbentFound)]
+    assert plans[-1].time_per_sample_s == found.time_per_sample_s
+    times = [event.time_per_sample_s for event in plans]
+    assert times == sorted(times, reverse=True)
+    assert all(event.bounds.lower_s <= event.time_per_sample_s for event in plans)
+
+
+def test_the_same_input_gives_the_same_plan() -> None:
+    instance = random_instance(11)
+    found = [piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD) for _ in range(2)]
+    assert found[0].plan == found[1].plan
+    assert found[0].lower_bound_s == found[1].lower_bound_s
+
+
+@pytest.mark.parametrize(
+    "options", [SolveOptions(resume="kept"), SolveOptions(contract=Contract.OPERATORS)], ids=["resume", "contract"]
+)
+def test_what_is_not_known_is_refused(options: SolveOptions) -> None:
+    with pytest.raises(UsageError, match="under schedule interleaved"):
+        piper_ray.solve(chain(), schedule="interleaved", options=options)

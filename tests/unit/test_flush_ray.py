@@ -1,0 +1,139 @@
+"""Solves under a flush on a cluster: the answers of one process, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray import RayBackend, calls
+from piper_ray.engine.flush import cluster_crew
+from piper_ray.engine.flush.crew import ThreadCrew
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import UsageError
+from piper_ray.model.events import DegreesAdvanced, Event
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import Stop
+from tests.flush_instances import uneven_layers
+from tests.instances import random_instance, two_towers
+from tests.ray_support import backend_of
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+LONG = two_towers(24, devices=64, microbatches=64, memory_bytes=200.0)
+
+
+@pytest.fixture(scope="module")
+def backend(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the cluster
+    with backend_of(workers=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def _workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is searched by the driver's own thread, however small."""
+    monkeypatch.setattr(ThreadCrew, "busy", property(lambda _: True))
+    monkeypatch.setattr(cluster_crew, "_ALONE_S", 0.0)
+
+
+def figures(solution: Solution) -> tuple[object, ...]:
+    return solution.status, solution.time_per_sample_s, solution.lower_bound_s, solution.plan, solution.stopped_by
+
+
+@cache
+def long_by_one_thread() -> Solution:
+    return solve(LONG, schedule="1f1b", options=SolveOptions(threads=1))
+
+
+def workers_at_work(backend: RayBackend) -> list[int]:
+    """Their processes."""
+    dispatcher = backend._dispatcher
+    if dispatcher is None or dispatcher.in_flight == 0:
+        return []
+    return [hello.process for hello in list(dispatcher._pool._ready.values())]
+
+
+@pytest.mark.usefixtures("_workers_alone")
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("instance", [uneven_layers(3), random_instance(5), two_towers(12, devices=16)])
+def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, schedule: str) -> None:
+    found = solve(instance, schedule=schedule, backend=backend)
+    assert figures(found) == figures(solve(instance, schedule=schedule, options=SolveOptions(threads=1)))
+    assert found.stats.cluster is not None
+    assert found.stats.cluster.chunks > 0
+
+
+@pytest.mark.usefixtures("_workers_alone")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["lost", "hung"])
+def test_a_worker_that_is_no_more_costs_time_alone(
+    backend: RayBackend, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_LEAST_EXPECTED_S", 0.05)
+    struck: list[int] = []
+
+    def listener(event: Event) -> None:
+        at_work = workers_at_work(backend)
+        if isinstance(event, DegreesAdvanced) and event.running and at_work and not struck:
+            struck.append(at_work[0])
+            os.kill(at_work[0], number)
+
+    try:
+        while not struck:  # the first time actors may start later than the driver ends
+            found = solve(LONG, schedule="1f1b", backend=backend, listener=listener)
+    finally:
+        for process in struck:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    assert figures(found) == figures(long_by_one_thread())
+
+
+@pytest.mark.usefixtures("_workers_alone")
+def test_a_stop_ends_what_workers_do(backend: RayBackend) -> None:
+    stop: Stop[Solution] = Stop()
+
+    def listener(event: Event) -> None:
+        if isinstance(event, DegreesAdvanced) and event.running:
+            stop.request()
+
+    whole = long_by_one_thread()
+    ended = solve(LONG, schedule="1f1b", backend=backend, listener=listener, stop=stop)
+    assert ended.stopped_by == "interrupt"
+    assert ended.status in (Status.UNKNOWN, Status.FEASIBLE)
+    assert ended.lower_bound_s <= whole.lower_bound_s
+    small = random_instance(5)
+    again = solve(small, schedule="1f1b", backend=backend)
+    assert figures(again) == figures(solve(small, schedule="1f1b", options=SolveOptions(threads=1)))
+
+
+def test_what_is_small_stays_in_the_driver() -> None:
+    with backend_of(workers=1) as fresh:
+        found = solve(random_instance(5), schedule="1f1b", backend=fresh)
+        assert found.stats.cluster is not None
+        assert found.stats.cluster.chunks == 0
+        assert fresh._dispatcher is None
+
+
+def test_other_backends() -> None:
+    instance = random_instance(5)
+    local = LocalBackend(2)
+    try:
+        assert figures(solve(instance, schedule="1f1b", backend=local)) == figures(solve(instance, schedule="1f1b"))
+    finally:
+        local.close()
+
+    class LevelsAlone:
+        def __getattr__(self, name: str) -> object:
+            if name in ("calls", "__array_interface__"):
+                raise AttributeError(name)
+            return np.nan if name != "evaluate_downsets" else len
+
+    with pytest.raises(UsageError, match="evaluates levels alone"):
+        solve(instance, schedule="1f1b", backend=LevelsAlone())  # type: ignore[arg-type]

@@ -1,0 +1,322 @@
+"""Each kernel of the search for plans with chunks against a slow twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, product
+from random import Random
+
+import numpy as np
+import pytest
+
+import piper_ray
+from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.shapes import PipelineShape
+from piper_ray.engine.chunks.tables import ModelOrder
+from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
+from piper_ray.engine.kernels.chunk_bound import (
+    ACTIVATION,
+    FIXED,
+    FORWARD_S,
+    NO_LIMIT,
+    WEIGHT_S,
+    Paths,
+    Prices,
+    least_priced_s,
+    moments,
+    window,
+)
+from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
+from piper_ray.engine.kernels.chunk_prices import better_prices, spread
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.actions import Kind, flush_lists
+from tests.instances import random_instance
+
+SCHEDULES = [
+    Schedule(ScheduleName.INTERLEAVED, 2),
+    Schedule(ScheduleName.INTERLEAVED, 3, group=4),
+    Schedule(ScheduleName.LOOPED_BFS, 2),
+    Schedule(ScheduleName.ZB_H1),
+    Schedule(ScheduleName.ZB_V),
+    Schedule(ScheduleName.DUALPIPE_V),
+]
+
+
+def shapes() -> Iterator[PipelineShape]:
+    for schedule in SCHEDULES:
+        for p in (1, 2, 3, 4):
+            for m in (1, 3, 4, 8, 9):
+                shape = PipelineShape(schedule, p, m)
+                if shape.runs:
+                    yield shape
+
+
+def plain_ends(shape: PipelineShape, seconds: FloatArray) -> list[float]:
+    """When each rank has done its list: again and again whatever can be done."""
+    lists = [x.tolist() for x in flush_lists(shape.schedule, shape.ranks, shape.microbatches)]
+    ended: dict[tuple[bool, int, int], float] = {}
+    clock, at = [0.0] * shape.ranks, [0] * shape.ranks
+    while any(at[r] < len(lists[r]) for r in range(shape.ranks)):
+        before = sum(at)
+        for r in range(shape.ranks):
+            while at[r] < len(lists[r]):
+                kind, chunk, k = lists[r][at[r]]
+                stage = shape.schedule.stages_of_rank(r, shape.ranks)[chunk]
+                needs = [(True, stage - 1, k)] if kind == Kind.F and stage else []
+                if kind in (Kind.B, Kind.I):
+                    needs = [(True, stage, k)] + ([(False, stage + 1, k)] if stage + 1 < shape.stages else [])
+                if any(need not in ended for need in needs):
+                    break
+                forward, inputs, weights = seconds[stage].tolist()
+                takes = {Kind.F: forward, Kind.B: inputs + weights, Kind.I: inputs, Kind.W: weights}[Kind(kind)]
+                clock[r] = max([clock[r], *(ended[need] for need in needs)]) + takes
+                if kind != Kind.W:
+                    ended[kind == Kind.F, stage, k] = clock[r]
+                at[r] += 1
+        assert sum(at) > before
+    return clock
+
+
+def test_a_batch_takes_what_its_lists_take_and_the_critical_path_has_that_length() -> None:
+    rng = np.random.default_rng(0)
+    for shape in shapes():
+        program = shape.program()
+        assert program is not None
+        for _ in range(3):
+            seconds = rng.integers(0, 4, (shape.stages, PASSES)) * rng.choice([1.0, 0.3], (shape.stages, PASSES))
+            sync_s = rng.choice([0.0, 2.5], shape.ranks)
+            end_s = np.empty(program.kind.size + 1)
+            batch_s = simulate_chunks(program, seconds, sync_s, end_s)
+            assert batch_s == pytest.approx((np.array(plain_ends(shape, seconds)) + sync_s).max(), rel=1e-12)
+            for along_rank in (True, False):
+                counts = np.empty((shape.stages, PASSES))
+                rank = critical_path(program, sync_s, end_s, along_rank, counts)
+                assert (counts * seconds).sum() + sync_s[rank] == pytest.approx(batch_s, rel=1e-12)
+
+
+def test_ranks_hold_what_a_walk_along_their_lists_finds() -> None:
+    rng = np.random.default_rng(1)
+    for shape in shapes():
+        program = shape.program()
+        assert program is not None
+        lists = flush_lists(shape.schedule, shape.ranks, shape.microbatches)
+        held, moment_rank = moments(program, 1_000)
+        for r in range(shape.ranks):
+            activation = rng.integers(0, 5, shape.chunks).astype(np.float64)
+            now, most = 0.0, 0.0
+            for kind, chunk, _ in lists[r].tolist():
+                change = {Kind.F: 1, Kind.I: 0}.get(Kind(kind), -1)
+                now += change * activation[chunk]
+                most = max(most, now)
+            assert peak_bytes(program, r, activation, 7.0) == most + 7.0
+            of_stage = np.zeros(shape.stages)
+            of_stage[program.stage_of[r]] = activation
+            assert (held[moment_rank == r] @ of_stage).max() == most
+
+
+def some_tasks(seeds: range, schedules: list[Schedule] = SCHEDULES) -> Iterator[tuple[Instance, Task]]:
+    for seed in seeds:
+        instance = piper_ray.with_passes(random_instance(seed, most_layers=7, most_tmpcs=3, most_devices=8))
+        variants = stage_variants(instance, Restrictions())
+        degrees = Restrictions().data_parallel_degrees(instance)
+        space = PlanSpace(schedules, variants, degrees, ranks=None, all_devices=False)
+        tasks = list_tasks(instance, ModelOrder.of(instance), space)
+        yield from ((instance, task) for task in Random(seed).sample(tasks, min(3, len(tasks))))
+
+
+def random_cuts(task: Task, rng: Random) -> IndexArray:
+    inner = rng.sample(range(1, task.tables.order.size), task.shape.stages - 1)
+    return np.array([0, *sorted(inner), task.tables.order.size], np.int64)
+
+
+def random_choice(task: Task, rng: Random) -> IndexArray:
+    start = task.tables.option_start.tolist()
+    return np.array([rng.randrange(first, end) for first, end in pairwise(start)], np.int64)
+
+
+def plan_of(task: Task, cuts: IndexArray, choice: IndexArray) -> Plan:
+    tables, order = task.tables, task.tables.order
+    stages = []
+    for first, end in pairwise(cuts.tolist()):
+        taken = {order.layers[x]: tables.tmpcs[x][int(choice[x] - tables.option_start[x])] for x in range(first, end)}
+        chosen = {layer: tmpc.id for layer, tmpc in taken.items()}
+        stages.append(Stage(tuple(chosen), task.data_parallel_degree, task.tensor_parallel_degree, chosen))
+    return Plan(tuple(stages))
+
+
+def test_a_plan_takes_and_holds_what_its_simulation_does() -> None:
+    rng = Random(2)
+    for instance, task in some_tasks(range(40)):
+        program = task.shape.program()
+        assert program is not None
+        cuts, choice = random_cuts(task, rng), random_choice(task, rng)
+        layers = task.tables.layers(task.data_parallel_degree)
+        scratch = np.empty(choice.size, np.int64), np.empty(program.kind.size + 1)
+        batch_s = batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+        simulation = piper_ray.simulate(instance, plan_of(task, cuts, choice), task.shape.schedule)
+        assert batch_s == pytest.approx(simulation.step_s, rel=1e-12, abs=1e-12)
+        figures = chunk_figures(layers, program.rank_of, cuts, choice, scratch[0])
+        for r, rank in enumerate(simulation.ranks):
+            mine = figures[program.stage_of[r]]
+            peak = peak_bytes(program, r, mine[:, ACTIVATION].copy(), float(mine[:, FIXED].sum()))
+            assert peak == pytest.approx(rank.peak_memory_bytes, rel=1e-12, abs=1e-12)
+
+
+def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
+    """On ranks of one chunk, where memory is a sum over layers."""
+    rng, refused, taken = Random(3), 0, 0
+    for instance, task in some_tasks(range(60), [Schedule(ScheduleName.ZB_H1)]):
+        task = replace(task, memory_bytes=instance.memory_bytes * rng.choice([0.2, 0.5, 1.0]))
+        program = task.shape.program()
+        assert program is not None
+        cuts, choice = random_cuts(task, rng), random_choice(task, rng)
+        layers, start = task.tables.layers(task.data_parallel_degree), task.tables.option_start.tolist()
+        most_held = [program.held[first:end].max() for first, end in pairwise(program.held_start.tolist())]
+        for rank in range(task.shape.ranks):
+            if fit_rank(layers, program, rank, cuts, np.array(most_held, float), task.memory_bytes, choice):
+                taken += 1
+                assert rank_peak(task, program, rank, cuts, choice) <= task.memory_bytes
+                continue
+            refused += 1
+            mine = range(cuts[rank], cuts[rank + 1])
+            for options in product(*(range(start[x], start[x + 1]) for x in mine)):
+                choice[mine] = options
+                assert rank_peak(task, program, rank, cuts, choice) > task.memory_bytes
+    assert min(refused, taken) > 10
+
+
+def rank_peak(task: Task, program: ChunkProgram, rank: int, cuts: IndexArray, choice: IndexArray) -> float:
+    figures = task.tables.figures(task.data_parallel_degree)
+    mine = [figures[choice[cuts[k] : cuts[k + 1]]].sum(axis=0) for k in program.stage_of[rank]]
+    activation = np.array([x[ACTIVATION] for x in mine])
+    return peak_bytes(program, rank, activation, float(sum(x[FIXED] for x in mine)))
+
+
+def relaxations(seeds: range) -> Iterator[tuple[Instance, Task, Relaxation]]:
+    for instance, task in some_tasks(seeds):
+        relaxation = Relaxation.of(task)
+        if relaxation is not None:
+            yield instance, task, relaxation
+
+
+def random_prices(relaxation: Relaxation, rng: np.random.Generator) -> Prices:
+    prices, limits = relaxation.prices, relaxation.limits
+    path = rng.random(prices.paths)
+    memory = rng.random(limits.moment_rank.size) * rng.choice([0.0, 1.0], limits.moment_rank.size)
+    units = rng.random(limits.most_units.size) * (limits.most_units < NO_LIMIT)
+    return Prices(path / path.sum(), memory, units, rng.random(limits.rank_of.size))
+
+
+def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced_sum() -> None:
+    random, rng, above = np.random.default_rng(4), Random(4), 0
+    for _, task, relaxation in relaxations(range(60)):
+        plans = []
+        layers = task.tables.layers(task.data_parallel_degree)
+        for _ in range(30):
+            cuts, choice = random_cuts(task, rng), random_choice(task, rng)
+            scratch = np.empty(choice.size, np.int64), np.empty(relaxation.program.kind.size + 1)
+            if all(
+                rank_peak(task, relaxation.program, r, cuts, choice) <= task.memory_bytes
+                for r in range(task.shape.ranks)
+            ):
+                plans.append(batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch))
+        if not plans:
+            continue
+        relaxation.aim(min(plans) * 1.01 + 1e-6)
+        for _ in range(5):
+            prices = random_prices(relaxation, random)
+            bound_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, relaxation.paths, prices)
+            assert bound_s <= min(plans) * (1 + 1e-9) + 1e-9
+            above += bound_s > 0.0
+        relaxation.improve(40)
+        assert relaxation.lower_s <= min(plans) * (1 + 1e-9) + 1e-9
+    assert above > 20
+
+
+def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -> None:
+    random = np.random.default_rng(5)
+    for _, task, relaxation in relaxations(range(40)):
+        relaxation.aim(task.lower_s * 1.5 + 1.0)
+        kinds, limits, prices = relaxation.exact_kinds, relaxation.limits, random_prices(relaxation, random)
+        counts = relaxation.prices.counts[: relaxation.prices.paths]
+        rank = relaxation.prices.rank[: relaxation.prices.paths]
+        passes = np.tensordot(prices.path, counts, 1)
+        sync = np.bincount(rank, prices.path, task.shape.ranks) * task.sync_s_per_byte
+        fixed = np.bincount(limits.moment_rank, prices.memory, task.shape.ranks)
+        activation = prices.memory @ limits.held
+        wanted = np.inf
+        hubs = relaxation.hub_chunks() or [-1]
+        for hub in hubs:
+            total = prices.filled.sum() - limits.memory_bytes * prices.memory.sum()
+            total -= (prices.units * np.where(prices.units > 0.0, limits.most_units, 0.0)).sum()
+            total += ((passes[:, 0] + passes[:, 1]) * limits.crossing_s).sum()
+            for kind, layers in enumerate(kinds.layers.tolist()):
+                first, last = window(kinds, kind, hub)
+                cheapest = np.inf
+                for k in range(first, last + 1):
+                    r = limits.rank_of[k]
+                    for o in range(kinds.option_start[kind], kinds.option_start[kind + 1]):
+                        f, i, w, weights, a, b, from_hub, to_hub = kinds.figures[o].tolist()
+                        cost = passes[k] @ np.array([f, i, w]) + sync[r] * weights + activation[k] * a + fixed[r] * b
+                        cost += prices.units[r] * kinds.units[o] - prices.filled[k]
+                        if hub >= 0 and limits.rank_of[hub] != r:
+                            cost += passes[k, :2].sum() * from_hub + passes[hub, :2].sum() * to_hub
+                        cheapest = min(cheapest, cost)
+                total += layers * cheapest
+            wanted = min(wanted, total)
+        found, _ = least_priced_s(kinds, limits, Paths(counts, rank), prices)
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
+def test_better_prices_raise_the_bound_and_shares_stay_shares() -> None:
+    raised = 0
+    for _, task, relaxation in relaxations(range(30)):
+        prices = relaxation.prices
+        if task.lower_s <= 0.0:
+            continue
+        paths = relaxation.paths
+        mine = Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
+        hub = -1 if not relaxation.hub_chunks() else relaxation.hub_chunks()[0]
+        before_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, paths, mine)
+        better_prices(relaxation.kinds, relaxation.limits, hub, paths, mine, prices.share, task.lower_s, 200, 1.0)
+        after_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, paths, mine)
+        raised += after_s > before_s * (1 + 1e-6)
+        assert mine.path.sum() == pytest.approx(1.0)
+        assert min(mine.path.min(), mine.memory.min(initial=0.0), mine.filled.min()) >= 0.0
+        _, _, layers = spread(relaxation.kinds, relaxation.limits, prices.share, hub)
+        assert layers.sum() == pytest.approx(task.tables.order.size)
+    assert raised > 10
+
+
+def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
+    rng, random, better = Random(6), np.random.default_rng(6), 0
+    for _, task in some_tasks(range(40)):
+        program = task.shape.program()
+        assert program is not None
+        layers = task.tables.layers(task.data_parallel_degree)
+        cuts, choice, held = random_cuts(task, rng), task.tables.option_start[:-1].copy(), np.ones(task.shape.stages)
+        if not fit_all(layers, program, cuts, held, task.memory_bytes, choice):
+            continue
+        scratch = np.empty(choice.size, np.int64), np.empty(program.kind.size + 1)
+        before_s = batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+        control = np.array([np.inf, 0.0])
+        common = (layers, program, task.sync_s_per_byte, held, task.memory_bytes, cuts, choice)
+        after_s = anneal(*common, random.random((200, DRAWS)), 0.01, control)
+        assert after_s == batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+        assert after_s <= before_s
+        better += after_s < before_s
+        assert (np.diff(cuts) > 0).all()
+        for rank in range(task.shape.ranks):
+            assert rank_peak(task, program, rank, cuts, choice) <= task.memory_bytes
+        figures = chunk_figures(layers, program.rank_of, cuts, choice, scratch[0])
+        sync_s = sync_of_ranks(program, figures, task.sync_s_per_byte)
+        assert simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, scratch[1]) == after_s
+    assert better > 10
