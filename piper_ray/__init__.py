@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
     from piper_ray.simulate.stages import StageFigures
     from piper_ray.simulate.timeline import Timeline
+    from piper_ray.simulate.trace import chrome_trace, write_trace
     from piper_ray.sweep.dataset import read_dataset
     from piper_ray.sweep.point import Point
     from piper_ray.sweep.progress import Best, Progress, SweepListener
@@ -122,6 +123,8 @@ __all__ = [
     "frontier",
     "evaluate",
     "simulate",
+    "chrome_trace",
+    "write_trace",
     "run_sweep",
     "read_dataset",
     "baselines",
@@ -272,6 +275,8 @@ _LAZY = {
     "Timeline": "piper_ray.simulate.timeline",
     "MemorySteps": "piper_ray.simulate.memory",
     "Versions": "piper_ray.simulate.memory",
+    "chrome_trace": "piper_ray.simulate.trace",
+    "write_trace": "piper_ray.simulate.trace",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }

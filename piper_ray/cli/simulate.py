@@ -169,7 +169,7 @@ def simulate(
     unwritten = Unwritten()
     if trace is not None:
         with unwritten.noted():
-            simulation.write_trace(trace)
+            piper_ray.write_trace(simulation, trace)
     if plot is not None:
         from piper_ray.report.simulation.picture import plot_timeline
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from piper_ray.model.batch import Batch
 from piper_ray.model.figures import plural, size_text, time_text
@@ -167,18 +166,6 @@ class Simulation:
     def memory(self, rank: int) -> MemorySteps:
         """A rank's memory over the simulated time."""
         return memory_steps(self.timeline, self.stages, rank, self.ranks[rank].versions)
-
-    def trace(self) -> dict[str, object]:
-        """The events as Chrome's trace format, which Perfetto opens."""
-        from piper_ray.simulate.trace import trace
-
-        return trace(self)
-
-    def write_trace(self, path: str | Path) -> None:
-        """As JSON. Raises UsageError if the file cannot be written."""
-        from piper_ray.simulate.trace import write_trace
-
-        write_trace(self, Path(path))
 
     def __repr__(self) -> str:
         return (

@@ -26,8 +26,8 @@ _PASSES, _BATCH = 0, 1
 _CATEGORIES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "backward input", Kind.W: "backward weight"}
 
 
-def trace(simulation: Simulation) -> dict[str, object]:
-    """The whole document."""
+def chrome_trace(simulation: Simulation) -> dict[str, object]:
+    """The events of a simulation in Chrome's trace format, which Perfetto opens: the whole document."""
     return {
         "traceEvents": [event for part in (_names, _passes, _batch, _memory, _arrows) for event in part(simulation)],
         "displayTimeUnit": "ms",
@@ -41,9 +41,9 @@ def trace(simulation: Simulation) -> dict[str, object]:
     }
 
 
-def write_trace(simulation: Simulation, path: Path) -> None:
-    """Writes ``trace`` as one line of JSON, whole or not at all. Raises OSError if it cannot be written."""
-    write_atomically(path, json.dumps(trace(simulation), separators=(",", ":"), allow_nan=False) + "\n")
+def write_trace(simulation: Simulation, path: str | Path) -> None:
+    """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if the file cannot be written."""
+    write_atomically(Path(path), json.dumps(chrome_trace(simulation), separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def _names(simulation: Simulation) -> Iterator[Event]:

@@ -21,6 +21,7 @@ from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.pass_times import pass_times
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
+from piper_ray.simulate.trace import chrome_trace, write_trace
 from tests.report_cases import small_instance, small_plan
 from tests.simulate_support import FLUSHED, GIB, chain, cut
 
@@ -393,7 +394,7 @@ def test_other_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_traces_are_written(tmp_path: Path) -> None:
     found = _simulated("1f1b")
-    found.write_trace(tmp_path / "trace.json")
-    assert json.loads((tmp_path / "trace.json").read_text()) == json.loads(json.dumps(found.trace()))
+    write_trace(found, tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text()) == json.loads(json.dumps(chrome_trace(found)))
     with pytest.raises(UsageError, match="cannot be written"):
-        found.write_trace(tmp_path / "no" / "trace.json")
+        write_trace(found, tmp_path / "no" / "trace.json")

@@ -13,6 +13,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
+from piper_ray.simulate.trace import chrome_trace
 from tests.simulate_support import GIB, chain, cut
 
 Event = dict[str, Any]
@@ -26,7 +27,7 @@ def _simulated(name: ScheduleName) -> Simulation:
 
 def _events(simulation: Simulation) -> list[Event]:
     """As a reader of the file gets them."""
-    document = json.loads(json.dumps(simulation.trace(), allow_nan=False))
+    document = json.loads(json.dumps(chrome_trace(simulation), allow_nan=False))
     assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert document["displayTimeUnit"] in ("ms", "ns")
     events: list[Event] = document["traceEvents"]
