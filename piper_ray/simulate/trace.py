@@ -42,7 +42,7 @@ def chrome_trace(simulation: Simulation) -> dict[str, object]:
 
 
 def write_trace(simulation: Simulation, path: str | Path) -> None:
-    """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if the file cannot be written."""
+    """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
     write_atomically(Path(path), json.dumps(chrome_trace(simulation), separators=(",", ":"), allow_nan=False) + "\n")
 
 
