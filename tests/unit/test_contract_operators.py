@@ -40,7 +40,7 @@ def test_thousands_of_operators_are_refused_and_then_planned() -> None:
 
 
 def test_six_towers_are_planned_in_blocks() -> None:
-    instance = piper_ray.load(SIX_TOWERS)
+    instance = piper_ray.load(SIX_TOWERS).replace(schedule="2bw")
     solution = piper_ray.solve(instance, options=BY_BLOCKS)
     assert solution.plan is not None
     assert solution.gap is not None
