@@ -35,6 +35,7 @@ class LatticeInput:
 
 def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
     """Size of the lattice, and what a solve under the instance's schedule will take in memory and time."""
+    arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     instance = instance_of(instance)
     if Schedule.first_of(instance.schedule) == PAPERS_SCHEDULE and not restrictions.plan_wide:
         return lattice_input(instance, restrictions=restrictions).forecast

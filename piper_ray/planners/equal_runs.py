@@ -62,7 +62,7 @@ class EqualRuns(Light):
         costs = RunCosts.build(instance, order.layers, choices)
         degrees = self._data_parallel_degrees(instance, restrictions)
         if not Schedule.first_of(instance.schedule).asynchronous:
-            return self._under_flush(instance, order, costs, choices, degrees)
+            return self._under_flush(instance, restrictions, order, costs, choices, degrees)
         best: tuple[float, int, int] | None = None
         winner: tuple[Integers, int, UniformChoice] | None = None
         tried = 0
@@ -92,6 +92,7 @@ class EqualRuns(Light):
     def _under_flush(
         self,
         instance: Instance,
+        restrictions: Restrictions,
         order: RunOrder,
         costs: RunCosts,
         choices: Sequence[UniformChoice],
@@ -101,9 +102,9 @@ class EqualRuns(Light):
             return _plan(instance, order, found.starts, found.degree, found.choice)
 
         listed = candidates(costs, choices, self._layouts(order, instance), degrees)
-        best, tried = best_simulated(instance, listed, plan_of)
+        best, tried = best_simulated(instance, restrictions, listed, plan_of)
         if best is None:
-            return Proposal(None, tried, self._why_none(tried))
+            return Proposal(None, tried, self._why_none(tried, restrictions))
         return _proposal(instance, order, best.starts, best.degree, best.choice, tried)
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
@@ -132,10 +133,11 @@ class EqualRuns(Light):
                 yield np.concatenate([ends[0], [order.before], inner, ends[1]]).astype(np.int64)
 
     @staticmethod
-    def _why_none(tried: int) -> str:
+    def _why_none(tried: int, restrictions: Restrictions = Restrictions()) -> str:
         if tried == 0:
             return "no point of the grid is within the devices and microbatches"
-        return f"none of {_counted(tried, 'grid point')} fits in memory"
+        allowed = " and is allowed" if restrictions.plan_wide else ""
+        return f"none of {_counted(tried, 'grid point')} fits in memory{allowed}"
 
 
 def _proposal(

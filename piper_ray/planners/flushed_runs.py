@@ -12,6 +12,7 @@ from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.choices import UniformChoice
 from piper_ray.planners.run_costs import Floats, Integers, RunCosts
@@ -73,12 +74,13 @@ def candidates(
 
 
 def best_simulated(
-    instance: Instance, found: Iterable[Candidate], plan_of: Callable[[Candidate], Plan]
+    instance: Instance, restrictions: Restrictions, found: Iterable[Candidate], plan_of: Callable[[Candidate], Plan]
 ) -> tuple[Candidate | None, int]:
     """The candidate whose step is shortest, then of the fewest devices and stages; and how many candidates there were.
 
-    One is simulated only if its bound is no more than the best step so far.
+    One is simulated only if it keeps the restrictions and its bound is no more than the best step so far.
     """
+    schedule = Schedule.first_of(instance.schedule)
     ordered = sorted(found, key=lambda x: (x.lower_s, x.devices, x.stages))
     best: Candidate | None = None
     least: tuple[float, int, int] | None = None
@@ -88,7 +90,10 @@ def best_simulated(
         try:
             if not candidate.fits():
                 continue
-            value_s = evaluate(instance, plan_of(candidate)).time_per_sample_s
+            plan = plan_of(candidate)
+            if any(restrictions.violations(instance, plan, schedule)):
+                continue
+            value_s = evaluate(instance, plan).time_per_sample_s
         except (InvalidPlan, UsageError):  # too much memory by a hair; too few microbatches for the schedule
             continue
         key = value_s, candidate.devices, candidate.stages

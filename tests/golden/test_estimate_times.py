@@ -99,4 +99,4 @@ def cost(result: Estimate, cut: list[list[int]], d: int, t: int, tmpc: str) -> E
         for stage in cut
     ]
     plan = Plan(tuple(Stage(tuple(stage), d, t, ids) for stage, ids in zip(cut, chosen, strict=True)))
-    return evaluate(result.instance.replace(memory_bytes=1e15), plan)
+    return evaluate(result.instance.replace(memory_bytes=1e15), plan, schedule="2bw")

@@ -40,12 +40,12 @@ def test_thousands_of_operators_are_refused_and_then_planned() -> None:
 
 
 def test_six_towers_are_planned_in_blocks() -> None:
-    instance = piper_ray.load(SIX_TOWERS).replace(schedule="2bw")
-    solution = piper_ray.solve(instance, options=BY_BLOCKS)
+    instance = piper_ray.load(SIX_TOWERS)
+    solution = piper_ray.solve(instance, options=BY_BLOCKS, schedule="2bw")
     assert solution.plan is not None
     assert solution.gap is not None
     assert solution.gap < 0.15
-    assert piper_ray.evaluate(instance, solution.plan).time_per_sample_s == solution.time_per_sample_s
+    assert piper_ray.evaluate(instance, solution.plan, schedule="2bw").time_per_sample_s == solution.time_per_sample_s
     assert solution.blocks is not None
     assert solution.blocks.downsets_before == 28_704_376
     planned = lattice_input(instance, Contract.OPERATORS)

@@ -42,7 +42,7 @@ def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device
     text = out.read_text()
     assert f"#   piper-ray profile {GPT} --microbatch 2 --out {out} " in text
     assert "# 2-97    blocks.0 " in text
-    assert len(text.splitlines()) < 72
+    assert len(text.splitlines()) < 75
     assert not list(tmp_path.glob("*.partial"))
     instance = load(out, devices=8)
     assert len({layer.tmpcs[1][0].time_per_sample_s for layer in instance.layers if layer.name == "Block"}) == 1
