@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper_ray.engine.preview import forecast_solve
+from piper_ray.model.schedule import CHUNKED
 from piper_ray.model.solution import Forecast
 from piper_ray.planners import planner_of
 from piper_ray.planners.planner import NamedPlanner, Needs
@@ -67,7 +68,8 @@ class Demand:
 
     def _is_long(self, point: Point) -> bool:
         needs = self._needs(point)
-        return needs is not None and needs.can_spread and needs.seconds > _LONG_S
+        spreads = point.schedule.name not in CHUNKED  # whose searches no cluster shares yet
+        return needs is not None and spreads and needs.can_spread and needs.seconds > _LONG_S
 
     def _needs(self, point: Point) -> Needs | None:
         """None where its downsets cannot be counted."""

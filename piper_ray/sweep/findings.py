@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from piper_ray.model.options import EXACT
 from piper_ray.model.schedule import PAPERS_SCHEDULE
-from piper_ray.sweep.point import schedule_text
+from piper_ray.sweep.point import scene_name, schedule_text
 
 COLUMNS = [
     "input_hash",
@@ -64,8 +64,7 @@ class Scene(NamedTuple):
     @property
     def name(self) -> str:
         """The workload, and the schedule where it is not Piper's."""
-        usual = self.schedule == PAPERS_SCHEDULE.name.value
-        return self.workload if usual else f"{self.workload}, {self.schedule}"
+        return scene_name(self.workload, self.schedule)
 
 
 @dataclass(frozen=True)

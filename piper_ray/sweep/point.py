@@ -76,6 +76,13 @@ def schedule_text(name: str, chunks: int) -> str:
     return name if chunks == 1 else f"{name}:{chunks}"
 
 
+def scene_name(workload: str, schedule: str) -> str:
+    """The workload's label, and the schedule, a ``schedule_text``, where it is not Piper's: times of several schedules
+    are no match for each other.
+    """
+    return workload if schedule == PAPERS_SCHEDULE.name.value else f"{workload}, {schedule}"
+
+
 def graph_hash(instance: Instance) -> str:
     """Of layers and edges alone."""
     bare = instance.replace(devices=1, microbatches=1, memory_bytes=1.0, bandwidth_bytes_per_s=1.0)

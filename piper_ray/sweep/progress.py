@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from piper_ray.sweep.point import Point
+from piper_ray.sweep.point import Point, scene_name, schedule_text
 
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest plan so far of a workload."""
+    """The fastest plan so far of a workload under a schedule."""
 
     point: Point
     time_per_sample_s: float
@@ -22,7 +22,8 @@ class Progress:
     """points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
 
     solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
-    reading and starting Ray. workers: at the moment. best: by workload. errors: how many of each kind.
+    reading and starting Ray. workers: at the moment. best: by workload and schedule, see
+    ``point.scene_name``. errors: how many of each kind.
     """
 
     points: int
@@ -68,10 +69,11 @@ class Progress:
         self.infeasible += row["status"] == "infeasible"
         self.solving_s += float(str(row["seconds"]))
         found_s = row.get("time_per_sample_s")
-        best = self.best.get(point.workload)
+        label = scene_name(point.workload, schedule_text(point.schedule.name.value, point.schedule.v))
+        best = self.best.get(label)
         if isinstance(found_s, float) and (best is None or found_s < best.time_per_sample_s):
-            self.best[point.workload] = Best(point, found_s)
-            self.latest_best = point.workload
+            self.best[label] = Best(point, found_s)
+            self.latest_best = label
 
 
 SweepListener = Callable[[Progress], None]

@@ -211,7 +211,7 @@ schedule = "pipedream"
 def test_rows_are_of_the_schedules_asked_for(tmp_path: Path) -> None:
     text = SCHEDULES.replace('schedule = "zb-v:3"', 'schedule = "gpipe"')
     source, location = write_small(tmp_path, text), tmp_path / "dataset"
-    run_sweep(source, location)
+    progress = run_sweep(source, location)
     graphs, rows = read_sweep(source).graphs, content(location)
     assert len(rows) == 2 * 4 * 3 * 2 + 2, "the grid, and two points"
     for row in rows:
@@ -231,6 +231,10 @@ def test_rows_are_of_the_schedules_asked_for(tmp_path: Path) -> None:
             result = baselines.plan(instance, row["planner"], schedule=row["schedule"])
             assert row["time_per_sample_s"] == result.time_per_sample_s
     assert len({row["input_hash"] for row in rows}) == len(rows)
+    under_1f1b = [row for row in rows if (row["workload"], row["schedule"]) == ("chain", "1f1b")]
+    assert progress.best["chain, 1f1b"].time_per_sample_s == min(
+        row["time_per_sample_s"] for row in under_1f1b if row["time_per_sample_s"] is not None
+    )
     again = run_sweep(source, location, resume=True)
     assert (again.recorded, again.done) == (len(rows), 0)
     assert content(location) == rows

@@ -15,7 +15,7 @@ from piper_ray.model.events import Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -56,6 +56,10 @@ def frontier(
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
     planned_for = Schedule.first_of(schedule, instance.schedule)
+    if planned_for.name in CHUNKED:
+        raise UsageError(
+            f"a frontier under schedule {planned_for.name.value} is not made yet: solve for each number of devices"
+        )
     most = instance.replace(devices=wanted[-1])
     if is_by_degrees(planned_for, restrictions):
         return frontier_by_degrees(most, wanted, restrictions, options, planned_for, listener, stop or Stop())
