@@ -13,7 +13,8 @@ from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.model.events import Listener
 
 if TYPE_CHECKING:
-    from piper_ray.engine.backends.ray.calls import Calls, Shared
+    from piper_ray.engine.backends.ray.call import Shared
+    from piper_ray.engine.backends.ray.calls import Calls
 
 _ALONE_S = 0.3
 """What is searched in less is not worth a worker."""
@@ -114,7 +115,7 @@ class ClusterCrew:
         return [(self._running.pop(answer), self._calls.take(answer)) for answer in answers if self._calls is not None]
 
     def _shared_of(self, arrays: Any) -> Shared:
-        from piper_ray.engine.backends.ray.calls import Shared
+        from piper_ray.engine.backends.ray.call import Shared
 
         if id(arrays) not in self._shared:
             self._shared[id(arrays)] = arrays, Shared(arrays._asdict())

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.arrow import array_table
-from piper_ray.engine.backends.ray.calls import Call
+from piper_ray.engine.backends.ray.call import Call
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
