@@ -22,7 +22,7 @@ from piper_ray.model.solution import ClusterStats, NodeStats
 
 if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.call import Call
-from piper_ray.engine.backends.ray.calls import Calls
+    from piper_ray.engine.backends.ray.calls import Calls
     from piper_ray.engine.backends.ray.dispatcher import Batch, Dispatcher
 
 _HEARTBEAT_S = 0.1
