@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from piper_ray.report.info import info
     from piper_ray.simulate.memory import MemorySteps, Versions
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
-    from piper_ray.simulate.stages import StageFigures
+    from piper_ray.simulate.stages import StageLoad
     from piper_ray.simulate.timeline import Timeline
     from piper_ray.simulate.trace import chrome_trace, write_trace
     from piper_ray.sweep.dataset import read_dataset
@@ -213,7 +213,7 @@ __all__ = [
     "Binding",
     "Simulation",
     "RankSimulation",
-    "StageFigures",
+    "StageLoad",
     "PathPart",
     "Interval",
     "Timeline",
@@ -271,7 +271,7 @@ _LAZY = {
     "RankSimulation": "piper_ray.simulate.result",
     "PathPart": "piper_ray.simulate.result",
     "Interval": "piper_ray.simulate.result",
-    "StageFigures": "piper_ray.simulate.stages",
+    "StageLoad": "piper_ray.simulate.stages",
     "Timeline": "piper_ray.simulate.timeline",
     "MemorySteps": "piper_ray.simulate.memory",
     "Versions": "piper_ray.simulate.memory",

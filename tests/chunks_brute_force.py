@@ -11,7 +11,7 @@ from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.simulate.actions import Actions, Kind, flush_lists, stage_of_chunk
+from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, stage_of_chunk
 from piper_ray.simulate.pass_times import pass_times
 
 MEMORY_TOLERANCE = 1e-9
@@ -72,9 +72,9 @@ def step_s(
                 kind, chunk, microbatch = lists[r][position[r]].tolist()
                 stage = stage_of_chunk(schedule, p, r, chunk)
                 needs = []
-                if kind == Kind.F:
+                if kind == ActionKind.F:
                     needs = [("F", stage - 1, microbatch)] if stage else []
-                elif kind == Kind.W:
+                elif kind == ActionKind.W:
                     needs = [("B", stage, microbatch)]
                 else:
                     needs = [("F", stage, microbatch)]
@@ -82,10 +82,15 @@ def step_s(
                 if any(need not in ended for need in needs):
                     break
                 forward, inputs, weights = seconds[stage]
-                takes = {Kind.F: forward, Kind.B: inputs + weights, Kind.I: inputs, Kind.W: weights}[Kind(kind)]
+                takes = {
+                    ActionKind.F: forward,
+                    ActionKind.B: inputs + weights,
+                    ActionKind.I: inputs,
+                    ActionKind.W: weights,
+                }[ActionKind(kind)]
                 clock[r] = max([clock[r], *(ended[need] for need in needs)]) + takes
-                if kind != Kind.W:
-                    ended["F" if kind == Kind.F else "B", stage, microbatch] = clock[r]
+                if kind != ActionKind.W:
+                    ended["F" if kind == ActionKind.F else "B", stage, microbatch] = clock[r]
                 position[r] += 1
                 moved = True
         assert moved, "ranks wait for each other"
@@ -137,11 +142,11 @@ def _fits(instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], pl
         if held > limit:
             return False
         for kind, chunk, _ in lists[r].tolist():
-            if kind == Kind.F:
+            if kind == ActionKind.F:
                 held += each[chunk]
                 if held > limit:
                     return False
-            elif kind != Kind.I:
+            elif kind != ActionKind.I:
                 held -= each[chunk]
     return True
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.workloads.estimate.architectures import FAMILIES
-from piper_ray.workloads.estimate.build import Estimate, Request, estimate
-from piper_ray.workloads.estimate.config import Model
+from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
+from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind
 
 
-def model_of(model_type: str, *, tokens: int | None = None, **config: object) -> Model:
+def model_of(model_type: str, *, tokens: int | None = None, **config: object) -> ModelConfig:
     """A model from the keys of a config."""
     family = FAMILIES[model_type]
     read = family.config.model_validate(config)
     most = family.most_tokens(read)
     if tokens is None and most is not None:
         tokens = min(most, family.tokens)
-    return Model(model_type, family, read, tokens, family.samples, family.batch)
+    return ModelConfig(model_type, family, read, tokens, family.samples, family.batch)
 
 
-def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, tokens: int = 2048) -> Model:
+def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, tokens: int = 2048) -> ModelConfig:
     """A GPT as Megatron's papers describe it."""
     return model_of(
         "gpt2", tokens=tokens, n_embd=width, n_layer=layers, n_head=heads, vocab_size=vocabulary, n_positions=tokens
@@ -29,7 +29,7 @@ def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, tokens: in
 
 
 def estimated(
-    model: Model,
+    model: ModelConfig,
     gpu: str = "A100-80",
     *,
     nodes: int = 1,
@@ -41,7 +41,7 @@ def estimated(
     offload: bool = False,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
-    request = Request(
+    request = EstimateRequest(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         samples=samples,

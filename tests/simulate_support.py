@@ -12,7 +12,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, stage_of_chunk
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.stages import Hop, StageFigures
+from piper_ray.simulate.stages import Hop, StageLoad
 from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
 from tests.simulate_twin import Link, Pass, Pipeline
 
@@ -52,7 +52,7 @@ def cut(sizes: Sequence[int], degrees: Sequence[int] | int = 1, tensor_parallel:
 
 
 def placed(schedule: Schedule, replicas: Sequence[int]) -> Layout:
-    return layout(schedule, [StageFigures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, d, 1) for d in replicas])
+    return layout(schedule, [StageLoad(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, d, 1) for d in replicas])
 
 
 def run(

@@ -17,7 +17,7 @@ from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.lattice.contraction import Contraction, contract
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
-from piper_ray.engine.tables.problem import Problem, Workload, build_problem
+from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.evaluate import evaluate
 from piper_ray.model.events import Listener
@@ -49,7 +49,7 @@ def tables(
     contraction = contract(instance, variants) if contraction is None else contraction
     graph = build_graph(instance, contraction)
     lattice = build_lattice(graph, MANY)
-    workload = Workload.build(lattice, build_options(instance, graph, variants))
+    workload = LatticeTables.build(lattice, build_options(instance, graph, variants))
     return Tables(
         contraction, graph, lattice, build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
     )

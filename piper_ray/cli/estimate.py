@@ -74,14 +74,14 @@ def estimate(
 ) -> None:
     """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
     from piper_ray.report.estimate_summary import file_text, summary_lines
-    from piper_ray.workloads.estimate.build import Request
+    from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.build import estimate as run
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
 
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
-    request = Request(
+    request = EstimateRequest(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         tokens=tokens,

@@ -127,10 +127,10 @@ def profile(
     from piper_ray.workloads.measure.factory import find_factory, parse_argument
     from piper_ray.workloads.measure.inputs import parse_input
     from piper_ray.workloads.measure.passes import Repeats
-    from piper_ray.workloads.measure.session import Request, store_of
+    from piper_ray.workloads.measure.session import ProfileRequest, store_of
     from piper_ray.workloads.measure.session import profile as run
 
-    request = Request(
+    request = ProfileRequest(
         microbatch=microbatch,
         device=device.value,
         layers=layers or (),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from piper_ray.engine.evaluation.backend import Display
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.preparation import Preparation, prepare
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
@@ -21,7 +21,7 @@ from piper_ray.model.stop import StoppedBy, StopSearch
 _UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 
 
-def solve_layers(request: Request, prepared: Preparation | None = None) -> Solution:
+def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> Solution:
     """The plan of least time, or the best one found. prepared: shared with other solves, and no part of this one's
     time.
 
@@ -114,7 +114,7 @@ class _Answers:
         )
 
 
-def _impossible(request: Request, made: Preparation) -> Solution:
+def _impossible(request: SolveRequest, made: Preparation) -> Solution:
     """Some layer has no TMPC that is allowed: there is no lattice, and nothing to search."""
     stats = SolveStats(
         layers=len(request.instance.layers),

@@ -17,7 +17,7 @@ from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
 from piper_ray.engine.lattice.downsets import build_lattice, listed_pairs
 from piper_ray.engine.lattice.layer_graph import LayerGraph
-from piper_ray.engine.tables.problem import Workload
+from piper_ray.engine.tables.problem import LatticeTables
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.constraints import Constraint, NoDataParallelism
 from piper_ray.model.errors import LimitError
@@ -30,7 +30,7 @@ _FEW_DOWNSETS = 1_200
 """Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
 
 
-class Shape(NamedTuple):
+class PointShape(NamedTuple):
     """What of a point, beside its graph, decides on its preparation. degrees: t up to K. replica_ranges: those of the
     data-parallel degrees that it can have, see ``variants``. ample_memory: see ``lattice.contraction``.
     """
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     ample_memory: bool
 
     @classmethod
-    def of(cls, instance: Instance, restrictions: Restrictions) -> Shape:
+    def of(cls, instance: Instance, restrictions: Restrictions) -> PointShape:
         degrees = tuple(t for t in instance.degrees if t <= instance.devices)
         ranges = replica_ranges(instance, restrictions)
         # What is about replicas alone has its say in the ranges.
@@ -80,9 +80,9 @@ class Preparation:
 
     layers: tuple[Layer, ...]
     edges: tuple[Edge, ...]
-    shape: Shape
+    shape: PointShape
     outline: Outline
-    workload: Workload | None
+    workload: LatticeTables | None
     impossible: Infeasibility | None
     lattice_s: float
     stage_costs_s: float
@@ -98,7 +98,7 @@ class Preparation:
     def serves(self, instance: Instance, restrictions: Restrictions) -> bool:
         """Whether it was made for this graph and shape. Instances made with ``replace`` share their layers."""
         same = self.layers is instance.layers and self.edges is instance.edges
-        return same and self.shape == Shape.of(instance, restrictions)
+        return same and self.shape == PointShape.of(instance, restrictions)
 
 
 def prepare(
@@ -109,7 +109,7 @@ def prepare(
 ) -> Preparation:
     """Builds lattice and stage sums. Raises LimitError if the lattice does not fit into the limit, or the machine."""
     started = time.perf_counter()
-    shape = Shape.of(instance, restrictions)
+    shape = PointShape.of(instance, restrictions)
     outline = Outline.of(instance, restrictions)
     variants, graph = outline.variants, outline.graph
     impossible = layer_without_choice(instance, variants)
@@ -125,7 +125,7 @@ def prepare(
     listener(StepFinished("lattice", lattice_s, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
 
     began = time.perf_counter()
-    workload = Workload.build(lattice, build_options(instance, graph, variants))
+    workload = LatticeTables.build(lattice, build_options(instance, graph, variants))
     stage_costs_s = time.perf_counter() - began
     tmpcs = sum(len(of_vertex) for of_variant in workload.options.tmpcs for of_vertex in of_variant)
     listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))

@@ -22,7 +22,7 @@ from piper_ray.model.stop import Stop
 
 
 @dataclass(frozen=True)
-class Request:
+class SolveRequest:
     """backend: the caller's; None: threads of our own. started_s: by ``time.perf_counter``."""
 
     instance: Instance

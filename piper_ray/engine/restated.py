@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.sustained import solve_sustained
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate
 from piper_ray.model.errors import UsageError
@@ -17,12 +17,12 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy
 
-Solver = Callable[[Request], Solution]
+Solver = Callable[[SolveRequest], Solution]
 
 _A_MOMENT_S = 1e-3
 
 
-def solve_restated(request: Request, schedule: Schedule, solve: Solver) -> Solution:
+def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
     """``solve``, also for constraints that it does not know: ``SustainedRate``, ``KeepOrder``, one-for-all.
 
     Raises UsageError where they cannot be kept: a rate under a schedule that drains, or an order of blocks.
@@ -43,7 +43,7 @@ def solve_restated(request: Request, schedule: Schedule, solve: Solver) -> Solut
     return solve(request)
 
 
-def _said(request: Request, changed: Request, solve: Solver, say: Callable[[Solution], Solution]) -> Solution:
+def _said(request: SolveRequest, changed: SolveRequest, solve: Solver, say: Callable[[Solution], Solution]) -> Solution:
     """The answer to ``changed`` in the words of ``request``, at the end and at any moment before it."""
     part = request.stop.part()
     request.stop.offer(lambda: None if (found := part.answer()) is None else say(found))
@@ -55,7 +55,7 @@ def _keeping_order(solution: Solution) -> Solution:
     return solution if plan is None else replace(solution, plan=replace(plan, keeps_order=True))
 
 
-def _one_for_all(request: Request, solve: Solver) -> Solution:
+def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
     """The better of both settings. Until the second is begun nothing is known of it."""
     if request.options.resume is not None:
         raise UsageError("recomputation one-for-all takes two solves, which one folder cannot keep: leave out resume")

@@ -10,7 +10,7 @@ from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -58,7 +58,7 @@ def solve(
     arguments.of_kind("step", step, StepTerms, "StepTerms")
     with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
         given, instance = instance, instance_of(instance)
-        request = Request(instance, restrictions, options, backend, listener, stop or Stop(), step)
+        request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step)
         if given is not instance:
             for note in instance.notes:
                 request.note(note)
@@ -67,7 +67,7 @@ def solve(
         if step != StepTerms() and planned_for.name not in (*FLUSHED, *CHUNKED):
             raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
 
-        def solve_one(one: Request) -> Solution:
+        def solve_one(one: SolveRequest) -> Solution:
             if asked is not None and planned_for.name in CHUNKED:
                 return solve_with_chunks(one, chunk_schedules(asked))
             restated = one.restrictions != restrictions  # then another problem is solved than what was prepared for
@@ -76,7 +76,7 @@ def solve(
         return solve_restated(request, planned_for, solve_one)
 
 
-def _solve(request: Request, planned_for: Schedule, prepared: Preparation | None) -> Solution:
+def _solve(request: SolveRequest, planned_for: Schedule, prepared: Preparation | None) -> Solution:
     by_blocks = request.options.contract is Contract.OPERATORS
     if is_by_degrees(planned_for, request.restrictions):
         return (solve_blocks_by_degrees if by_blocks else solve_under_flush)(request, planned_for)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import Constraint, SameDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
@@ -24,7 +24,7 @@ from piper_ray.model.stop import StopSearch
 from piper_ray.simulate.assemble import most_bytes, sustaining_in_flight
 from piper_ray.simulate.run import simulate
 
-Solver = Callable[[Request], Solution]
+Solver = Callable[[SolveRequest], Solution]
 
 _TRIALS = 10
 """Solves with less memory at most."""
@@ -41,7 +41,7 @@ class _Kept:
     missing_bytes: float = 0.0
 
 
-def solve_sustained(request: Request, solve: Solver) -> Solution:
+def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
     """The best plan found that sustains its rate. request: without the constraint. Raises UsageError with resume."""
     if request.options.resume is not None:
         raise UsageError("a sustained rate takes several solves, which one folder cannot keep: leave out resume")
@@ -72,7 +72,7 @@ def _kept(instance: Instance, plan: Plan) -> _Kept:
     return _Kept(kept if simulate(instance, kept, PAPERS_SCHEDULE).keeps_promise else None)
 
 
-def _best_of_others(request: Request, solve: Solver, missing_bytes: float) -> Solution | None:
+def _best_of_others(request: SolveRequest, solve: Solver, missing_bytes: float) -> Solution | None:
     """Of plans that leave ever more memory free the first that sustains its rate, or one with one d and one t."""
     instance = request.instance
     best = None
@@ -91,7 +91,9 @@ def _best_of_others(request: Request, solve: Solver, missing_bytes: float) -> So
     return best
 
 
-def _tried(request: Request, solve: Solver, memory_bytes: float, *rules: Constraint) -> tuple[Solution | None, float]:
+def _tried(
+    request: SolveRequest, solve: Solver, memory_bytes: float, *rules: Constraint
+) -> tuple[Solution | None, float]:
     """A solve with so much memory; None: no plan. And what its plan lacks of all memory to sustain its rate."""
     limit_s = request.options.time_limit_s
     if limit_s is not None and time.perf_counter() - request.started_s >= limit_s:

@@ -16,7 +16,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.choices import UniformChoice
 from piper_ray.planners.run_costs import Floats, Integers, RunCosts
-from piper_ray.simulate.actions import Kind, flush_lists, stage_of_chunk
+from piper_ray.simulate.actions import ActionKind, flush_lists, stage_of_chunk
 
 _ROUNDING = 1e-9
 """Relative. Sums of the same seconds in another order differ by less."""
@@ -150,6 +150,6 @@ def _held(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integ
     if schedule.name is ScheduleName.ONE_F_ONE_B:
         return np.array([[min(microbatches, ranks - rank)]])
     actions = _lists(schedule, ranks, microbatches)[rank]
-    change = np.where(actions[:, 0] == Kind.F, 1, -1) * (actions[:, 0] != Kind.I)
+    change = np.where(actions[:, 0] == ActionKind.F, 1, -1) * (actions[:, 0] != ActionKind.I)
     in_chunk = actions[:, 1:2] == np.arange(schedule.v)
     return np.unique(np.cumsum(change[:, None] * in_chunk, axis=0), axis=0)

@@ -15,19 +15,19 @@ _WIDE_SPREAD = 0.2
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerGroup:
     """Layers of one signature."""
 
     first: Measured
     numbers: Sequence[int]
 
 
-def kinds_of(layers: Sequence[Measured]) -> list[Kind]:
+def kinds_of(layers: Sequence[Measured]) -> list[LayerGroup]:
     """In the order in which they come first."""
     numbers: dict[str, list[int]] = {}
     for index, measured in enumerate(layers):
         numbers.setdefault(measured.signature, []).append(index)
-    return [Kind(layers[of[0]], of) for of in numbers.values()]
+    return [LayerGroup(layers[of[0]], of) for of in numbers.values()]
 
 
 def file_text(result: Profile, command: str) -> str:

@@ -15,7 +15,7 @@ from piper_ray.report.stages import print_table
 from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Sweep
 from piper_ray.sweep.progress import Best, Progress
-from piper_ray.sweep.schedule import Kind
+from piper_ray.sweep.queue import PointKind
 
 _LINE_EVERY_S = 10.0
 
@@ -71,10 +71,10 @@ def best_text(best: Best) -> str:
 
 def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
     """What a sweep will take: a row for each kind of point."""
-    counts = Counter(Kind.of(point) for point in sweep.points)
+    counts = Counter(PointKind.of(point) for point in sweep.points)
     rows = []
     for kind, points in counts.items():
-        sample = next(point for point in sweep.points if Kind.of(point) == kind)
+        sample = next(point for point in sweep.points if PointKind.of(point) == kind)
         forecast = demand.lattice(sample)
         need = demand.memory_bytes(sample)
         rows.append(

@@ -19,7 +19,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 Actions = npt.NDArray[np.int64]
 
 
-class Kind(IntEnum):
+class ActionKind(IntEnum):
     """F: forward pass. B: whole backward pass. I and W: its two parts, gradients of the inputs and of the weights."""
 
     F = 0
@@ -70,16 +70,16 @@ def check_shape(schedule: Schedule, ranks: int, microbatches: int) -> None:
 def gpipe(microbatches: int) -> Actions:
     """All forward passes, then all backward passes, both in order."""
     order = np.arange(microbatches)
-    return _stacked([(Kind.F, 0, order), (Kind.B, 0, order)])
+    return _stacked([(ActionKind.F, 0, order), (ActionKind.B, 0, order)])
 
 
 def one_f_one_b(microbatches: int, in_flight: int) -> Actions:
     """Forward passes until ``in_flight`` microbatches are, then backward and forward in turn, then what is left."""
     m, y = microbatches, min(in_flight, microbatches)
     actions = np.zeros((2 * m, 3), np.int64)
-    actions[y:, 0] = Kind.B
-    actions[y + 1 : 2 * m - y : 2, 0] = Kind.F
-    forward = actions[:, 0] == Kind.F
+    actions[y:, 0] = ActionKind.B
+    actions[y + 1 : 2 * m - y : 2, 0] = ActionKind.F
+    forward = actions[:, 0] == ActionKind.F
     actions[forward, 2] = np.arange(m)
     actions[~forward, 2] = np.arange(m)
     return actions
@@ -109,7 +109,8 @@ def group_size(ranks: int, microbatches: int, wanted: int | None) -> int:
 def _looped_bfs(m: int, v: int) -> Actions:
     order = np.arange(m)
     return _stacked(
-        [(Kind.F, chunk, order) for chunk in range(v)] + [(Kind.B, chunk, order[::-1]) for chunk in reversed(range(v))]
+        [(ActionKind.F, chunk, order) for chunk in range(v)]
+        + [(ActionKind.B, chunk, order[::-1]) for chunk in reversed(range(v))]
     )
 
 
@@ -117,9 +118,9 @@ def _interleaved(p: int, r: int, m: int, v: int, group: int) -> Actions:
     forward, backward = _grouped_order(m, v, group)
     ahead = min((v - 1) * group + 2 * (p - 1 - r), m * v)
     actions = np.zeros((2 * m * v, 3), np.int64)
-    actions[ahead:, 0] = Kind.B
-    actions[ahead : 2 * m * v - ahead : 2, 0] = Kind.F
-    is_forward = actions[:, 0] == Kind.F
+    actions[ahead:, 0] = ActionKind.B
+    actions[ahead : 2 * m * v - ahead : 2, 0] = ActionKind.F
+    is_forward = actions[:, 0] == ActionKind.F
     actions[is_forward, 1:] = forward
     actions[~is_forward, 1:] = backward
     return actions
@@ -131,7 +132,11 @@ def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
     ahead = min((v - 1) * group + p - 1 - r, m * v)
     number = np.arange(m * v)
     # Turn i: the forward pass that is so many ahead, the i-th I, and the W of the I that was r turns before.
-    turns = [(Kind.F, number - ahead, forward), (Kind.I, number, backward), (Kind.W, number + r, backward)]
+    turns = [
+        (ActionKind.F, number - ahead, forward),
+        (ActionKind.I, number, backward),
+        (ActionKind.W, number + r, backward),
+    ]
     passes = np.concatenate([np.column_stack([np.full(m * v, kind), of_pass]) for kind, _, of_pass in turns])
     turn = np.concatenate([turn for _, turn, _ in turns])
     return passes[np.lexsort((passes[:, 0], turn))]
@@ -180,12 +185,12 @@ def _counted(passes: Sequence[int], microbatches: int) -> Actions:
     """Each chunk's passes of a kind take its microbatches in order; B is an I and a W."""
     kind, chunk = np.divmod(np.array(passes, np.int64), 2)
     microbatch = np.zeros(len(kind), np.int64)
-    whole = kind == Kind.B
+    whole = kind == ActionKind.B
     for of_chunk in (0, 1):
         for counted, numbered in (
-            (kind == Kind.F, kind == Kind.F),
-            ((kind == Kind.I) | whole, (kind == Kind.I) | whole),
-            ((kind == Kind.W) | whole, kind == Kind.W),
+            (kind == ActionKind.F, kind == ActionKind.F),
+            ((kind == ActionKind.I) | whole, (kind == ActionKind.I) | whole),
+            ((kind == ActionKind.W) | whole, kind == ActionKind.W),
         ):
             mine = chunk == of_chunk
             before = np.cumsum(mine & counted) - 1
@@ -193,7 +198,7 @@ def _counted(passes: Sequence[int], microbatches: int) -> Actions:
     return np.column_stack([kind, chunk, microbatch])[microbatch < microbatches]
 
 
-def _stacked(parts: list[tuple[Kind, int, npt.NDArray[np.int64]]]) -> Actions:
+def _stacked(parts: list[tuple[ActionKind, int, npt.NDArray[np.int64]]]) -> Actions:
     return np.concatenate(
         [
             np.stack([np.full(len(order), kind), np.full(len(order), chunk), order], axis=1)

@@ -14,13 +14,13 @@ from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
-from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
+from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
-from piper_ray.simulate.stages import Hop, StageFigures, Stages, charged_s, hops, stages_of
+from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, steady_state
 from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
 from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
@@ -44,7 +44,7 @@ class _Scene:
     planned_in_flight: tuple[int, ...] | None
 
     @property
-    def figures(self) -> tuple[StageFigures, ...]:
+    def figures(self) -> tuple[StageLoad, ...]:
         return self.stages.figures
 
     def run(self, lists: Sequence[Actions], microbatches: int) -> Timeline:
@@ -153,8 +153,8 @@ def _stream(scene: _Scene) -> Stream:
     duration_s = scene.seconds.duration_s
     latency_s = scene.options.latency_s
     return Stream(
-        tuple(duration_s[:, Kind.F].tolist()),
-        tuple(duration_s[:, Kind.B].tolist()),
+        tuple(duration_s[:, ActionKind.F].tolist()),
+        tuple(duration_s[:, ActionKind.B].tolist()),
         scene.placed.replicas,
         tuple(
             Hand(hop.source, hop.target, hop.forward_s + latency_s, hop.backward_s + latency_s) for hop in scene.hops

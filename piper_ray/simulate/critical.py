@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piper_ray.simulate.actions import Kind
+from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.result import Interval, PathPart
 from piper_ray.simulate.timeline import Timeline
 
@@ -32,7 +32,7 @@ def critical_path(
         parts.append(
             PathPart(
                 here,
-                Kind(timeline.kind[action]).name,
+                ActionKind(timeline.kind[action]).name,
                 int(timeline.stage[action]),
                 int(timeline.microbatch[action]),
                 start_s,

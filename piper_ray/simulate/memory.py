@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.simulate.actions import Kind
+from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.kernels.events import Floats, Integers
-from piper_ray.simulate.stages import StageFigures
+from piper_ray.simulate.stages import StageLoad
 from piper_ray.simulate.timeline import Timeline
 
 VERSIONS_IN_FIXED = 2
@@ -53,7 +53,7 @@ def held_microbatches(timeline: Timeline, rank: int, stage: int) -> Integers:
 
 
 def memory_steps(
-    timeline: Timeline, figures: Sequence[StageFigures], rank: int, versions: Versions | None = None
+    timeline: Timeline, figures: Sequence[StageLoad], rank: int, versions: Versions | None = None
 ) -> MemorySteps:
     """versions: those of PipeDream's weight stashing, at their most; they are held throughout."""
     stages = timeline.layout.ranks[rank].stages
@@ -75,9 +75,9 @@ def _changes(timeline: Timeline, rank: int) -> tuple[Floats, Integers, Integers]
     """
     mine = timeline.of_rank(rank)
     kind = timeline.kind[mine]
-    counts = kind != Kind.I
-    time_s = np.where(kind == Kind.F, timeline.start_s[mine], timeline.end_s[mine])
-    return time_s[counts], timeline.stage[mine][counts], np.where(kind == Kind.F, 1, -1)[counts]
+    counts = kind != ActionKind.I
+    time_s = np.where(kind == ActionKind.F, timeline.start_s[mine], timeline.end_s[mine])
+    return time_s[counts], timeline.stage[mine][counts], np.where(kind == ActionKind.F, 1, -1)[counts]
 
 
 def weight_versions(timeline: Timeline, rank: int) -> Versions:
@@ -89,7 +89,7 @@ def weight_versions(timeline: Timeline, rank: int) -> Versions:
     (stage,) = placed.stages
     replicas = timeline.layout.replicas[stage]
     mine = timeline.of_rank(rank)
-    forward = timeline.kind[mine] == Kind.F
+    forward = timeline.kind[mine] == ActionKind.F
     start_s = timeline.start_s[mine][forward]
     end_s = timeline.end_s[mine][~forward]
     microbatch = timeline.microbatch[mine][~forward]
@@ -116,7 +116,7 @@ def weight_versions(timeline: Timeline, rank: int) -> Versions:
 def _input_stage(timeline: Timeline) -> tuple[Floats, Floats, int]:
     """When each microbatch entered the first stage, when backward passes ended there (ascending), and its replicas."""
     first = timeline.stage == 0
-    entering = first & (timeline.kind == Kind.F)
+    entering = first & (timeline.kind == ActionKind.F)
     entered_s = np.full(timeline.microbatches, np.inf)
     entered_s[timeline.microbatch[entering]] = timeline.start_s[entering]
-    return entered_s, np.sort(timeline.end_s[first & (timeline.kind == Kind.B)]), timeline.layout.replicas[0]
+    return entered_s, np.sort(timeline.end_s[first & (timeline.kind == ActionKind.B)]), timeline.layout.replicas[0]

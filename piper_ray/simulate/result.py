@@ -11,7 +11,7 @@ from piper_ray.model.notebook import html_table
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
 from piper_ray.simulate.options import SimulationOptions
-from piper_ray.simulate.stages import StageFigures
+from piper_ray.simulate.stages import StageLoad
 from piper_ray.simulate.timeline import Timeline
 
 PROMISE_KEPT = 1.0 + 1e-6
@@ -98,7 +98,7 @@ class Simulation:
     promised_s: float | None
     pipelines: int
     ranks: tuple[RankSimulation, ...]
-    stages: tuple[StageFigures, ...]
+    stages: tuple[StageLoad, ...]
     window_s: tuple[float, float]
     in_flight: tuple[int, ...] | None
     sustaining: tuple[int, ...] | None

@@ -17,7 +17,7 @@ from piper_ray.simulate.pass_times import pass_times
 
 
 @dataclass(frozen=True)
-class StageFigures:
+class StageLoad:
     """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
 
     activation_bytes: for each microbatch in flight. fixed_bytes: whatever is in flight; the weights are among them.
@@ -65,7 +65,7 @@ class SharedTensor:
 class Stages:
     """The stages of a plan, front to back, and what passes between them."""
 
-    figures: tuple[StageFigures, ...]
+    figures: tuple[StageLoad, ...]
     messages: tuple[Message, ...]
     tensors: tuple[SharedTensor, ...]
 
@@ -116,10 +116,10 @@ def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> li
     return violations
 
 
-def _figures(tmpcs: Iterable[Tmpc], d: int, t: int) -> StageFigures:
+def _figures(tmpcs: Iterable[Tmpc], d: int, t: int) -> StageLoad:
     chosen = list(tmpcs)
     passes = [pass_times(tmpc) for tmpc in chosen]
-    return StageFigures(
+    return StageLoad(
         forward_s=fsum(times.forward_s for times in passes),
         input_s=fsum(times.input_s for times in passes),
         weight_s=fsum(times.weight_s for times in passes),

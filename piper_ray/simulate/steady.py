@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from piper_ray.simulate.actions import Kind
+from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.timeline import Layout, Timeline
 
@@ -33,7 +33,7 @@ def steady_state(run: Callable[[int], Timeline], placed: Layout, in_flight: Sequ
     microbatches = 12 * depth + 96
     for _ in range(_DOUBLINGS):
         timeline = run(microbatches)
-        left_s = timeline.ends_s(Kind.B, 0)[: microbatches - depth]
+        left_s = timeline.ends_s(ActionKind.B, 0)[: microbatches - depth]
         period = _period(left_s)
         if period is not None or 2 * len(timeline) > _MOST_ACTIONS:
             break

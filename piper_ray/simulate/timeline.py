@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.schedule import Schedule
-from piper_ray.simulate.actions import Actions, Kind, stage_of_chunk
+from piper_ray.simulate.actions import ActionKind, Actions, stage_of_chunk
 from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
-from piper_ray.simulate.stages import Hop, StageFigures
+from piper_ray.simulate.stages import Hop, StageLoad
 
 MOST_ACTIONS = 20_000_000
 """Some 2 GB of them; refused above."""
@@ -59,7 +59,7 @@ class Layout:
         return tuple(self.ranks[rank].place for rank in self.first_rank)
 
 
-def layout(schedule: Schedule, figures: Sequence[StageFigures]) -> Layout:
+def layout(schedule: Schedule, figures: Sequence[StageLoad]) -> Layout:
     """Ranks place by place and, within one, replica by replica; ``figures`` say each stage's degree d."""
     degrees = [stage.data_parallel_degree for stage in figures]
     lanes = gcd(*degrees)
@@ -114,7 +114,7 @@ class Timeline:
     def rank_of_action(self) -> npt.NDArray[np.int64]:
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
-    def ends_s(self, kind: Kind, stage: int) -> Floats:
+    def ends_s(self, kind: ActionKind, stage: int) -> Floats:
         """float64[microbatches]: when the passes of a kind ended at a stage."""
         ends = np.full(self.microbatches, np.nan)
         mine = (self.kind == kind) & (self.stage == stage)
@@ -198,7 +198,7 @@ def _stuck_text(placed: Layout, program: Program, events: Events) -> str:
     for number, rank in enumerate(placed.ranks):
         for action in range(program.first[number], program.first[number + 1]):
             if isnan(events.start_s[action]):
-                what = f"{Kind(program.kind[action]).name}{program.microbatch[action]}"
+                what = f"{ActionKind(program.kind[action]).name}{program.microbatch[action]}"
                 waiting.append(f"rank {number} ({rank.name}) at {what} of stage {program.stage[action] + 1}")
                 break
     shown = "; ".join(waiting[:4]) + ("; ..." if len(waiting) > 4 else "")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from piper_ray.simulate.actions import Kind
+from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically
 
@@ -23,7 +23,12 @@ _US = 1e6
 _PASSES, _BATCH = 0, 1
 """Tracks of a rank: its passes, and what it does once a batch."""
 
-_CATEGORIES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "backward input", Kind.W: "backward weight"}
+_CATEGORIES = {
+    ActionKind.F: "forward",
+    ActionKind.B: "backward",
+    ActionKind.I: "backward input",
+    ActionKind.W: "backward weight",
+}
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, object]:
@@ -65,7 +70,7 @@ def _passes(simulation: Simulation) -> Iterator[Event]:
     timeline = simulation.timeline
     chunks = simulation.schedule.v
     for action, rank in enumerate(timeline.rank_of_action.tolist()):
-        kind, stage = Kind(timeline.kind[action]), int(timeline.stage[action])
+        kind, stage = ActionKind(timeline.kind[action]), int(timeline.stage[action])
         microbatch = int(timeline.microbatch[action])
         start_s, end_s = float(timeline.start_s[action]), float(timeline.end_s[action])
         yield {

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from piper_ray.storage.folder import Folder, Vanished, open_folder
 from piper_ray.sweep.columns import PARTITION, SCHEMA, completed
-from piper_ray.sweep.manifest import Found, read_manifest
+from piper_ray.sweep.manifest import FoundManifest, read_manifest
 from piper_ray.sweep.parts import Part, parts
 
 CONTROL = "_sweep"
@@ -35,7 +35,7 @@ class OfLabel:
 class Contents:
     """All of a dataset, by label."""
 
-    found: Found
+    found: FoundManifest
     of_label: dict[str, OfLabel]
 
     @property

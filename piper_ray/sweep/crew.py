@@ -11,7 +11,7 @@ from piper_ray.model.stop import Stop
 from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.schedule import Batch, Kind, Task
+from piper_ray.sweep.queue import PointBatch, PointKind, PointTask
 
 
 class Reply(NamedTuple):
@@ -20,7 +20,7 @@ class Reply(NamedTuple):
     attempts: workers that have had it.
     """
 
-    batch: Batch
+    batch: PointBatch
     rows: tuple[Row, ...] | None
     seconds: float
     attempts: int = 1
@@ -45,7 +45,7 @@ class Crew(Protocol):
         """Whether somebody is free, or will be before the next batch is at hand."""
         ...
 
-    def expect(self, kind: Kind, point_s: float) -> None:
+    def expect(self, kind: PointKind, point_s: float) -> None:
         """What a point of the kind takes, now that some are solved."""
         ...
 
@@ -53,7 +53,7 @@ class Crew(Protocol):
         """Whether some worker has so much memory."""
         ...
 
-    def submit(self, batch: Batch) -> None: ...
+    def submit(self, batch: PointBatch) -> None: ...
 
     def replies(self, timeout_s: float) -> list[Reply]:
         """Those that have come, or come within the time. Raises ClusterError if nothing more can come."""
@@ -76,7 +76,7 @@ class Here:
         self._sweep = sweep
         self._stop = stop
         self._lattices = Lattices()
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[PointBatch] = deque()
 
     workers = 1
 
@@ -88,14 +88,14 @@ class Here:
     def wants_more(self) -> bool:
         return not self._batches
 
-    def expect(self, kind: Kind, point_s: float) -> None:
+    def expect(self, kind: PointKind, point_s: float) -> None:
         """It is done when it is done."""
 
     def holds(self, memory_bytes: float) -> bool:  # noqa: ARG002
         """The solver itself refuses what does not fit into the machine."""
         return True
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: PointBatch) -> None:
         self._batches.append(batch)
 
     def replies(self, timeout_s: float) -> list[Reply]:  # noqa: ARG002 - the work is done meanwhile
@@ -103,7 +103,7 @@ class Here:
         batch = self._batches.popleft()
         if len(batch.tasks) > 1:
             self._batches.appendleft(replace(batch, tasks=batch.tasks[1:]))
-        first: tuple[Task, ...] = batch.tasks[:1]
+        first: tuple[PointTask, ...] = batch.tasks[:1]
         point = first[0].point
         row = answer(point, self._sweep.graphs[point.workload], self._sweep.options, self._lattices, stop=self._stop)
         return [Reply(replace(batch, tasks=first), (row,), float(str(row["seconds"])))]

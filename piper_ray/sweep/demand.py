@@ -12,7 +12,7 @@ from piper_ray.planners import planner_of
 from piper_ray.planners.planner import NamedPlanner, Needs
 from piper_ray.sweep.lattices import KEPT_BYTES
 from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.schedule import Kind
+from piper_ray.sweep.queue import PointKind
 
 _PROCESS_BYTES = 330e6
 """Of a worker over what its planner's needs count for a process: Ray, and the interpreter's state for it."""
@@ -28,12 +28,12 @@ _UNKNOWN_S = 1.0
 class Demand:
     """lattices: by kind, whoever plans; as of its point of most devices. planners: by name."""
 
-    lattices: Mapping[Kind, Forecast]
+    lattices: Mapping[PointKind, Forecast]
     planners: Mapping[str, NamedPlanner]
 
     @classmethod
     def of(cls, sweep: Sweep) -> Demand:
-        largest: dict[Kind, Point] = {}
+        largest: dict[PointKind, Point] = {}
         for point in sweep.points:
             kind = _any_planner(point)
             if kind not in largest or point.devices > largest[kind].devices:
@@ -79,5 +79,5 @@ class Demand:
         return self.planners[point.planner].needs(lattice, point.devices, point.microbatches)
 
 
-def _any_planner(point: Point) -> Kind:
-    return Kind.of(point)._replace(planner="")
+def _any_planner(point: Point) -> PointKind:
+    return PointKind.of(point)._replace(planner="")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from piper_ray.engine.forecast import bytes_per_downset
-from piper_ray.engine.preparation import Preparation, Shape, prepare
+from piper_ray.engine.preparation import PointShape, Preparation, prepare
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.sweep.point import Point
@@ -24,11 +24,11 @@ class Lattices:
     """By workload and shape; those used least recently go first."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, Shape], Preparation] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, PointShape], Preparation] = OrderedDict()
 
     def of(self, point: Point, instance: Instance) -> tuple[Preparation, float, float]:
         """With the seconds that lattice and stage costs took just now. Raises LimitError if it does not fit."""
-        key = point.workload, Shape.of(instance, point.restrictions)
+        key = point.workload, PointShape.of(instance, point.restrictions)
         kept = self._kept.pop(key, None)
         self._make_room()
         if kept is not None and kept.serves(instance, point.restrictions):

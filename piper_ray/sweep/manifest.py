@@ -56,7 +56,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundManifest:
     """The newest whole manifest, its file, and the newer ones that are damaged."""
 
     manifest: Manifest | None
@@ -64,14 +64,14 @@ class Found:
     damaged: list[StateFile] = field(default_factory=list)
 
 
-def read_manifest(control: Folder) -> Found:
+def read_manifest(control: Folder) -> FoundManifest:
     """Raises Vanished if a driver at work wrote another one meanwhile."""
     files = [file for file in state_files(control.names()) if file.kind == PARTS]
     damaged: list[StateFile] = []
     content = read_newest(control, files, PARTS, damaged.append)
     if content is None:
-        return Found(None, None, damaged)
-    return Found(Manifest.decode(content), files[len(damaged)], damaged)
+        return FoundManifest(None, None, damaged)
+    return FoundManifest(Manifest.decode(content), files[len(damaged)], damaged)
 
 
 def write_manifest(

@@ -43,7 +43,7 @@ from piper_ray.sweep.answer import Row, answer
 from piper_ray.sweep.crew import Reply
 from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.schedule import Batch, Kind
+from piper_ray.sweep.queue import PointBatch, PointKind
 from piper_ray.sweep.worker import Began, Order, Report, solve_batch
 
 _LOSSES = 25
@@ -87,7 +87,7 @@ class RayCrew:
         self._coordinator = Coordinator(overdue_floor_s=_OVERDUE_FLOOR_S)
         self._ids = itertools.count()
         self._cores: list[int] = []
-        self._batches: dict[int, Batch] = {}  # by chunk: neither answered nor given up
+        self._batches: dict[int, PointBatch] = {}  # by chunk: neither answered nor given up
         self._deaths: Counter[int] = Counter()
         self._copies: dict[Any, _Copy] = {}
         self._replies: deque[Reply] = deque()
@@ -111,7 +111,7 @@ class RayCrew:
     def wants_more(self) -> bool:
         return not self._coordinator.waiting
 
-    def expect(self, kind: Kind, point_s: float) -> None:
+    def expect(self, kind: PointKind, point_s: float) -> None:
         for chunk, batch in self._batches.items():
             if batch.kind == kind:
                 self._coordinator.expect(chunk, point_s * len(batch.tasks))
@@ -119,7 +119,7 @@ class RayCrew:
     def holds(self, memory_bytes: float) -> bool:
         return memory_bytes <= self._machines.memory_bytes or not self._machines.cpus
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: PointBatch) -> None:
         chunk = next(self._ids)
         self._batches[chunk] = batch
         # One that ends its worker comes again point by point, so that the others are not tried with it.
@@ -189,7 +189,7 @@ class RayCrew:
             else:
                 self._give_up(command)
 
-    def _send(self, command: Send, batch: Batch) -> None:
+    def _send(self, command: Send, batch: PointBatch) -> None:
         label = batch.tasks[0].point.workload
         if label not in self._graphs:
             self._graphs[label] = ray.put(self._sweep.graphs[label])

@@ -17,7 +17,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.sweep.point import Point, Sweep, graph_hash
-from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, Options, check_label, schedule_named
+from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, SweepOptions, check_label, schedule_named
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
@@ -64,7 +64,7 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
     if not isinstance(name, str):
         faults.at("name", f"not a text ({shown(name)}); expected a text")
     workloads = _read_workloads(document.get("workloads"), faults)
-    options = faults.model(Options, document.get("options", {}), "options")
+    options = faults.model(SweepOptions, document.get("options", {}), "options")
     grids = _read_grids(document.get("grid", []), workloads, faults)
     listed = _read_points(document.get("points", []), workloads, faults)
     if "grid" not in document and "points" not in document:

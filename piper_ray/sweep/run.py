@@ -18,8 +18,8 @@ from piper_ray.sweep.dataset import Dataset
 from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.progress import Progress, SweepListener
+from piper_ray.sweep.queue import PointBatch, PointQueue, PointTask
 from piper_ray.sweep.read import read_sweep
-from piper_ray.sweep.schedule import Batch, Schedule, Task
 
 _HERE_S = 4.0
 """A sweep forecast to take no longer is done by this process: starting Ray takes as long."""
@@ -130,12 +130,12 @@ class _Run:
         single = [(p, h) for p, h in left if p not in together and self._fits_a_worker(p)]
         alone = {h for _, h in single}
         try:
-            self._in_batches(Schedule(single))
+            self._in_batches(PointQueue(single))
             for point, hash_ in left:
                 if hash_ not in alone:
                     self._stop.check()
                     self.write()
-                    self._finished(Task(point, hash_), self._crew.solve_together(point))
+                    self._finished(PointTask(point, hash_), self._crew.solve_together(point))
                     self._tell()
         finally:
             self.write()
@@ -145,7 +145,7 @@ class _Run:
         memory_bytes = self._demand.memory_bytes(point)
         return memory_bytes is not None and self._crew.holds(memory_bytes)
 
-    def _in_batches(self, schedule: Schedule) -> None:
+    def _in_batches(self, schedule: PointQueue) -> None:
         while True:
             self._stop.check()
             self._hand_out(schedule)
@@ -156,16 +156,16 @@ class _Run:
             self._write_if_due()
             self._tell()
 
-    def _hand_out(self, schedule: Schedule) -> None:
+    def _hand_out(self, schedule: PointQueue) -> None:
         while self._crew.wants_more and (kind := schedule.next_kind()) is not None:
             tasks = schedule.next_tasks(self._crew.workers)
             needs = [self._demand.memory_bytes(task.point) for task in tasks]
             point_s = schedule.point_s(kind) or max(
                 _UNMEASURED_S, *(self._demand.seconds(task.point) for task in tasks)
             )
-            self._crew.submit(Batch(tasks, max(need for need in needs if need is not None), point_s * len(tasks)))
+            self._crew.submit(PointBatch(tasks, max(need for need in needs if need is not None), point_s * len(tasks)))
 
-    def _take(self, schedule: Schedule, reply: Reply) -> None:
+    def _take(self, schedule: PointQueue, reply: Reply) -> None:
         batch = reply.batch
         if reply.rows is not None:
             schedule.took(batch.kind, len(batch.tasks), reply.seconds)
@@ -178,7 +178,7 @@ class _Run:
             text = f"{reply.attempts} workers died with this point, the last one so: {reply.lost}"
             self._finished(batch.tasks[0], lost_row(text), reply.attempts)
 
-    def _finished(self, task: Task, row: Row, attempts: int = 1) -> None:
+    def _finished(self, task: PointTask, row: Row, attempts: int = 1) -> None:
         hashes = self._sweep.graph_hashes
         known: dict[str, Any] = identity(task.point, task.hash, hashes[task.point.workload], self._sweep.options)
         self._unwritten.append({**known, "attempts": attempts, **row})

@@ -188,7 +188,7 @@ class NamedWorkload(Closed):
     )
 
 
-class Options(Closed):
+class SweepOptions(Closed):
     """Limits of every solve by the exact solver."""
 
     gap: float = Field(default=0.0, ge=0.0, lt=1.0, description="a share from 0 to below 1, such as 0.01")

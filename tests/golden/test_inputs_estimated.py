@@ -14,7 +14,7 @@ from piper_ray.cli.app import app
 from piper_ray.evaluate import MEMORY_TOLERANCE, StageEvaluation
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.workloads.estimate.build import Request, estimate
+from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 
@@ -152,7 +152,7 @@ def test_six_towers_are_too_wide_to_plan_layer_by_layer() -> None:
 
 
 def test_sharding_and_offload_are_used_where_memory_binds_and_only_there() -> None:
-    request = Request(nodes=128, zero_shards=2, offload=True)
+    request = EstimateRequest(nodes=128, zero_shards=2, offload=True)
     instance = estimate(read_model("llama3-405b"), load_hardware(), "H100-SXM", request).instance
     plan, _, time_s = optimum(instance)
     used = {option for stage in plan.stages for tmpc_id in stage.tmpc_ids.values() for option in tmpc_id.split("+")}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from piper_ray.model.errors import PiperRayError
-from piper_ray.workloads.estimate.build import Request, estimate
+from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import model_names, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.formats.documents import parse_toml
@@ -43,7 +43,7 @@ def test_mutated_configs(seed: int, tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(document), encoding="utf-8")
         try:
-            result = estimate(read_model(str(path)), load_hardware(), "H100-SXM", Request(nodes=2))
+            result = estimate(read_model(str(path)), load_hardware(), "H100-SXM", EstimateRequest(nodes=2))
         except PiperRayError:
             refused += 1
         else:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.estimate.config import Model
+from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
@@ -20,7 +20,7 @@ GPUS = sorted(load_hardware().gpus)
 
 
 @st.composite
-def models(draw: st.DrawFn) -> Model:
+def models(draw: st.DrawFn) -> ModelConfig:
     """A small model of any family that has tensor parallelism."""
     heads = draw(st.sampled_from([4, 8, 12, 16]))
     width = heads * draw(st.sampled_from([32, 64, 128]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.actions import Kind, flush_lists
+from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.kernels.events import Floats
 from tests.simulate_support import placed, random_seconds, run
 
@@ -24,7 +24,7 @@ def test_gpipe_is_its_closed_form() -> None:
     for _ in range(300):
         stages, m = rng.randint(1, 9), rng.randint(1, 40)
         seconds = random_seconds(rng, stages)
-        f, b = seconds[:, Kind.F], seconds[:, Kind.B]
+        f, b = seconds[:, ActionKind.F], seconds[:, ActionKind.B]
         expected = f.sum() + (m - 1) * f.max() + b.sum() + (m - 1) * b.max()
         assert _end_s(Schedule(ScheduleName.GPIPE), m, seconds) == pytest.approx(expected, rel=1e-12)
 
@@ -51,7 +51,7 @@ def test_1f1b_is_never_below_its_bound_and_mostly_on_it() -> None:
     for _ in range(tried):
         stages, m = rng.randint(1, 9), rng.randint(1, 40)
         seconds = random_seconds(rng, stages)
-        bound = _lower_bound_s(seconds[:, Kind.F], seconds[:, Kind.B], m)
+        bound = _lower_bound_s(seconds[:, ActionKind.F], seconds[:, ActionKind.B], m)
         simulated = _end_s(Schedule(ScheduleName.ONE_F_ONE_B), m, seconds)
         assert simulated >= bound * (1 - 1e-12)
         met += simulated <= bound * (1 + 1e-12)

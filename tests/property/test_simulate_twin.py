@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
-from piper_ray.simulate.actions import Actions, Kind, flush_lists, gpipe, one_f_one_b
+from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.memory import Versions, memory_steps, weight_versions
-from piper_ray.simulate.stages import Hop, StageFigures
+from piper_ray.simulate.stages import Hop, StageLoad
 from piper_ray.simulate.sustained import rule_in_flight
 from piper_ray.simulate.timeline import Layout, Timeline
 from tests.simulate_support import FLUSHED, placed, random_seconds, run, twin_of
@@ -43,7 +43,7 @@ def _assert_alike(timeline: Timeline, twin: Pipeline) -> None:
 def _assert_same_memory(rng: random.Random, timeline: Timeline, twin: Pipeline) -> None:
     stages = len(timeline.layout.replicas)
     activations = [rng.choice([1.0, 2.0, 5.0]) for _ in range(stages)]
-    figures = [StageFigures(0, 0, 0, activations[j], 10.0 * (j + 1), 0, 1, 1) for j in range(stages)]
+    figures = [StageLoad(0, 0, 0, activations[j], 10.0 * (j + 1), 0, 1, 1) for j in range(stages)]
     for rank, held in enumerate(timeline.layout.ranks):
         times_s = [twin.times_s[rank, number] for number in range(len(twin.lists[rank]))]
         fixed = sum(10.0 * (stage + 1) for stage in held.stages)
@@ -99,14 +99,14 @@ def _plain_versions(timeline: Timeline, rank: int) -> Versions:
     stage = timeline.layout.ranks[rank].stages[0]
     replicas = timeline.layout.replicas
 
-    def passes(kind: Kind, of_stage: int, of_rank: int | None = None) -> list[tuple[int, float, float]]:
+    def passes(kind: ActionKind, of_stage: int, of_rank: int | None = None) -> list[tuple[int, float, float]]:
         """Microbatch, start and end."""
         mine = (timeline.kind == kind) & (timeline.stage == of_stage)
         if of_rank is not None:
             mine &= timeline.rank_of_action == of_rank
         return list(zip(timeline.microbatch[mine], timeline.start_s[mine], timeline.end_s[mine], strict=True))
 
-    forward, backward = passes(Kind.F, stage, rank), passes(Kind.B, stage, rank)
+    forward, backward = passes(ActionKind.F, stage, rank), passes(ActionKind.B, stage, rank)
     ended_s = {k: end for k, _, end in backward}
 
     def updates(now_s: float) -> int:
@@ -114,9 +114,9 @@ def _plain_versions(timeline: Timeline, rank: int) -> Versions:
 
     def input_version(now_s: float) -> int:
         """The newest of the first stage, by the microbatches in it."""
-        return sum(end <= now_s for _, _, end in passes(Kind.B, 0)) // replicas[0] * replicas[0]
+        return sum(end <= now_s for _, _, end in passes(ActionKind.B, 0)) // replicas[0] * replicas[0]
 
-    entered_s = {k: start for k, start, _ in passes(Kind.F, 0)}
+    entered_s = {k: start for k, start, _ in passes(ActionKind.F, 0)}
     stashed = synced = 1
     for now_s in sorted({time for _, start, end in [*forward, *backward] for time in (start, end)}):
         in_use = {updates(start) for k, start, _ in forward if start <= now_s < ended_s[k]}

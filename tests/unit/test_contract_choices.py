@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.engine.blocks.choices import Choice, combine
+from piper_ray.engine.blocks.choices import BlockChoice, combine
 from piper_ray.model.instance import Tmpc
 
 BLOCK_OF = {0: 0, 1: 0, 2: 0, 7: 1, 8: 2, 9: 2}
@@ -29,7 +29,7 @@ def random_tmpcs(rng: Random) -> dict[int, list[Tmpc]]:
     }  # fmt: skip
 
 
-def figures(choice: Choice) -> tuple[float, ...]:
+def figures(choice: BlockChoice) -> tuple[float, ...]:
     p, w, a, b, shared = choice.figures
     return (p, w, a, a + b, a + b + shared, choice.forward_bytes[1], choice.backward_bytes[2])
 

@@ -8,7 +8,13 @@ from piper_ray.workloads.estimate.build import planner_bytes_per_s
 from piper_ray.workloads.estimate.formulas import evaluate, substituted
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
-from piper_ray.workloads.estimate.roofline import Shape, achieved_fraction, all_reduce_s, all_to_all_s, product_s
+from piper_ray.workloads.estimate.roofline import (
+    MatrixProducts,
+    achieved_fraction,
+    all_reduce_s,
+    all_to_all_s,
+    product_s,
+)
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
 
 HARDWARE = load_hardware()
@@ -37,11 +43,11 @@ def test_an_unknown_symbol_is_no_number() -> None:
 
 
 def test_a_large_product_runs_at_the_stated_share_and_a_thin_one_at_the_memory_s_pace() -> None:
-    large = Shape(8192, 8192, 8192, 1)
+    large = MatrixProducts(8192, 8192, 8192, 1)
     share = 0.75 * (8192 / (8192 + 128)) ** 2 * (8192 / (8192 + 32))
     assert achieved_fraction(large, A100) == pytest.approx(share)
     assert product_s(large, A100) == pytest.approx(2 * 8192**3 / (312e12 * share))
-    thin = Shape(1, 8192, 8192, 3)
+    thin = MatrixProducts(1, 8192, 8192, 3)
     moved_bytes = 2 * 3 * (8192 + 8192 * 8192 + 8192)
     assert product_s(thin, A100) == pytest.approx(moved_bytes / (2039e9 * 0.85))
     assert product_s(thin, A100, on_chip=True) == pytest.approx(

@@ -9,7 +9,7 @@ import pytest
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES
-from piper_ray.workloads.estimate.build import Request, estimate
+from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import model_names, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 
@@ -51,7 +51,7 @@ def test_names_are_known_in_any_case() -> None:
 
 @pytest.mark.parametrize("name", model_names())
 def test_every_known_model_can_be_estimated(name: str) -> None:
-    result = estimate(read_model(name), load_hardware(), "H100-SXM", Request(nodes=4))
+    result = estimate(read_model(name), load_hardware(), "H100-SXM", EstimateRequest(nodes=4))
     assert result.instance.devices == 32
     assert result.architecture.legend.keys() >= {
         symbol
@@ -133,13 +133,13 @@ def test_neither_file_nor_name() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request(nodes=1, batch=7, samples=2), "--batch 7 is no multiple"),
-        (Request(nodes=1, tokens=10**6), "has positions for 4096"),
-        (Request(nodes=10**6), "expected at most 100,000"),
-        (Request(nodes=1, samples=2**20, batch=2**20), "more than a GPU has"),
+        (EstimateRequest(nodes=1, batch=7, samples=2), "--batch 7 is no multiple"),
+        (EstimateRequest(nodes=1, tokens=10**6), "has positions for 4096"),
+        (EstimateRequest(nodes=10**6), "expected at most 100,000"),
+        (EstimateRequest(nodes=1, samples=2**20, batch=2**20), "more than a GPU has"),
     ],
 )
-def test_requests_that_make_no_sense(tmp_path: Path, request_: Request, words: str) -> None:
+def test_requests_that_make_no_sense(tmp_path: Path, request_: EstimateRequest, words: str) -> None:
     model = read_model(written(tmp_path, LLAMA))
     with pytest.raises(UsageError, match=words):
         estimate(model, load_hardware(), "H100-SXM", request_)
@@ -147,7 +147,7 @@ def test_requests_that_make_no_sense(tmp_path: Path, request_: Request, words: s
 
 def test_samples_of_one_length_take_no_other() -> None:
     with pytest.raises(UsageError, match="samples of one length"):
-        estimate(read_model("resnet50"), load_hardware(), "H100-SXM", Request(nodes=1, tokens=8))
+        estimate(read_model("resnet50"), load_hardware(), "H100-SXM", EstimateRequest(nodes=1, tokens=8))
 
 
 def test_an_unknown_gpu_names_those_that_are_known() -> None:

@@ -16,7 +16,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.document import frontier_document
 from piper_ray.report.frontier import print_frontier
-from piper_ray.report.plots.curves import Panel, Series, Style, figure_of
+from piper_ray.report.plots.curves import CurveStyle, Panel, Series, figure_of
 from piper_ray.report.plots.frontier import frontier_panels
 from piper_ray.report.plots.style import save
 from tests.report_cases import small_instance, string_console
@@ -128,10 +128,10 @@ def test_plots_are_the_same_each_time(tmp_path: Path, suffix: str, head: bytes) 
 
 
 def test_every_style_is_drawn_and_named(tmp_path: Path) -> None:
-    series = tuple(Series(style.value, [1, 2, 4], [3, 2, 1], style) for style in Style)
+    series = tuple(Series(style.value, [1, 2, 4], [3, 2, 1], style) for style in CurveStyle)
     save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.svg")
     text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
-    for word in ("a panel", *(style.value for style in Style)):
+    for word in ("a panel", *(style.value for style in CurveStyle)):
         assert f">{word}</text>" in text
     with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
         save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.gif")

@@ -37,7 +37,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.actions import Kind, flush_lists
+from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.instances import random_instance
 
 SCHEDULES = [
@@ -70,16 +70,21 @@ def plain_ends(shape: PipelineShape, seconds: FloatArray) -> list[float]:
             while at[r] < len(lists[r]):
                 kind, chunk, k = lists[r][at[r]]
                 stage = shape.schedule.stages_of_rank(r, shape.ranks)[chunk]
-                needs = [(True, stage - 1, k)] if kind == Kind.F and stage else []
-                if kind in (Kind.B, Kind.I):
+                needs = [(True, stage - 1, k)] if kind == ActionKind.F and stage else []
+                if kind in (ActionKind.B, ActionKind.I):
                     needs = [(True, stage, k)] + ([(False, stage + 1, k)] if stage + 1 < shape.stages else [])
                 if any(need not in ended for need in needs):
                     break
                 forward, inputs, weights = seconds[stage].tolist()
-                takes = {Kind.F: forward, Kind.B: inputs + weights, Kind.I: inputs, Kind.W: weights}[Kind(kind)]
+                takes = {
+                    ActionKind.F: forward,
+                    ActionKind.B: inputs + weights,
+                    ActionKind.I: inputs,
+                    ActionKind.W: weights,
+                }[ActionKind(kind)]
                 clock[r] = max([clock[r], *(ended[need] for need in needs)]) + takes
-                if kind != Kind.W:
-                    ended[kind == Kind.F, stage, k] = clock[r]
+                if kind != ActionKind.W:
+                    ended[kind == ActionKind.F, stage, k] = clock[r]
                 at[r] += 1
         assert sum(at) > before
     return clock
@@ -113,7 +118,7 @@ def test_ranks_hold_what_a_walk_along_their_lists_finds() -> None:
             activation = rng.integers(0, 5, shape.chunks).astype(np.float64)
             now, most = 0.0, 0.0
             for kind, chunk, _ in lists[r].tolist():
-                change = {Kind.F: 1, Kind.I: 0}.get(Kind(kind), -1)
+                change = {ActionKind.F: 1, ActionKind.I: 0}.get(ActionKind(kind), -1)
                 now += change * activation[chunk]
                 most = max(most, now)
             assert peak_bytes(program, r, activation, 7.0) == most + 7.0

@@ -13,15 +13,15 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.flush.records import FlushConstraints
-from piper_ray.engine.flush.tables import Workload, build_workload
-from piper_ray.engine.flush.tasks import Task, list_tasks
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS, choice_front, least_time_choice
 from piper_ray.engine.kernels.flush_closing import best_stages
 from piper_ray.engine.kernels.flush_paths import Figures, batch_s, empty_tail, least_batch_s, step_s, with_stage
 from piper_ray.engine.kernels.flush_simulation import simulate_step
 from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, tails
-from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, StateArrays
+from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, TailArrays
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
@@ -172,17 +172,17 @@ def test_least_time_choice() -> None:
             assert figures[chosen, :2].sum() == pytest.approx(found_s)
 
 
-def workload_of(instance: Instance) -> Workload | None:
+def workload_of(instance: Instance) -> FlushWorkload | None:
     variants = [v for v in stage_variants(instance, Restrictions()) if v.degree <= instance.devices]
     lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
     return build_workload(instance, lattice, variants) if variants else None
 
 
-def tasks_of(instance: Instance, workload: Workload, schedule: FlushSchedule) -> list[Task]:
+def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedule) -> list[DegreePair]:
     return list_tasks(instance, workload, schedule, FlushConstraints(), StepFactors(), True)
 
 
-def every_tail(workload: Workload, task: Task) -> dict[tuple[int, int], list[Figures]]:
+def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int], list[Figures]]:
     """Figures of all tails that fit, by downset and number of stages, with nothing in front."""
     tables, arrays = workload.arrays, task.arrays
     bits = tables.bits
@@ -231,7 +231,7 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
     assert compared > 300
 
 
-def kept_figures(states: StateArrays) -> dict[tuple[int, int], list[Figures]]:
+def kept_figures(states: TailArrays) -> dict[tuple[int, int], list[Figures]]:
     found: dict[tuple[int, int], list[Figures]] = {}
     for s in range(1, states.stages.size):
         key = int(states.downset[s]), int(states.stages[s])

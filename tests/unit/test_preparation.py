@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.preparation import Shape, prepare
+from piper_ray.engine.preparation import PointShape, prepare
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import UsageError
@@ -40,7 +40,7 @@ def test_shared_or_not_the_answers_are_the_same(
     kept = {}
     for devices, microbatches, memory_bytes in clusters:
         point = instance.replace(devices=devices, microbatches=microbatches, memory_bytes=memory_bytes)
-        shape = Shape.of(point, restrictions)
+        shape = PointShape.of(point, restrictions)
         if shape not in kept:
             kept[shape] = prepare(point, restrictions)
         shared = solve(point, restrictions=restrictions, prepared=kept[shape])

@@ -15,10 +15,10 @@ from piper_ray.model.errors import InputError, LimitError, UsageError
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.roofline import all_reduce_s
 from piper_ray.workloads.measure.degrees import estimated_ways, measured_ways, shard_ways
-from piper_ray.workloads.measure.factory import Model
+from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.measure import measured_layers
-from piper_ray.workloads.measure.passes import Passes, Repeats, clock_of, leaves_of, passes_of
+from piper_ray.workloads.measure.passes import MeasuredPasses, Repeats, clock_of, leaves_of, passes_of
 from piper_ray.workloads.measure.saved import Held, Kept, kept_of, parameters_of
 from piper_ray.workloads.measure.store import Figures, Store
 
@@ -30,7 +30,7 @@ QUICK = Repeats(count=2, warm_up=0)
 
 
 def layers_in(module: nn.Module, *inputs: torch.Tensor) -> list[TracedLayer]:
-    return layers_of("here", Model(module.train(), (inputs, {})), ())
+    return layers_of("here", TrainableModel(module.train(), (inputs, {})), ())
 
 
 def kept_by(module: nn.Module, given: torch.Tensor, wanted: bool = True) -> Kept:
@@ -103,7 +103,7 @@ def test_medians_and_spread_of_the_measured_passes_only() -> None:
     passes = [(90.0, 90.0), (90.0, 90.0), (1.0, 2.0), (1.0, 3.0), (2.0, 6.0), (1.0, 2.0), (9.0, 90.0)]
     steps = (step for forward_s, backward_s in passes for step in (50.0, forward_s, 50.0, backward_s))
     plain, again = passes_of(layer, [False], Repeats(5, 2), Ticks(steps), recompute=False)
-    assert plain == Passes(forward_s=1.0, backward_s=3.0, total_s=4.0, spread_s=5.0)
+    assert plain == MeasuredPasses(forward_s=1.0, backward_s=3.0, total_s=4.0, spread_s=5.0)
     assert again is None
     assert all(parameter.grad is None for parameter in layer.module.parameters())
 
@@ -170,10 +170,10 @@ def test_two_profiles_of_a_model_agree_within_their_spread(tmp_path: Path) -> No
 
 def figures_for(forward_s: float = 1.0, **changes: object) -> Figures:
     """A block of two matrices, in full precision."""
-    plain = Passes(forward_s, 2 * forward_s, 3 * forward_s, 0.1)
+    plain = MeasuredPasses(forward_s, 2 * forward_s, 3 * forward_s, 0.1)
     figures = Figures(
         plain=plain,
-        recomputed=Passes(forward_s, 3 * forward_s, 4 * forward_s, 0.2),
+        recomputed=MeasuredPasses(forward_s, 3 * forward_s, 4 * forward_s, 0.2),
         kept=Kept(saved=1000, saved_inputs=200, inputs=200),
         parameters=(Held((8, 4), 4, True), Held((8,), 4, True), Held((4, 8), 4, True), Held((5, 5), 4, False)),
         output_gradients=(True,),

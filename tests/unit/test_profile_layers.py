@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.workloads.measure.factory import Model, find_factory
+from piper_ray.workloads.measure.factory import TrainableModel, find_factory
 from piper_ray.workloads.measure.graph import Source, TracedLayer, layers_of
 from piper_ray.workloads.measure.signature import signature_of
 from tests.profile_models import GPT, HERE
@@ -17,7 +17,7 @@ from tests.profile_models import GPT, HERE
 CPU = torch.device("cpu")
 
 
-def model_of(spec: str, **arguments: object) -> Model:
+def model_of(spec: str, **arguments: object) -> TrainableModel:
     return find_factory(spec if ":" in spec else f"{HERE}:{spec}", arguments).build(4, CPU, ())
 
 
@@ -112,10 +112,10 @@ def test_settings_tell_layers_apart_and_positions_do_not() -> None:
     parts = [Part(0, 2), Part(1, 2), Part(2, 3)]
     module = torch.nn.Sequential(*parts)
     parts[1].linear.bias.requires_grad_(False)
-    frozen = layers_of("parts", Model(module, ((torch.randn(2, 4),), {})), ())
+    frozen = layers_of("parts", TrainableModel(module, ((torch.randn(2, 4),), {})), ())
     assert kinds(frozen) == [0, 1, 2]
     parts[1].linear.bias.requires_grad_(True)
-    assert kinds(layers_of("parts", Model(module, ((torch.randn(2, 4),), {})), ())) == [0, 0, 2]
+    assert kinds(layers_of("parts", TrainableModel(module, ((torch.randn(2, 4),), {})), ())) == [0, 0, 2]
 
 
 def test_python_may_branch_on_sizes_and_types() -> None:
@@ -142,7 +142,7 @@ def test_python_may_branch_on_sizes_and_types() -> None:
             return (self.second(weights @ x), None) if last else None
 
     module, x = Odd(), torch.randn(2, 3, 4)
-    layers = layers_of("odd", Model(module, ((x,), {})), ())
+    layers = layers_of("odd", TrainableModel(module, ((x,), {})), ())
     assert [layer.path for layer in layers] == ["first", "second"]
     assert edges(layers) == {(0, 1)}
     assert {name for name, _ in layers[0].module.named_parameters()} == {"first.weight", "first.bias", "shift"}
@@ -168,11 +168,11 @@ def test_what_cannot_be_followed_is_said_with_its_place(spec: str, words: str) -
 def test_stacks_of_torch_are_looked_into() -> None:
     block = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.TransformerEncoder(block, 3), torch.nn.Linear(8, 8))
-    layers = layers_of("stack", Model(model.train(), ((torch.randn(2, 3, 8),), {})), ())
+    layers = layers_of("stack", TrainableModel(model.train(), ((torch.randn(2, 3, 8),), {})), ())
     assert [layer.path for layer in layers] == ["0", "1.layers.0", "1.layers.1", "1.layers.2", "2"]
     assert kinds(layers) == [0, 1, 1, 1, 0]
     whole = torch.nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
-    layers = layers_of("whole", Model(whole, ((torch.randn(2, 3, 8), torch.randn(2, 4, 8)), {})), ())
+    layers = layers_of("whole", TrainableModel(whole, ((torch.randn(2, 3, 8), torch.randn(2, 4, 8)), {})), ())
     assert [layer.path for layer in layers if "layers" in layer.path] == [
         "encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1",
     ]  # fmt: skip

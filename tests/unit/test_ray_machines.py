@@ -10,7 +10,7 @@ import pytest
 from ray import exceptions
 from ray.exceptions import RayError
 
-from piper_ray.engine.backends.ray.machines import _ASK_AGAIN_S, _ATTEMPTS, _LOOK_EVERY_S, Machines, Node
+from piper_ray.engine.backends.ray.machines import _ASK_AGAIN_S, _ATTEMPTS, _LOOK_EVERY_S, Machines, RayNode
 from piper_ray.engine.backends.ray.software import Software, difference, question, software
 from piper_ray.model.errors import ClusterError
 
@@ -20,20 +20,20 @@ OURS = software()
 OTHER = {**OURS, "numpy": "0.9"}
 
 
-def node(number: int, cpus: float = 4.0) -> Node:
-    return Node(f"id{number}", f"host{number}", f"10.0.0.{number}", cpus, 1e9 * number)
+def node(number: int, cpus: float = 4.0) -> RayNode:
+    return RayNode(f"id{number}", f"host{number}", f"10.0.0.{number}", cpus, 1e9 * number)
 
 
 @dataclass
 class Cluster:
     """As a test makes it. asked: nodes that have yet to answer."""
 
-    alive: list[Node] = field(default_factory=list)
+    alive: list[RayNode] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     come: dict[str, Software | RayError] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RayNode]:
         return self.alive
 
     def ask(self, node: str) -> None:

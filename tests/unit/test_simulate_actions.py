@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import _ComputationType
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.actions import Actions, Kind, flush_lists, group_size, one_f_one_b
+from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, group_size, one_f_one_b
 from tests.simulate_support import FLUSHED, stage_passes
 from tests.simulate_twin import B, F, I, Pass, W
 from tests.simulate_twin import one_f_one_b as plain_one_f_one_b
@@ -92,19 +92,19 @@ def test_each_pass_is_there_once_and_after_what_it_needs(name: ScheduleName, chu
             place = {one: number for number, one in enumerate(passes)}
             for chunk in range(chunks):
                 for k in range(microbatches):
-                    whole, parts = (Kind.B, chunk, k) in place, (Kind.I, chunk, k) in place
+                    whole, parts = (ActionKind.B, chunk, k) in place, (ActionKind.I, chunk, k) in place
                     assert whole != parts
-                    back = place[Kind.B if whole else Kind.I, chunk, k]
-                    assert place[Kind.F, chunk, k] < back
-                    assert ((Kind.W, chunk, k) in place) == parts
-                    assert not parts or back < place[Kind.W, chunk, k]
-            assert len(passes) == chunks * microbatches * 2 + sum(one[0] == Kind.W for one in passes)
+                    back = place[ActionKind.B if whole else ActionKind.I, chunk, k]
+                    assert place[ActionKind.F, chunk, k] < back
+                    assert ((ActionKind.W, chunk, k) in place) == parts
+                    assert not parts or back < place[ActionKind.W, chunk, k]
+            assert len(passes) == chunks * microbatches * 2 + sum(one[0] == ActionKind.W for one in passes)
 
 
 def _most_in_flight(actions: Actions) -> int:
     held = most = 0
     for kind, _, _ in actions.tolist():
-        held += {Kind.F: 1, Kind.B: -1, Kind.I: 0, Kind.W: -1}[Kind(kind)]
+        held += {ActionKind.F: 1, ActionKind.B: -1, ActionKind.I: 0, ActionKind.W: -1}[ActionKind(kind)]
         most = max(most, held)
     return most
 
@@ -133,8 +133,8 @@ def test_what_is_in_flight(ranks: int, microbatches: int) -> None:
 @pytest.mark.parametrize(("in_flight", "expected"), [(1, "FBFBFB"), (2, "FFBFBB"), (3, "FFFBBB"), (9, "FFFBBB")])
 def test_one_f_one_b_keeps_what_it_is_told(in_flight: int, expected: str) -> None:
     actions = one_f_one_b(3, in_flight)
-    assert "".join(Kind(kind).name for kind in actions[:, 0]) == expected
-    for kind in (Kind.F, Kind.B):
+    assert "".join(ActionKind(kind).name for kind in actions[:, 0]) == expected
+    for kind in (ActionKind.F, ActionKind.B):
         assert actions[actions[:, 0] == kind, 2].tolist() == [0, 1, 2]
 
 
@@ -150,7 +150,7 @@ def test_groups_have_megatrons_rule() -> None:
 
 def test_a_last_smaller_group_comes_last() -> None:
     actions = flush_lists(Schedule(ScheduleName.INTERLEAVED, 2), 2, 5)[1]
-    forward = [(chunk, k) for kind, chunk, k in actions.tolist() if kind == Kind.F]
+    forward = [(chunk, k) for kind, chunk, k in actions.tolist() if kind == ActionKind.F]
     assert forward == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (0, 4), (1, 3), (1, 4)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.blocks.choices import Choice, combine
+from piper_ray.engine.blocks.choices import BlockChoice, combine
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 
@@ -20,7 +20,7 @@ class BlockInstance:
 
     instance: Instance
     members: tuple[tuple[int, ...], ...]
-    choices: Mapping[tuple[int, int, str], Choice]
+    choices: Mapping[tuple[int, int, str], BlockChoice]
     dropped: int
 
     def expand(self, plan: Plan, original: Instance) -> Plan:
@@ -46,7 +46,7 @@ def build_instance(
     data-parallel degree, as its variant is, so that the same restrictions leave each variant what belongs to it.
     """
     block_of = {layer: block for block, of_block in enumerate(members) for layer in of_block}
-    choices: dict[tuple[int, int, str], Choice] = {}
+    choices: dict[tuple[int, int, str], BlockChoice] = {}
     tmpcs: list[dict[int, list[Tmpc]]] = [{} for _ in members]
     dropped = 0
     for variant in variants:
@@ -86,7 +86,7 @@ def build_instance(
     return BlockInstance(blocks, tuple(members), choices, dropped)
 
 
-def _chosen(variant: Variant, choice: Choice) -> list[Tmpc]:
+def _chosen(variant: Variant, choice: BlockChoice) -> list[Tmpc]:
     return [tmpc for layer, tmpc_id in choice.tmpc_ids.items() for tmpc in variant.tmpcs[layer] if tmpc.id == tmpc_id]
 
 

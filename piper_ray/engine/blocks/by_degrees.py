@@ -17,14 +17,14 @@ from piper_ray.engine.flush.answer import constraints_of, flush_schedule, instan
 from piper_ray.engine.flush.crew import ThreadCrew
 from piper_ray.engine.flush.plans import build_flush_plan
 from piper_ray.engine.flush.search import FlushSearch
-from piper_ray.engine.flush.tables import Workload, build_workload
-from piper_ray.engine.flush.tasks import Task, list_tasks
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.model.events import StepFinished
 from piper_ray.model.options import Contract
 from piper_ray.model.plan import Plan
@@ -41,7 +41,7 @@ _MOST_ON_CHAIN = 1_000
 """Layers up to which a chain of single layers takes seconds."""
 
 
-def solve_blocks_by_degrees(request: Request, schedule: Schedule) -> Solution:
+def solve_blocks_by_degrees(request: SolveRequest, schedule: Schedule) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
 
     Value and plan are of the layers, and so is the lower bound: what all their work takes, spread over p d t devices
@@ -81,7 +81,7 @@ def solve_blocks_by_degrees(request: Request, schedule: Schedule) -> Solution:
 class _Layers:
     """The single layers. request: with the passes that the schedule asks for."""
 
-    request: Request
+    request: SolveRequest
     schedule: Schedule
     outline: Outline
     graph: LayerGraph
@@ -97,14 +97,14 @@ class _Layers:
         """With the optimizer's step, which every rank takes after the batch."""
         return (batch_s + self.request.step.optimizer_s) / self.request.instance.microbatches
 
-    def chain(self, plan: Plan | None) -> Workload:
+    def chain(self, plan: Plan | None) -> FlushWorkload:
         """In an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
         graph = self.graph
         stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
         order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
         return build_workload(self.request.instance, chain_lattice(graph, order), self.outline.variants)
 
-    def tasks(self, workload: Workload) -> list[Task]:
+    def tasks(self, workload: FlushWorkload) -> list[DegreePair]:
         """Of all d and t."""
         restrictions = self.request.restrictions
         return list_tasks(

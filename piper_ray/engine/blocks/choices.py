@@ -20,7 +20,7 @@ _FIGURES = 5
 
 
 @dataclass(frozen=True)
-class Choice:
+class BlockChoice:
     """One TMPC for each layer of a block, and what they cost together; the tensors within the block cost nothing.
 
     figures: p, w, a, b and what replicas share out. forward_bytes, backward_bytes: fw and bw for each neighbouring
@@ -37,7 +37,7 @@ class Choice:
 class Choices:
     """dropped: combinations that no other beats and that are not among ``choices``."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[BlockChoice, ...]
     dropped: int
 
 
@@ -71,7 +71,7 @@ def combine(
             rows, picked = rows[chosen], picked[chosen]
     return Choices(
         tuple(
-            Choice(
+            BlockChoice(
                 {layer: tmpcs[layer][option].id for layer, option in zip(members, of_row, strict=True)},
                 (row[_TIME], row[_WEIGHTS], row[_ACTIVATION], row[_FIXED], row[_SHARED]),
                 dict(zip(before, row[_FIGURES:], strict=False)),

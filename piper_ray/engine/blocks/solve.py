@@ -15,7 +15,7 @@ from piper_ray.engine.blocks.blocks import find_blocks
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.chain import chain_problem
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
@@ -68,7 +68,7 @@ def merge_operators(instance: Instance, outline: Outline) -> MergedOperators | N
     return MergedOperators(blocks, stats)
 
 
-def solve_by_blocks(request: Request) -> Solution:
+def solve_by_blocks(request: SolveRequest) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
 
     The lower bound is that of the layers: all their work over all devices, or the dearest of them. So a plan of blocks
@@ -92,7 +92,7 @@ def solve_by_blocks(request: Request) -> Solution:
 
 
 def _while_blocks_are_planned(
-    request: Request, outline: Outline, merged: MergedOperators, of_blocks: Solution | None
+    request: SolveRequest, outline: Outline, merged: MergedOperators, of_blocks: Solution | None
 ) -> Solution | None:
     """The solution so far. of_blocks: that of the blocks' own solve."""
     if of_blocks is None:
@@ -106,7 +106,7 @@ def _while_blocks_are_planned(
 class _ChainSearch:
     """The second part of a solve by blocks: single layers, along an order that passes the borders of its plan."""
 
-    request: Request
+    request: SolveRequest
     outline: Outline
     merged: MergedOperators
     of_blocks: Solution
@@ -156,7 +156,7 @@ def _expanded(instance: Instance, merged: MergedOperators, of_blocks: Solution) 
     return None if of_blocks.plan is None else ValuedPlan.of(instance, merged.blocks.expand(of_blocks.plan, instance))
 
 
-def _chain_through(request: Request, outline: Outline, plan: Plan | None) -> Problem:
+def _chain_through(request: SolveRequest, outline: Outline, plan: Plan | None) -> Problem:
     """The layers in an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
     graph = outline.graph
     stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}

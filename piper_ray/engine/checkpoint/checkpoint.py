@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from piper_ray.engine.checkpoint.encoding import Plain, encode_levels, encode_outcomes
 from piper_ray.engine.checkpoint.identity import Identity
-from piper_ray.engine.checkpoint.records import Records, Saved, prune, write
+from piper_ray.engine.checkpoint.records import Records, SavedAnswers, prune, write
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
@@ -50,7 +50,7 @@ class Checkpoint:
         location: str,
         identity: Identity,
         lease: Lease,
-        saved: Saved,
+        saved: SavedAnswers,
         clock: Clock,
         on_warning: Callable[[str], None],
         first_cost_s: float,

@@ -26,7 +26,7 @@ _KEPT = 2
 
 
 @dataclass
-class Saved:
+class SavedAnswers:
     """What was read. levels: of the evaluation that was under way. damaged: files that are not what was written."""
 
     files: list[StateFile]
@@ -82,10 +82,10 @@ class Records:
         self._identity = identity
         self._on_warning = on_warning
 
-    def load(self) -> Saved:
+    def load(self) -> SavedAnswers:
         """The newest whole file of each kind. Raises CheckpointRefused if it is of another input or other options."""
         while True:
-            saved = Saved(state_files(self._folder.names()))
+            saved = SavedAnswers(state_files(self._folder.names()))
             try:
                 content = self._newest(OUTCOMES, saved)
                 if content is not None:
@@ -99,7 +99,7 @@ class Records:
                 continue
             return saved
 
-    def _newest(self, kind: str, saved: Saved) -> bytes | None:
+    def _newest(self, kind: str, saved: SavedAnswers) -> bytes | None:
         def damaged(file: StateFile) -> None:
             saved.damaged.add(file)
             self._on_warning(

@@ -12,7 +12,7 @@ from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.search import ChunkSearch
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, list_tasks
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Bounds, IncumbentFound
@@ -43,7 +43,7 @@ def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...
     return (usual,)
 
 
-def solve_with_chunks(request: Request, schedules: Sequence[Schedule]) -> Solution:
+def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
     """A plan whose simulated batch takes little, one d and one t for all, and what is proved of every plan's batch.
 
     schedules: of one name, with the numbers of chunks that may be. A plan's stages are its chunks, front to back, p v
@@ -113,7 +113,7 @@ def solve_with_chunks(request: Request, schedules: Sequence[Schedule]) -> Soluti
     return solution()
 
 
-def _refuse_unknown(request: Request, name: str) -> None:
+def _refuse_unknown(request: SolveRequest, name: str) -> None:
     how = f"under schedule {name}"
     if request.backend is not None:
         raise UsageError(f"a cluster cannot solve {how} yet: leave out the backend (--address)")
@@ -127,7 +127,7 @@ def _refuse_unknown(request: Request, name: str) -> None:
 
 
 def _space(
-    request: Request, instance: Instance, schedules: Sequence[Schedule], variants: Sequence[Variant]
+    request: SolveRequest, instance: Instance, schedules: Sequence[Schedule], variants: Sequence[Variant]
 ) -> PlanSpace:
     restrictions = request.restrictions
     counts = [rule.stages for rule in restrictions.plan_wide if isinstance(rule, StageCount)]

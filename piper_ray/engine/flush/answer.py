@@ -15,7 +15,7 @@ from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
-from piper_ray.engine.request import Request
+from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
@@ -49,7 +49,7 @@ def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
     return False
 
 
-def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
+def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
     """The plan whose batch is fastest, one d and one t for all stages; value and bound are of a microbatch.
 
     Under a flush a batch is simulated; without one it takes N times what the slowest stage takes.
@@ -87,7 +87,7 @@ def solve_under_flush(request: Request, schedule: Schedule) -> Solution:
 
 
 @contextmanager
-def _crew(request: Request) -> Iterator[Crew]:
+def _crew(request: SolveRequest) -> Iterator[Crew]:
     """Threads, or the workers of the caller's backend, which stays open.
 
     Raises UsageError for a backend that has neither.

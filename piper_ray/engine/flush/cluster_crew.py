@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from piper_ray.engine.flush.crew import Done, ThreadCrew
 from piper_ray.engine.flush.task_search import search_sent
-from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.model.events import Listener
 
@@ -50,7 +50,7 @@ class ClusterCrew:
         self._backend = backend
         self._here = ThreadCrew(1)
         self._calls: Calls | None = None
-        self._running: dict[Future[Any], Task] = {}
+        self._running: dict[Future[Any], DegreePair] = {}
         self._shared: dict[int, tuple[object, Shared]] = {}  # by identity, with what keeps it
         self._began_s: float | None = None
 
@@ -61,7 +61,7 @@ class ClusterCrew:
         workers = 0 if self._calls is None else self._calls.workers
         return self._here.width + _IN_FLIGHT * max(1, workers)
 
-    def give(self, tables: FlushTables, task: Task, bound_s: float) -> None:
+    def give(self, tables: FlushTables, task: DegreePair, bound_s: float) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
         if not self._here.busy:

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from piper_ray.engine.flush.task_search import TaskResult, run_task
-from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.engine.kernels.types import FloatArray
 
-Done = Sequence[tuple[Task, TaskResult]]
+Done = Sequence[tuple[DegreePair, TaskResult]]
 
 
 class Crew(Protocol):
@@ -28,7 +28,7 @@ class Crew(Protocol):
         """How many tasks are worth giving at a time."""
         ...
 
-    def give(self, tables: FlushTables, task: Task, bound_s: float) -> None:
+    def give(self, tables: FlushTables, task: DegreePair, bound_s: float) -> None:
         """The task is searched as soon as somebody is free."""
         ...
 
@@ -55,7 +55,7 @@ class ThreadCrew:
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="piper-ray")
         self._threads = threads
-        self._running: dict[Future[TaskResult], tuple[Task, FloatArray]] = {}
+        self._running: dict[Future[TaskResult], tuple[DegreePair, FloatArray]] = {}
 
     @property
     def width(self) -> int:
@@ -71,7 +71,7 @@ class ThreadCrew:
         """Whether each thread has a task."""
         return len(self._running) >= self._threads
 
-    def give(self, tables: FlushTables, task: Task, bound_s: float) -> None:
+    def give(self, tables: FlushTables, task: DegreePair, bound_s: float) -> None:
         control = np.array([bound_s, 0.0])
         self._running[self._pool.submit(run_task, tables, task, control)] = task, control
 

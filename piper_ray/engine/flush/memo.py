@@ -10,7 +10,7 @@ import numpy as np
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.flush.plans import ChosenStages
 from piper_ray.engine.flush.task_search import TaskResult
-from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.model.stop import StoppedBy
 
@@ -21,17 +21,17 @@ class TaskMemo:
 
     checkpoint: Checkpoint
 
-    def result(self, task: Task, cutoff_s: float) -> TaskResult | None:
+    def result(self, task: DegreePair, cutoff_s: float) -> TaskResult | None:
         """Of a search for plans of at most so many seconds a batch, if it is on record."""
         found: Any = self.checkpoint.result(_key(task, cutoff_s))
         return None if found is None else _result(task.arrays, found)
 
-    def record(self, task: Task, cutoff_s: float, result: TaskResult) -> None:
+    def record(self, task: DegreePair, cutoff_s: float, result: TaskResult) -> None:
         """Raises CheckpointLost if another solve has taken the checkpoint over."""
         self.checkpoint.record_result(_key(task, cutoff_s), _row(result))
 
 
-def _key(task: Task, cutoff_s: float) -> str:
+def _key(task: DegreePair, cutoff_s: float) -> str:
     d, t = task.degrees
     return f"d={d} t={t} {float(cutoff_s).hex()}"
 

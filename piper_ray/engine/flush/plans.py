@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList
 from piper_ray.engine.kernels.flush_paths import step_s
@@ -87,7 +87,7 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
     return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
 
 
-def build_flush_plan(instance: Instance, workload: Workload, chosen: ChosenStages) -> FlushPlan:
+def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> FlushPlan:
     """Layers in file order."""
     position = {layer.id: index for index, layer in enumerate(instance.layers)}
     graph = workload.lattice.graph

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
-from piper_ray.engine.flush.tables import Workload, build_workload
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.forecast import downset_limit, over_limit
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
@@ -35,12 +35,12 @@ class FlushPreparation:
     restrictions: Restrictions
     variants: tuple[Variant, ...]
     graph: LayerGraph
-    workload: Workload
+    workload: FlushWorkload
     lattice_s: float
     stage_costs_s: float
 
     @cached_property
-    def chain(self) -> Workload | None:
+    def chain(self) -> FlushWorkload | None:
         """A lattice of n + 1 downsets, where that is worth its while: for a plan to begin with."""
         if self.workload.lattice.size < _CHAIN_SHARE * (self.graph.size + 1):
             return None

@@ -14,7 +14,7 @@ from piper_ray.engine.flush.crew import Crew
 from piper_ray.engine.flush.incumbent import Incumbent
 from piper_ray.engine.flush.plans import ChosenStages
 from piper_ray.engine.flush.task_search import TIE, TaskResult
-from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import Bounds, DegreesAdvanced, DegreesSearched, IncumbentFound, Listener, silent
@@ -36,11 +36,11 @@ class Memo(Protocol):
     over.
     """
 
-    def result(self, task: Task, cutoff_s: float) -> TaskResult | None:
+    def result(self, task: DegreePair, cutoff_s: float) -> TaskResult | None:
         """Of a search for plans of at most so many seconds a batch, if it is on record."""
         ...
 
-    def record(self, task: Task, cutoff_s: float, result: TaskResult) -> None:
+    def record(self, task: DegreePair, cutoff_s: float, result: TaskResult) -> None:
         """lower_s of the result is finite."""
         ...
 
@@ -54,7 +54,7 @@ class FlushSearch:
     """
 
     tables: FlushTables
-    tasks: Sequence[Task]
+    tasks: Sequence[DegreePair]
     crew: Crew
     microbatches: int
     limits: Limits = field(default_factory=Limits)
@@ -121,7 +121,7 @@ class FlushSearch:
         """As ``proved_s``, for a search with fewer plans."""
         return {task.degrees: self._lower_s[task.order] for task in self.tasks}
 
-    def improve(self, tables: FlushTables, tasks: Sequence[Task]) -> None:
+    def improve(self, tables: FlushTables, tasks: Sequence[DegreePair]) -> None:
         """Plans of a lattice with fewer downsets, for an early upper bound. It proves nothing."""
         chain = FlushSearch(tables, tasks, self.crew, self.microbatches, self.limits)
         chain.incumbent = self.incumbent
@@ -151,7 +151,7 @@ class FlushSearch:
             share = 2.0 * share if share < _LARGE_SHARE else np.inf
         self._ended_s = time.perf_counter()
 
-    def _seek(self, tasks: Sequence[Task], round_: _Round, origin: str) -> None:
+    def _seek(self, tasks: Sequence[DegreePair], round_: _Round, origin: str) -> None:
         """One round: plans of at most ``cutoff_s``."""
         crew = self.crew
         self._bound_s = round_.cutoff_s
@@ -193,7 +193,7 @@ class FlushSearch:
                 self.stopped_by = StoppedBy.GAP
         return self.stopped_by is not None
 
-    def _take(self, task: Task, result: TaskResult, origin: str) -> float:
+    def _take(self, task: DegreePair, result: TaskResult, origin: str) -> float:
         """Returns what is proved of all plans of the task: no batch takes less, in s."""
         self.states += result.states
         if result.states:

@@ -18,8 +18,8 @@ from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution, FlushStats
 from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
-from piper_ray.engine.flush.tables import Workload
-from piper_ray.engine.flush.tasks import Task, list_tasks
+from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
@@ -152,7 +152,7 @@ class FlushProblem:
         stats = FlushStats(workload.lattice.size, workload.lattice.levels, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
         return FlushSolution(status, self.schedule, instance.microbatches, best, 0.0, stats)
 
-    def _tasks(self, workload: Workload, devices: int) -> list[Task]:
+    def _tasks(self, workload: FlushWorkload, devices: int) -> list[DegreePair]:
         instance = self.prepared.instance
         if devices != instance.devices:
             instance = instance.replace(devices=devices)

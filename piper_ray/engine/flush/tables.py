@@ -36,7 +36,7 @@ from piper_ray.model.passes import passes_of
 
 
 @dataclass(frozen=True)
-class Workload:
+class FlushWorkload:
     """``tmpcs[r][v]``: the options of vertex v in variant r in the order of ``arrays``, the fastest first.
 
     ahead_of: what is left in front of each downset, for the variants that somebody has asked for.
@@ -84,7 +84,7 @@ def _once_bytes(tmpc: Tmpc) -> float:
     return tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes
 
 
-def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> Workload:
+def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> FlushWorkload:
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
     graph = lattice.graph
     edges = _Edges(instance, graph)
@@ -127,7 +127,7 @@ def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Vari
         out_edge=np.array([e for out in edges.out for e in out], np.int64),
     )
     tmpcs = tuple(tuple(tuple(x.tmpc for x in of_vertex) for of_vertex in of_variant) for of_variant in options)
-    return Workload(lattice, tuple(variants), tmpcs, frozen(arrays))
+    return FlushWorkload(lattice, tuple(variants), tmpcs, frozen(arrays))
 
 
 class _Edges:

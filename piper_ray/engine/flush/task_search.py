@@ -10,7 +10,7 @@ import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.flush.plans import ChosenStages, choose
-from piper_ray.engine.flush.tasks import Task
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_ahead import AheadArrays
 from piper_ray.engine.kernels.flush_closing import best_stages, best_state, close_gap
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
@@ -43,7 +43,7 @@ class TaskResult:
     left_open: StoppedBy | None
 
 
-def run_task(tables: FlushTables, task: Task, control: FloatArray) -> TaskResult:
+def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> TaskResult:
     """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
 
     A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
@@ -101,7 +101,7 @@ def search_sent(
     control: FloatArray,
 ) -> TaskResult:
     """``run_task`` for a process that gets everything as plain tuples and arrays, those of the tables by name."""
-    task = Task(order, frozen(FlushTask(*arrays)), AheadArrays(**ahead), lower_s)
+    task = DegreePair(order, frozen(FlushTask(*arrays)), AheadArrays(**ahead), lower_s)
     return run_task(FlushTables(**tables), task, control)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints
-from piper_ray.engine.flush.tables import Workload
+from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
@@ -24,7 +24,7 @@ _CODES = {FlushSchedule.GPIPE: GPIPE, FlushSchedule.ONE_F_ONE_B: ONE_F_ONE_B, Fl
 
 
 @dataclass(frozen=True)
-class Task:
+class DegreePair:
     """One (d, t). order: among all, by rising ``lower_s``: no batch of such a plan takes less."""
 
     order: int
@@ -40,14 +40,14 @@ class Task:
 
 def list_tasks(
     instance: Instance,
-    workload: Workload,
+    workload: FlushWorkload,
     schedule: FlushSchedule,
     constraints: FlushConstraints,
     factors: StepFactors,
     data_parallelism: bool,
-) -> list[Task]:
+) -> list[DegreePair]:
     """Those that fit the cluster and the constraints, by rising bound."""
-    found: list[Task] = []
+    found: list[DegreePair] = []
     code = _CODES[schedule]
     for d in divisors(instance.microbatches) if data_parallelism else [1]:
         for t in sorted({variant.degree for variant in workload.variants}):
@@ -87,7 +87,7 @@ def list_tasks(
                 empty_tail(code),
             )
             if lower_s < np.inf:
-                found.append(Task(0, arrays, ahead, max(0.0, float(lower_s))))
+                found.append(DegreePair(0, arrays, ahead, max(0.0, float(lower_s))))
     found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))
     return [replace(task, order=order) for order, task in enumerate(found)]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from piper_ray.engine.lattice.contraction import Contraction
 from piper_ray.engine.preparation import prepare
-from piper_ray.engine.tables.problem import Problem, Workload, build_problem
+from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 
@@ -17,7 +17,7 @@ class CurvePreparation:
 
     restrictions: Restrictions
     contraction: Contraction
-    workload: Workload
+    workload: LatticeTables
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions, memory_limit_bytes: float | None) -> CurvePreparation:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.frontier.curve import Curve
-from piper_ray.engine.frontier.oracles import Found
+from piper_ray.engine.frontier.oracles import FoundPlan
 from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.stages import count_stages, list_stages, make_choice_cache
 from piper_ray.engine.kernels.staircase import (
@@ -72,7 +72,7 @@ class ListedStages:
         answers do not depend on its earlier ones."""
         self._known().choices.key[:] = -1
 
-    def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
+    def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> FoundPlan | None:
         keep_s = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
         while True:
             self._before()
@@ -84,7 +84,7 @@ class ListedStages:
             return None
         state, fronts = best_state(known, by_sum), known.fronts
         position = fronts.data_parallel_sum[state] if by_sum else fronts.devices[state]
-        return Found(int(position), float(fronts.value_s[state]), True)
+        return FoundPlan(int(position), float(fronts.value_s[state]), True)
 
     def walk(self, curve: Curve, begin: int, end: int, check: Callable[[int], None]) -> None:
         """Closes the brackets begin .. end - 1; upper_s[begin] must be a plan's.

@@ -12,7 +12,7 @@ from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.tables.problem import Problem
 
 
-class Found(NamedTuple):
+class FoundPlan(NamedTuple):
     """A plan's devices or sum of d, whichever the curve runs along, and its time per sample, in s.
 
     least: no plan within the threshold needs less.
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 class Oracle(Protocol):
     """Answers for one problem, at any limits up to the problem's own."""
 
-    def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
+    def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> FoundPlan | None:
         """A plan with every stage at most ``threshold_s``, or None if there is none. Raises ChoiceTooHard."""
         ...
 
@@ -50,7 +50,7 @@ class LatticeOracle:
         self.asked = 0
         self.order: list[int] | None = None
 
-    def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> Found | None:
+    def ask(self, threshold_s: float, devices: int, data_parallel_sum: int, by_sum: bool) -> FoundPlan | None:
         cluster = self._problem.cluster._replace(devices=devices, data_parallel_limit=data_parallel_sum)
         problem = self._problem.with_cluster(cluster)
         self.asked += 1
@@ -60,4 +60,4 @@ class LatticeOracle:
         plan, value_s = self._planning.valued(problem, outcome.stages)
         self.order = order_through(problem, outcome.stages)
         # Its plan is one of fewest devices, not of least sum.
-        return Found(plan.data_parallel_sum if by_sum else plan.devices, value_s, not by_sum)
+        return FoundPlan(plan.data_parallel_sum if by_sum else plan.devices, value_s, not by_sum)

@@ -32,7 +32,7 @@ from piper_ray.engine.kernels.flush_types import (
     ONE_F_ONE_B,
     FlushTables,
     FlushTask,
-    StateArrays,
+    TailArrays,
 )
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -51,7 +51,7 @@ class StageList(NamedTuple):
 
 
 @kernel
-def best_stages(states: StateArrays, state: int) -> StageList:
+def best_stages(states: TailArrays, state: int) -> StageList:
     """The stages of the plan that a state of all layers stands for."""
     p = states.stages[state]
     stages = _empty_list(p)
@@ -66,7 +66,7 @@ def best_stages(states: StateArrays, state: int) -> StageList:
 
 
 @kernel
-def best_state(task: FlushTask, states: StateArrays, downsets: int) -> tuple[int, float]:
+def best_state(task: FlushTask, states: TailArrays, downsets: int) -> tuple[int, float]:
     """The state of all layers whose figures say the least, and what they say; -1 and inf if there is none."""
     top = downsets - 1
     best, least_s = -1, np.inf
@@ -89,7 +89,7 @@ def close_gap(
     tables: FlushTables,
     task: FlushTask,
     levels: FloatArray,
-    states: StateArrays,
+    states: TailArrays,
     most_nodes: int,
     control: FloatArray,
 ) -> tuple[int, float, bool, StageList]:

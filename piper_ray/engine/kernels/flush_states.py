@@ -34,7 +34,7 @@ from piper_ray.engine.kernels.flush_types import (
     TWO_BW,
     FlushTables,
     FlushTask,
-    StateArrays,
+    TailArrays,
 )
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
@@ -51,7 +51,7 @@ def tails(
     levels: FloatArray,
     most_states: int,
     control: FloatArray,
-) -> tuple[int, StateArrays]:
+) -> tuple[int, TailArrays]:
     """The states of all downsets from which a batch of at most control[0] seconds may come; FINISHED, STOPPED because
     control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
 
@@ -270,7 +270,7 @@ def tails(
         if used > most_states:
             status = TOO_MANY
             break
-    states = StateArrays(
+    states = TailArrays(
         start,
         kept,
         figures[:used].copy(),

@@ -86,7 +86,7 @@ class FlushTask(NamedTuple):
     variants: IndexArray  # int64[..]: those of degree t that stages of degree d may have
 
 
-class StateArrays(NamedTuple):
+class TailArrays(NamedTuple):
     """States of all downsets of a task, in the order in which they were made; 0 is that of the empty downset. Sizes: l
     tables, one after the other.
 

@@ -8,8 +8,8 @@ from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
-from piper_ray.engine.tables.problem import Problem, Workload, build_problem
-from piper_ray.engine.tables.tmpc_options import Options
+from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
+from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.instance import Instance
 
 _CHAIN_SHARE = 4
@@ -21,13 +21,13 @@ def is_worth_a_chain(lattice: Lattice) -> bool:
 
 
 def chain_problem(
-    instance: Instance, graph: LayerGraph, options: Options, order: Sequence[int], degrees: Sequence[int]
+    instance: Instance, graph: LayerGraph, options: TmpcOptions, order: Sequence[int], degrees: Sequence[int]
 ) -> Problem:
     """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
 
     degrees: data-parallel ones that a stage can have, ascending.
     """
-    return build_problem(Workload.build(chain_lattice(graph, order), options), instance, degrees)
+    return build_problem(LatticeTables.build(chain_lattice(graph, order), options), instance, degrees)
 
 
 def order_of_graph(problem: Problem) -> list[int]:

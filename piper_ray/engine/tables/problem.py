@@ -16,20 +16,20 @@ from piper_ray.engine.kernels.types import ClusterArrays, CostArrays, LatticeArr
 from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.tables.rate import Rates
 from piper_ray.engine.tables.stage_sums import StageSums, build_sums, cost_arrays
-from piper_ray.engine.tables.tmpc_options import Options
+from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.instance import Instance
 
 
 @dataclass(frozen=True)
-class Workload:
+class LatticeTables:
     """Lattice and stage sums: what does not depend on K, N, M, B."""
 
     lattice: Lattice
-    options: Options
+    options: TmpcOptions
     sums: StageSums
 
     @classmethod
-    def build(cls, lattice: Lattice, options: Options) -> Workload:
+    def build(cls, lattice: Lattice, options: TmpcOptions) -> LatticeTables:
         return cls(lattice, options, build_sums(lattice, options))
 
 
@@ -37,7 +37,7 @@ class Workload:
 class Problem:
     """A workload on a cluster. resync_s_per_byte: 4 / (N B); times weights and d - 1, s of a stage on one device."""
 
-    workload: Workload
+    workload: LatticeTables
     tables: Tables
     resync_s_per_byte: float
     rates: Rates = field(default_factory=Rates, repr=False, compare=False)
@@ -86,7 +86,7 @@ class Problem:
         return replace(self, tables=self.tables._replace(cluster=cluster))
 
 
-def build_problem(workload: Workload, instance: Instance, data_parallel_degrees: Sequence[int]) -> Problem:
+def build_problem(workload: LatticeTables, instance: Instance, data_parallel_degrees: Sequence[int]) -> Problem:
     """Scales the workload's sums to the instance's N and B, and takes its K and M.
 
     data_parallel_degrees: those that a stage can have, ascending.

@@ -9,7 +9,7 @@ import numpy as np
 from piper_ray.engine.kernels.sums import crossing_sums, downset_sums
 from piper_ray.engine.kernels.types import CostArrays, FloatArray, IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.tables.tmpc_options import Options
+from piper_ray.engine.tables.tmpc_options import TmpcOptions
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StageSums:
     replica_work_s: FloatArray
 
 
-def build_sums(lattice: Lattice, options: Options) -> StageSums:
+def build_sums(lattice: Lattice, options: TmpcOptions) -> StageSums:
     """One pass over the lattice for each figure."""
     least = options.least
     missing = least.missing > 0
@@ -74,14 +74,16 @@ def build_sums(lattice: Lattice, options: Options) -> StageSums:
     )
 
 
-def _cut_bytes(lattice: Lattice, options: Options) -> FloatArray:
+def _cut_bytes(lattice: Lattice, options: TmpcOptions) -> FloatArray:
     arrays = lattice.arrays
     if not lattice.graph.tensors:
         return np.zeros((lattice.size, 1))
     return crossing_sums(arrays.cut_start, arrays.cut, options.tensor_bytes[:, None].copy())
 
 
-def cost_arrays(sums: StageSums, options: Options, resync_s_per_byte: float, transfer_s_per_byte: float) -> CostArrays:
+def cost_arrays(
+    sums: StageSums, options: TmpcOptions, resync_s_per_byte: float, transfer_s_per_byte: float
+) -> CostArrays:
     """The sums in seconds: a byte of weights as 4 / (N B), one that crosses an edge as 2 / B, of a tensor as 1 / B."""
     cut_s = 0.5 * transfer_s_per_byte * sums.tensor_bytes
     edges_s = transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes)

@@ -42,7 +42,7 @@ class VertexCosts:
 
 
 @dataclass(frozen=True)
-class Options:
+class TmpcOptions:
     """All that the solver knows of TMPCs. ``tmpcs[r][v]`` are the options in the order of ``arrays``.
 
     ``arrays`` holds w in option_resync_s and c + extra in charge_s, both in bytes: see ``in_seconds``.
@@ -64,7 +64,7 @@ class Options:
         )
 
 
-def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Variant]) -> Options:
+def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Variant]) -> TmpcOptions:
     """Flattens the variants' TMPCs, without the dominated ones, in vertex order."""
     tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
     in_edges, out_edges = _incident_edges(graph)
@@ -111,7 +111,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         choices_share=np.array([_choices_share(of_variant) for of_variant in tmpcs], np.int64),
     )
     tensors = [instance.tensors[index] for _, index in graph.tensors]
-    return Options(
+    return TmpcOptions(
         tuple(variants),
         tmpcs,
         _least(graph, tmpcs, charges),

@@ -24,7 +24,7 @@ from piper_ray.planners.pipedream.kernel import (
     make_segments,
     stage_seconds,
 )
-from piper_ray.planners.pipedream.states import Integers, StateArrays
+from piper_ray.planners.pipedream.states import Integers, TailTables
 
 _TOLERANCE = 1e-10
 """Relative: nothing below (1 - this) of the value found exists."""
@@ -61,7 +61,7 @@ class Cut:
 
 
 def best_partition(
-    states: StateArrays, tasks: Sequence[LevelTask], microbatches: int | None, memory_bytes: float
+    states: TailTables, tasks: Sequence[LevelTask], microbatches: int | None, memory_bytes: float
 ) -> tuple[float, list[Cut]] | None:
     """The recurrence's value in s, and its stages front to back; None if nothing fits.
 
@@ -108,7 +108,7 @@ def best_partition(
     return value, cuts
 
 
-def _check_work(states: StateArrays, task: LevelTask) -> None:
+def _check_work(states: TailTables, task: LevelTask) -> None:
     inside = np.diff(states.pair_start).astype(np.float64)
     around = np.bincount(states.rest, minlength=states.size)
     if float(inside @ (around + 1)) * task.machines * len(task.degrees) > _SEGMENT_WORK_LIMIT:

@@ -28,7 +28,7 @@ PAIR_LIMIT = 40_000_000
 
 
 @dataclass(frozen=True)
-class StateArrays:
+class TailTables:
     """A state is told by its tail, the layers that are left: number 0 leaves none, the last one all.
 
     layer_ids: of each vertex, its place in the file and its layer's id. bits: uint64[m, words], the tails, each after
@@ -63,7 +63,7 @@ class StateArrays:
         return tuple(layer_id for _, layer_id in sorted(self.layer_ids[v] for v in stage))
 
 
-def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) -> StateArrays:
+def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) -> TailTables:
     """Raises LimitError when there are more than ``STATE_LIMIT`` states or ``PAIR_LIMIT`` nested pairs."""
     graph = build_graph(instance, without_contraction())
     bits = _tails(instance, graph, kind)
@@ -77,7 +77,7 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
     place = {layer.id: i for i, layer in enumerate(instance.layers)}
     inside = _membership(bits, graph.size)
     chosen = [tmpcs[layer_id] for layer_id in graph.layer_ids]
-    return StateArrays(
+    return TailTables(
         layer_ids=tuple((place[layer_id], layer_id) for layer_id in graph.layer_ids),
         bits=bits,
         pair_start=pair_start,

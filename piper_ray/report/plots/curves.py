@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from piper_ray.report.plots import style
 
 
-class Style(Enum):
+class CurveStyle(Enum):
     """STEPS: each value holds until the next x. LINE, DASHED: straight between points. POINTS: marks alone."""
 
     STEPS = "steps"
@@ -28,7 +28,7 @@ class Series:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    style: Style = Style.LINE
+    style: CurveStyle = CurveStyle.LINE
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def figure_of(panels: Sequence[Panel], title: str = "") -> Figure:
 def _draw(axes: Axes, panel: Panel) -> None:
     for index, series in enumerate(panel.series):
         colour = style.colour(index, len(panel.series), ordered=False)
-        if series.style is Style.STEPS:
+        if series.style is CurveStyle.STEPS:
             axes.step(series.x, series.y, where="post", color=colour, label=series.label)
-        elif series.style is Style.POINTS:
+        elif series.style is CurveStyle.POINTS:
             axes.plot(series.x, series.y, linestyle="", marker="o", color=colour, label=series.label)
         else:
-            line = "--" if series.style is Style.DASHED else "-"
+            line = "--" if series.style is CurveStyle.DASHED else "-"
             axes.plot(series.x, series.y, linestyle=line, color=colour, label=series.label)
     if panel.log_x:
         axes.set_xscale("log", base=2)

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from piper_ray.model.figures import size_scale, time_text
 from piper_ray.model.schedule import V_SHAPED
 from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save, svg_element
-from piper_ray.simulate.actions import Kind
+from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.result import Interval, Simulation
 
@@ -27,8 +27,13 @@ _MOST_THIN_LANES = 1024
 """Beyond it every so many-th rank is drawn."""
 
 _BLUE, _VERMILION, _GREEN, _PURPLE, _YELLOW, _SKY, _, _GREY = COLOURS
-_PASS_COLOURS = {Kind.F: _BLUE, Kind.B: _VERMILION, Kind.I: _YELLOW, Kind.W: _GREEN}
-_PASS_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "backward, inputs", Kind.W: "backward, weights"}
+_PASS_COLOURS = {ActionKind.F: _BLUE, ActionKind.B: _VERMILION, ActionKind.I: _YELLOW, ActionKind.W: _GREEN}
+_PASS_NAMES = {
+    ActionKind.F: "forward",
+    ActionKind.B: "backward",
+    ActionKind.I: "backward, inputs",
+    ActionKind.W: "backward, weights",
+}
 _IDLE = "#e3e3e3"
 _DARK = "#111111"
 """Of numbers on pale boxes, which stay pale on a dark page."""
@@ -112,7 +117,7 @@ def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:
 
 def _windows_s(simulation: Simulation) -> list[tuple[float, float]]:
     """What is drawn of the time, from and until; the last of several ends with the step."""
-    ends_s = simulation.timeline.ends_s(Kind.B, 0)[:1]
+    ends_s = simulation.timeline.ends_s(ActionKind.B, 0)[:1]
     first_out_s = float(ends_s[0]) if len(ends_s) and ends_s[0] > 0 else 0.0
     if simulation.schedule.asynchronous:
         return [(0.0, max(min(_WAYS_SHOWN * first_out_s, simulation.window_s[1]), _LEAST_S))]
@@ -149,7 +154,7 @@ def _lanes(
     shown &= timeline.end_s > timeline.start_s
     raster = int(shown.sum()) > _RASTER_FROM
     chunk = _chunk_of_action(simulation)
-    for kind in Kind:
+    for kind in ActionKind:
         for number in range(simulation.schedule.v):
             mine = shown & (timeline.kind == kind) & (chunk == number)
             if mine.any():
@@ -242,7 +247,7 @@ def _microbatch_numbers(
     whole = (timeline.start_s >= window_s[0]) & (timeline.end_s <= window_s[1])
     for action in np.flatnonzero(wide & whole):
         middle_s = (timeline.start_s[action] + timeline.end_s[action]) / 2
-        dark = Kind(timeline.kind[action]) in (Kind.F, Kind.B) and chunk[action] == 0
+        dark = ActionKind(timeline.kind[action]) in (ActionKind.F, ActionKind.B) and chunk[action] == 0
         axes.text(
             middle_s,
             top[timeline.rank_of_action[action]] + 0.5,
@@ -293,7 +298,7 @@ def _figures_beside(axes: Axes, simulation: Simulation, drawn: Sequence[int], gr
 
 def _handles(simulation: Simulation) -> list[Patch]:
     kinds = sorted(set(simulation.timeline.kind.tolist()))
-    handles = [Patch(color=_PASS_COLOURS[Kind(kind)], label=_PASS_NAMES[Kind(kind)]) for kind in kinds]
+    handles = [Patch(color=_PASS_COLOURS[ActionKind(kind)], label=_PASS_NAMES[ActionKind(kind)]) for kind in kinds]
     if simulation.schedule.v > 1:
         handles.append(Patch(color=_tinted(_BLUE, 1, 2), label="paler: later chunks"))
     for name, intervals, colour in (

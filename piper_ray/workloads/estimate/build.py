@@ -11,7 +11,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
-from piper_ray.workloads.estimate.config import Model
+from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
@@ -21,7 +21,7 @@ from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 
 
 @dataclass(frozen=True)
-class Request:
+class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
@@ -54,7 +54,7 @@ class Estimate:
         return costs_of(kind, mode, self.setting)
 
 
-def estimate(model: Model, hardware: Hardware, gpu_key: str, request: Request) -> Estimate:
+def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
     gpu = hardware.gpu(gpu_key)
     per_node = request.gpus_per_node or gpu.gpus_per_node

@@ -19,7 +19,7 @@ from piper_ray.workloads.formats.fields import Open
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelConfig:
     """A model and how it is trained if nothing else is said. tokens: None where the length is no choice."""
 
     name: str
@@ -39,7 +39,7 @@ class Model:
         return self.family.build(self.config, microbatch, self.name)
 
 
-def read_model(model: str) -> Model:
+def read_model(model: str) -> ModelConfig:
     """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
@@ -70,7 +70,7 @@ def _known() -> Mapping[str, Mapping[str, Any]]:
 
 def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
-) -> Model:
+) -> ModelConfig:
     model_type = document.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
@@ -82,7 +82,7 @@ def _model(
     if config is None or faults:
         raise InputError(source, faults.found)
     most = family.most_tokens(config)
-    return Model(
+    return ModelConfig(
         name=name,
         family=family,
         config=config,

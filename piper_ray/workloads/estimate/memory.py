@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
-from piper_ray.workloads.estimate.operators import LayerKind, Saved, Split
+from piper_ray.workloads.estimate.operators import KeptBytes, LayerKind, Split
 
 
 def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
@@ -51,9 +51,9 @@ def activation_bytes(kind: LayerKind, mode: Mode) -> float:
     return 0.0 if mode.offload else kept_bytes(kind, mode)
 
 
-def _all_saved(kind: LayerKind) -> Iterable[Saved]:
+def _all_saved(kind: LayerKind) -> Iterable[KeptBytes]:
     return (saved for operator in kind.operators for saved in operator.saved)
 
 
-def _saved_bytes(kind: LayerKind, mode: Mode, listed: Iterable[Saved]) -> float:
+def _saved_bytes(kind: LayerKind, mode: Mode, listed: Iterable[KeptBytes]) -> float:
     return sum(kind.value(saved.bytes) / saved.split.parts(mode.degree, mode.sequence_parallel) for saved in listed)

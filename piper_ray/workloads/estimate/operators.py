@@ -41,7 +41,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Saved:
+class KeptBytes:
     """Bytes kept from the forward for the backward pass. ``cheap``: selective recomputation makes them again."""
 
     bytes: str
@@ -66,7 +66,7 @@ class Operator:
     split: Split = Split.TENSOR
     parameters: str = "0"
     parameters_split: Split = Split.TENSOR
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[KeptBytes, ...] = ()
     backward_products: float = 2.0
     cheap: bool = False
     on_chip: bool = False
@@ -119,7 +119,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
-class Node:
+class LayerNode:
     """A layer of the graph: its kind and the indices of the layers that it reads.
 
     path: the module's name in Hugging Face's model of this family, its main one where it takes several (a last norm
@@ -139,7 +139,7 @@ class Architecture:
     """
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     sample: str
     legend: Mapping[str, str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ _NUMBER_BYTES = 2
 
 
 @dataclass(frozen=True)
-class Shape:
+class MatrixProducts:
     """The products that one device does: ``count`` of rows x depth by depth x columns."""
 
     rows: float
@@ -29,7 +29,7 @@ class Shape:
         return _NUMBER_BYTES * self.count * (rows * depth + depth * columns + rows * columns)
 
 
-def shape_on(product: Product, kind: LayerKind, degree: int, sequence_parallel: bool) -> Shape:
+def shape_on(product: Product, kind: LayerKind, degree: int, sequence_parallel: bool) -> MatrixProducts:
     """The share of one of ``degree`` devices."""
     divided: str | None = product.divided
     if divided == "tokens":
@@ -38,10 +38,10 @@ def shape_on(product: Product, kind: LayerKind, degree: int, sequence_parallel: 
         side: kind.value(getattr(product, side)) / (degree if divided == side else 1)
         for side in ("rows", "columns", "depth", "count")
     }
-    return Shape(**sides)
+    return MatrixProducts(**sides)
 
 
-def achieved_fraction(shape: Shape, gpu: Gpu) -> float:
+def achieved_fraction(shape: MatrixProducts, gpu: Gpu) -> float:
     """The share of the peak rate at which a product of this shape runs, if memory does not hold it up."""
     return (
         gpu.matrix_fraction
@@ -51,7 +51,7 @@ def achieved_fraction(shape: Shape, gpu: Gpu) -> float:
     )
 
 
-def product_s(shape: Shape, gpu: Gpu, on_chip: bool = False) -> float:
+def product_s(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False) -> float:
     """Roofline: FLOP at the fraction of the shape, or operands and result once through memory, whichever is longer."""
     arithmetic_s = shape.flop / (gpu.matrix_flop_per_s * achieved_fraction(shape, gpu))
     return arithmetic_s if on_chip else max(arithmetic_s, traffic_s(shape.operand_bytes, gpu))

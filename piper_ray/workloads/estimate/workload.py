@@ -40,7 +40,7 @@ def estimate(
         return None if value is None else arguments.positive(name, value)
 
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
-    request = build.Request(
+    request = build.EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
         gpus_per_node=given("gpus_per_node", gpus_per_node),
         tokens=given("tokens", tokens),

@@ -19,7 +19,7 @@ from piper_ray.workloads.measure.measure import Measured
 
 
 @dataclass(frozen=True)
-class Target:
+class ProfileTarget:
     """What the layers are to run on, before any memory is set aside.
 
     gpu: whose links t devices use; None where only t = 1 is wanted.
@@ -35,7 +35,7 @@ def instance_of(
     name: str,
     layers: Sequence[Measured],
     shards: Mapping[int, Sequence[Measured] | None],
-    target: Target,
+    target: ProfileTarget,
 ) -> tuple[Instance, float]:
     """The workload, and the bytes set aside of each device's memory for recomputing one layer.
 
@@ -66,7 +66,9 @@ def instance_of(
     return instance, workspace_bytes
 
 
-def _ways_of(index: int, layer: Measured, shards: Mapping[int, Sequence[Measured] | None], target: Target) -> list[Way]:
+def _ways_of(
+    index: int, layer: Measured, shards: Mapping[int, Sequence[Measured] | None], target: ProfileTarget
+) -> list[Way]:
     ways = list(measured_ways(layer.figures, target.training))
     for degree, of_degree in shards.items():
         assert target.gpu is not None
@@ -94,7 +96,7 @@ def _sent_bytes(layers: Sequence[Measured]) -> dict[tuple[int, int], float]:
 
 
 def _tmpcs(
-    index: int, ways: Sequence[Way], sent: Mapping[tuple[int, int], float], target: Target, largest: int
+    index: int, ways: Sequence[Way], sent: Mapping[tuple[int, int], float], target: ProfileTarget, largest: int
 ) -> dict[int, tuple[Tmpc, ...]]:
     tmpcs: dict[int, tuple[Tmpc, ...]] = {}
     for way in ways:
@@ -113,15 +115,15 @@ def _tmpcs(
     return tmpcs
 
 
-def _setting(target: Target, largest: int) -> Setting:
+def _setting(target: ProfileTarget, largest: int) -> Setting:
     assert target.gpu is not None
     microbatches, bytes_per_s = target.batch.microbatches, target.cluster.bandwidth_bytes_per_s
     return Setting(target.gpu, target.training, microbatches, bytes_per_s, 0.0, largest)
 
 
-def _edge_bytes(size: float, target: Target, largest: int) -> float:
+def _edge_bytes(size: float, target: ProfileTarget, largest: int) -> float:
     return edge_bytes(size, _setting(target, largest)) if largest > 1 else size
 
 
-def _sync_bytes(size: float, way: Way, target: Target, largest: int) -> float:
+def _sync_bytes(size: float, way: Way, target: ProfileTarget, largest: int) -> float:
     return sync_bytes(size, Mode(way.degree), _setting(target, largest)) if largest > 1 else 0.0

@@ -16,14 +16,14 @@ _CONTAINERS = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModuleChoice:
     """Paths of modules. layers: each call of one starts a layer; leaves: those, and what else is not looked into."""
 
     layers: frozenset[str]
     leaves: frozenset[str]
 
 
-def chosen(model: nn.Module, patterns: Sequence[str]) -> Choice:
+def chosen(model: nn.Module, patterns: Sequence[str]) -> ModuleChoice:
     """The modules that ``patterns`` (``blocks.*``) match, or else the model's own submodules: see ``_own_layers``.
 
     Modules of torch.nn are not looked into, containers apart. Raises UsageError for a pattern that matches no module.
@@ -40,7 +40,7 @@ def chosen(model: nn.Module, patterns: Sequence[str]) -> Choice:
     else:
         layers = set(_own_layers(model, ""))
     leaves = {path for path, module in model.named_modules(remove_duplicate=False) if path and _of_torch(module)}
-    return Choice(frozenset(layers), frozenset(layers | leaves))
+    return ModuleChoice(frozenset(layers), frozenset(layers | leaves))
 
 
 def _same_depth(path: str, pattern: str) -> bool:

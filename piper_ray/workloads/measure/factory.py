@@ -24,7 +24,7 @@ _TENSOR_PARALLEL, _MICROBATCH = "tensor_parallel", "microbatch"
 
 
 @dataclass(frozen=True)
-class Model:
+class TrainableModel:
     """A model in training mode with one microbatch of inputs, both on the device. inputs: (args, kwargs) of a call."""
 
     module: torch.nn.Module
@@ -48,7 +48,9 @@ class Factory:
     def takes_tensor_parallel(self) -> bool:
         return _TENSOR_PARALLEL in _parameters(self.call)
 
-    def build(self, microbatch: int, device: torch.device, declared: Sequence[Declared], degree: int = 1) -> Model:
+    def build(
+        self, microbatch: int, device: torch.device, declared: Sequence[Declared], degree: int = 1
+    ) -> TrainableModel:
         """The model at a tensor-parallel degree. Raises InputError for what the factory does or returns."""
         known = _parameters(self.call)
         arguments = dict(self.arguments)
@@ -70,7 +72,7 @@ class Factory:
             refuse(self.spec, "", f"{type(module).__name__} has no parameters; expected a model that can be trained")
         try:
             moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
-            return Model(module.to(device).train(), moved)
+            return TrainableModel(module.to(device).train(), moved)
         except NotImplementedError as error:  # parameters on the meta device have no data
             raise InputError(self.spec, [Fault("", f"{words_of(error)}; expected parameters with data")]) from error
 

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from piper_ray.workloads.formats.documents import refuse
-from piper_ray.workloads.measure.choice import Choice, chosen
-from piper_ray.workloads.measure.factory import Model
+from piper_ray.workloads.measure.choice import ModuleChoice, chosen
+from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.tracer import trace
 
 
@@ -42,7 +42,7 @@ class TracedLayer:
     outputs: int
 
 
-def layers_of(spec: str, model: Model, patterns: Sequence[str]) -> list[TracedLayer]:
+def layers_of(spec: str, model: TrainableModel, patterns: Sequence[str]) -> list[TracedLayer]:
     """The layers in the order of the pass. Raises UsageError and InputError."""
     choice = chosen(model.module, patterns)
     graph, values = trace(spec, model, choice.leaves)
@@ -75,11 +75,11 @@ def layers_of(spec: str, model: Model, patterns: Sequence[str]) -> list[TracedLa
     return layers
 
 
-def _is_layer(node: fx.Node, choice: Choice) -> bool:
+def _is_layer(node: fx.Node, choice: ModuleChoice) -> bool:
     return node.op == "call_module" and node.target in choice.layers
 
 
-def _numbers(graph: fx.Graph, choice: Choice) -> dict[fx.Node, int]:
+def _numbers(graph: fx.Graph, choice: ModuleChoice) -> dict[fx.Node, int]:
     """The layer of each node that needs one; what depends on the model's inputs alone has none."""
     number: dict[fx.Node, int] = {}
     count = 0

@@ -16,7 +16,7 @@ from piper_ray.workloads.measure.graph import TracedLayer
 
 
 @dataclass(frozen=True)
-class Passes:
+class MeasuredPasses:
     """Seconds per microbatch, medians. spread_s: from the first to the third quartile of forward and backward."""
 
     forward_s: float
@@ -80,7 +80,7 @@ def leaves_of(inputs: Sequence[torch.Tensor], gradients: Sequence[bool]) -> tupl
 
 def passes_of(
     layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock, *, recompute: bool
-) -> tuple[Passes, Passes | None]:
+) -> tuple[MeasuredPasses, MeasuredPasses | None]:
     """Time forward and backward passes; the second, if ``recompute``, where the forward pass keeps its inputs only.
 
     Both are done in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
@@ -108,11 +108,11 @@ def passes_of(
     return summary_of(plain), summary_of(again) if recompute else None
 
 
-def summary_of(measured: Sequence[tuple[float, float]]) -> Passes:
+def summary_of(measured: Sequence[tuple[float, float]]) -> MeasuredPasses:
     """Medians and spread of two or more measured pairs of forward and backward passes."""
     totals = [forward_s + backward_s for forward_s, backward_s in measured]
     low, _, high = statistics.quantiles(totals, n=4, method="inclusive")
-    return Passes(
+    return MeasuredPasses(
         forward_s=statistics.median(forward_s for forward_s, _ in measured),
         backward_s=statistics.median(backward_s for _, backward_s in measured),
         total_s=statistics.median(totals),

@@ -18,8 +18,8 @@ from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.measure.build import Target, instance_of
-from piper_ray.workloads.measure.factory import Factory, Model
+from piper_ray.workloads.measure.build import ProfileTarget, instance_of
+from piper_ray.workloads.measure.factory import Factory, TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.inputs import Declared
 from piper_ray.workloads.measure.measure import Measured, measured_layers
@@ -34,7 +34,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class ProfileRequest:
     """What is to be profiled besides the model. None: what this machine has, or what ``Profile`` says of it.
 
     microbatch: samples. layers: patterns of module paths. degrees: of tensor parallelism, above 1. batch: samples.
@@ -63,7 +63,7 @@ class Profile:
     instance: Instance
     layers: Sequence[Measured]
     shards: Mapping[int, Sequence[Measured] | None]
-    target: Target
+    target: ProfileTarget
     workspace_bytes: float
     device: torch.device
     parameters: int
@@ -88,7 +88,7 @@ def device_name(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
-def store_of(factory: Factory, request: Request, path: Path) -> Store:
+def store_of(factory: Factory, request: ProfileRequest, path: Path) -> Store:
     """The file of partial figures: of this model, of these settings, on this machine."""
     source = None if factory.path is None else hashlib.sha256(factory.path.read_bytes()).hexdigest()
     return Store(
@@ -106,7 +106,7 @@ def store_of(factory: Factory, request: Request, path: Path) -> Store:
     )
 
 
-def profile(factory: Factory, request: Request, hardware: Hardware, store: Store, progress: Progress) -> Profile:
+def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store: Store, progress: Progress) -> Profile:
     """Profile the factory's model. Raises UsageError, InputError and LimitError."""
     device = device_of(request.device)
     target = target_of(request, hardware, device)
@@ -142,7 +142,7 @@ def profile(factory: Factory, request: Request, hardware: Hardware, store: Store
     )
 
 
-def target_of(request: Request, hardware: Hardware, device: torch.device) -> Target:
+def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device) -> ProfileTarget:
     """The cluster and the batch, as given or as this machine has them. Raises UsageError."""
     gpu = hardware.gpu(request.gpu) if request.gpu is not None else _recognised(hardware, device)
     if request.degrees and gpu is None:
@@ -159,7 +159,7 @@ def target_of(request: Request, hardware: Hardware, device: torch.device) -> Tar
         links: tuple[Link, ...] = (Link(request.bandwidth_bytes_per_s or _BYTES_PER_S),)
     else:
         links = links_of(gpu, math.ceil(devices / gpu.gpus_per_node), gpu.gpus_per_node)
-    return Target(
+    return ProfileTarget(
         cluster=Cluster(devices, memory_bytes, links),
         batch=Batch(batch // request.microbatch, request.microbatch),
         gpu=gpu,
@@ -190,6 +190,6 @@ def _check_shard(spec: str, degree: int, layers: Sequence[TracedLayer], whole: S
         raise InputError(spec, [fault])
 
 
-def _unused(model: Model, layers: Sequence[TracedLayer]) -> int:
+def _unused(model: TrainableModel, layers: Sequence[TracedLayer]) -> int:
     used = {id(parameter) for layer in layers for parameter in layer.module.parameters()}
     return sum(parameter.numel() for parameter in model.module.parameters() if id(parameter) not in used)

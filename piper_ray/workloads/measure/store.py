@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.measure.passes import Passes
+from piper_ray.workloads.measure.passes import MeasuredPasses
 from piper_ray.workloads.measure.saved import Held, Kept
 
 _VERSION = 1
@@ -24,8 +24,8 @@ class Figures:
     together that have gradients.
     """
 
-    plain: Passes
-    recomputed: Passes | None
+    plain: MeasuredPasses
+    recomputed: MeasuredPasses | None
     kept: Kept
     parameters: tuple[Held, ...]
     output_gradients: tuple[bool, ...]

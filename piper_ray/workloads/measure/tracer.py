@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import Fault, InputError, LimitError
-from piper_ray.workloads.measure.factory import Model
+from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.places import place_of, words_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
@@ -30,7 +30,7 @@ class Unusable(Exception):
 class ValueTracer(fx.Tracer):
     """values: of each node that has a tensor, or an object with tensors in it. Leaves are those of ``leaves``."""
 
-    def __init__(self, model: Model, leaves: Collection[str]) -> None:
+    def __init__(self, model: TrainableModel, leaves: Collection[str]) -> None:
         super().__init__()
         self.values: dict[fx.Node, Any] = {}
         self._model = model
@@ -146,7 +146,7 @@ def _value_at(proxy: fx.Proxy) -> Any:
     return tracer.values[proxy.node]
 
 
-def trace(spec: str, model: Model, leaves: Collection[str]) -> tuple[fx.Graph, dict[fx.Node, Any]]:
+def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> tuple[fx.Graph, dict[fx.Node, Any]]:
     """The graph of a training pass with leaf modules as nodes, and the values at its nodes.
 
     Raises InputError with the place in the user's code where the pass could not be followed, LimitError if the
@@ -168,7 +168,7 @@ def out_of_memory(spec: str, what: str) -> LimitError:
     return LimitError(f"{spec}: {what} does not fit in the device's memory; expected a smaller --microbatch")
 
 
-def _words(error: Exception, model: Model) -> str:
+def _words(error: Exception, model: TrainableModel) -> str:
     if isinstance(error, Unusable):
         return f"{type(model.module).__name__} returns {error}"
     words = f"{type(model.module).__name__}.forward cannot be followed here: {words_of(error)}"

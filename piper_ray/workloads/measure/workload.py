@@ -60,7 +60,7 @@ def profile(
     for degree in degrees:
         arguments.positive("tensor_parallel", degree)
     figures = arguments.cluster_figures(devices, None, memory_bytes, bandwidth_bytes_per_s)
-    request = session.Request(
+    request = session.ProfileRequest(
         microbatch=arguments.positive("microbatch", microbatch),
         device=device,
         layers=tuple(layers),

@@ -23,7 +23,7 @@ from piper_ray.model.solution import ClusterStats, NodeStats
 if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.call import Call
     from piper_ray.engine.backends.ray.calls import Calls
-    from piper_ray.engine.backends.ray.dispatcher import Batch, Dispatcher
+    from piper_ray.engine.backends.ray.dispatcher import ChunkBatch, Dispatcher
 
 _HEARTBEAT_S = 0.1
 _BUSY = 0.6
@@ -121,14 +121,14 @@ class RayBackend:
         return NextBatch(end, here=True)
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        from piper_ray.engine.backends.ray.dispatcher import Batch
+        from piper_ray.engine.backends.ray.dispatcher import ChunkBatch
 
         dispatcher = self._started(states)
         bounds = (last - first) * states.buckets_used
         seconds = states.rates.far.seconds(bounds)
         count = self._pacing.chunks(seconds, max(1, dispatcher.workers), last - first)
         edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
-        batch = Batch(states, edges, seconds / count)
+        batch = ChunkBatch(states, edges, seconds / count)
         began = time.perf_counter()
         dispatcher.submit(batch)
         try:
@@ -184,7 +184,7 @@ class RayBackend:
             self._dispatcher.close()
         self._session.close()
 
-    def _wait(self, batch: Batch, on_progress: OnProgress) -> LevelStates:
+    def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> LevelStates:
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
             on_progress(batch.done)

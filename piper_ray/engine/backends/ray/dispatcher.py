@@ -45,7 +45,7 @@ _LONG_WAIT_S = 30.0
 
 
 @dataclass
-class Batch:
+class ChunkBatch:
     """Chunks whose answers belong together. answer: their states, once all are there."""
 
     states: StateTables
@@ -72,12 +72,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Added:
-    batch: Batch | Call
+    batch: ChunkBatch | Call
 
 
 @dataclass(frozen=True)
 class _Cancelled:
-    batch: Batch | Call
+    batch: ChunkBatch | Call
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Dispatcher:
         self._machines = Machines(RayView(), self.notes.put, session.node, trusted=session.owned)
         self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._machines, self._events.put)
         self._ids = itertools.count()
-        self._batches: dict[int, Batch | Call] = {}  # by chunk
+        self._batches: dict[int, ChunkBatch | Call] = {}  # by chunk
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(1)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
@@ -144,10 +144,10 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, batch: Batch | Call) -> None:
+    def submit(self, batch: ChunkBatch | Call) -> None:
         self._events.put(_Added(batch))
 
-    def cancel(self, batch: Batch | Call) -> None:
+    def cancel(self, batch: ChunkBatch | Call) -> None:
         self._events.put(_Cancelled(batch))
 
     def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
@@ -214,7 +214,7 @@ class Dispatcher:
             self._forget(batch)
             batch.answer.set_exception(error)
 
-    def _forget(self, batch: Batch | Call) -> None:
+    def _forget(self, batch: ChunkBatch | Call) -> None:
         self._coordinator.cancel(batch.chunks)
         for chunk in batch.chunks:
             self._batches.pop(chunk, None)
@@ -249,7 +249,7 @@ class Dispatcher:
                 batch.tell(told.bound_s, stop=told.stop)
         return []
 
-    def _add(self, batch: Batch | Call, now: float) -> list[Command]:
+    def _add(self, batch: ChunkBatch | Call, now: float) -> list[Command]:
         if self._failure is not None:
             batch.answer.set_exception(self._failure)
             return []
@@ -344,7 +344,7 @@ class Dispatcher:
                 "others too"
             )
 
-    def _give_up(self, command: GiveUp, batch: Batch | Call) -> None:
+    def _give_up(self, command: GiveUp, batch: ChunkBatch | Call) -> None:
         if isinstance(batch, Call):
             what, arrays = batch.what, [array for shared in batch.shared for array in shared.arrays.values()]
         else:
@@ -360,7 +360,7 @@ class Dispatcher:
             )
         )
 
-    def _compute_here(self, chunk: int, batch: Batch | Call) -> None:
+    def _compute_here(self, chunk: int, batch: ChunkBatch | Call) -> None:
         def compute() -> tuple[object, float]:
             began = time.perf_counter()
             if isinstance(batch, Call):
@@ -383,7 +383,7 @@ class Dispatcher:
         order = CallOrder(call.function, tuple(shared), call.arguments, call.turn, call.bound_s, in_use)
         self._pool.call(command.worker, command.chunk, order)
 
-    def _send(self, command: Send, batch: Batch) -> None:
+    def _send(self, command: Send, batch: ChunkBatch) -> None:
         states = batch.states
         published = self.publisher.publish(states)
         key, in_use = published.order.key, self.publisher.keys_in_use()

@@ -26,7 +26,7 @@ _ASK_AGAIN_S = 30.0
 """After that many attempts: what ails it may pass."""
 
 
-class Node(NamedTuple):
+class RayNode(NamedTuple):
     """A machine as Ray has it. id: new each time that its Ray starts."""
 
     id: str
@@ -44,7 +44,7 @@ class Node(NamedTuple):
 class View(Protocol):
     """What can be seen of a cluster. Nothing here waits."""
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RayNode]:
         """Those that are alive."""
         ...
 
@@ -65,10 +65,10 @@ class RayView:
         self._question: Any = ray.remote(num_cpus=0, max_retries=0, **(options or {}))(question())
         self._asked: dict[Any, str] = {}
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RayNode]:
         found: Callable[[], list[dict[str, Any]]] = ray.nodes
         return [
-            Node(
+            RayNode(
                 node["NodeID"],
                 node["NodeManagerHostname"],
                 node["NodeManagerAddress"],
@@ -102,7 +102,7 @@ def _outcome(ref: Any) -> Software | RayError:
 class _Machine:
     """good: it runs what this process does. fault: what keeps it out. Neither: it has not answered yet."""
 
-    node: Node
+    node: RayNode
     good: bool = False
     fault: str | None = None
     attempts: int = 0  # to ask it, in vain
@@ -213,7 +213,7 @@ class Machines:
         self.look(now, at_once=True)
         return node in self._machines
 
-    def _good(self) -> Iterator[Node]:
+    def _good(self) -> Iterator[RayNode]:
         return (machine.node for machine in self._machines.values() if machine.good)
 
     def _of_interest(self) -> Iterator[_Machine]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from piper_ray.workloads.estimate.operators import LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import KeptBytes, LayerKind, LayerNode, Operator, Product, Split
 
 PICTURE = "2 b y x o"
 """Bytes of what comes out."""
@@ -35,7 +35,7 @@ class Network:
 
     def __init__(self, images: int) -> None:
         self.images = images
-        self.nodes: list[Node] = []
+        self.nodes: list[LayerNode] = []
         self.shape: list[tuple[int, int, int]] = []
 
     def unit(
@@ -64,7 +64,7 @@ class Network:
                 "convolution",
                 products=(Product("b y x", "o", "i k l"),),
                 parameters="i k l o",
-                saved=(Saved(PICTURE, Split.WHOLE),),
+                saved=(KeptBytes(PICTURE, Split.WHOLE),),
                 backward_products=1.0 if source is None else 2.0,
             ),
             Operator(
@@ -72,7 +72,7 @@ class Network:
                 forward_bytes="6 b y x o",
                 backward_bytes="10 b y x o",
                 parameters="2 o",
-                saved=(Saved(PICTURE, Split.WHOLE),),
+                saved=(KeptBytes(PICTURE, Split.WHOLE),),
             ),
         )
         return self._add(
@@ -95,7 +95,7 @@ class Network:
             "pool",
             forward_bytes="2 b y x o + 2 b y x o i i",
             backward_bytes="4 b y x o + 2 b y x o i i",
-            saved=(Saved(PICTURE, Split.WHOLE),),
+            saved=(KeptBytes(PICTURE, Split.WHOLE),),
         )
         key = f"pool{window}-{stride}-{channels}-{shape[0]}x{shape[1]}"
         name = f"pool {window}x{window} to {channels} x {shape[0]} x {shape[1]}"
@@ -108,7 +108,7 @@ class Network:
             "sum and ReLU",
             forward_bytes="6 b y x o",
             backward_bytes="6 b y x o",
-            saved=(Saved(PICTURE, Split.WHOLE),),
+            saved=(KeptBytes(PICTURE, Split.WHOLE),),
         )
         key = f"add-{shape[2]}-{shape[0]}x{shape[1]}"
         name = f"add {shape[2]} x {shape[0]} x {shape[1]}"
@@ -122,7 +122,7 @@ class Network:
             "concatenation",
             forward_bytes="4 b y x o",
             backward_bytes="4 b y x o",
-            saved=(Saved(PICTURE, Split.WHOLE),),
+            saved=(KeptBytes(PICTURE, Split.WHOLE),),
         )
         key = f"concat{len(sources)}-{shape[2]}-{height}x{width}"
         name = f"concatenate {shape[2]} x {height} x {width}"
@@ -132,12 +132,12 @@ class Network:
         """The mean over the picture, and a linear layer with bias."""
         shape = self.shape[source]
         operators = (
-            Operator("mean", forward_bytes=PICTURE, backward_bytes=PICTURE, saved=(Saved("2 b o", Split.WHOLE),)),
+            Operator("mean", forward_bytes=PICTURE, backward_bytes=PICTURE, saved=(KeptBytes("2 b o", Split.WHOLE),)),
             Operator(
                 "classifier",
                 products=(Product("b", "c", "o"),),
                 parameters="o c + c",
-                saved=(Saved("4 b c", Split.WHOLE),),
+                saved=(KeptBytes("4 b c", Split.WHOLE),),
             ),
         )
         symbols = self._symbols(shape, c=classes)
@@ -170,7 +170,7 @@ class Network:
             tensor_parallel=False,
             recomputable=recomputable,
         )
-        self.nodes.append(Node(kind, inputs, path))
+        self.nodes.append(LayerNode(kind, inputs, path))
         self.shape.append(shape)
         return len(self.nodes) - 1
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, parallel_block
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, parallel_block
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -50,7 +50,7 @@ class Decoder:
     vocabulary: int
     positions: int
     tied: bool
-    style: Style
+    style: BlockStyle
     parallel_norms: int = 0
     paths: Paths = Paths()
 
@@ -62,7 +62,7 @@ class Decoder:
         }  # fmt: skip
 
 
-def block_kind(decoder: Decoder, symbols: dict[str, float], style: Style) -> LayerKind:
+def block_kind(decoder: Decoder, symbols: dict[str, float], style: BlockStyle) -> LayerKind:
     """One layer of a decoder."""
     if decoder.parallel_norms:
         operators, exchanges = parallel_block(style, decoder.parallel_norms)
@@ -83,10 +83,12 @@ def block_kind(decoder: Decoder, symbols: dict[str, float], style: Style) -> Lay
 
 def decoder_nodes(
     decoder: Decoder, embedding: LayerKind, layers: Sequence[LayerKind], head: LayerKind
-) -> tuple[Node, ...]:
+) -> tuple[LayerNode, ...]:
     """Embedding, layers, head, one after the other."""
     paths = decoder.paths
-    return chain(Node(embedding, path=paths.embedding), *stack(layers, paths.layers), Node(head, path=paths.head))
+    return chain(
+        LayerNode(embedding, path=paths.embedding), *stack(layers, paths.layers), LayerNode(head, path=paths.head)
+    )
 
 
 def build_decoder(decoder: Decoder, microbatch: Microbatch, name: str) -> Architecture:
@@ -127,7 +129,7 @@ class Gpt2Config(Open):
             vocabulary=self.vocab_size,
             positions=self.n_positions,
             tied=self.tie_word_embeddings,
-            style=Style(dropout=self.resid_pdrop > 0),
+            style=BlockStyle(dropout=self.resid_pdrop > 0),
             paths=Paths("transformer.wte", "transformer.h"),
         )
 
@@ -157,7 +159,7 @@ class NeoxConfig(Open):
             vocabulary=self.vocab_size,
             positions=0,
             tied=self.tie_word_embeddings,
-            style=Style(dropout=self.hidden_dropout > 0, rotary=True, query_bias=self.attention_bias),
+            style=BlockStyle(dropout=self.hidden_dropout > 0, rotary=True, query_bias=self.attention_bias),
             parallel_norms=2 if self.use_parallel_residual else 0,
             paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
         )
@@ -177,8 +179,8 @@ class LlamaConfig(Open):
     attention_bias: Flag = False
     tie_word_embeddings: Flag = False
 
-    def style(self) -> Style:
-        return Style(norm_parameters="h", bias=False, query_bias=self.attention_bias, gated=True, rotary=True)
+    def style(self) -> BlockStyle:
+        return BlockStyle(norm_parameters="h", bias=False, query_bias=self.attention_bias, gated=True, rotary=True)
 
     def decoder(self) -> Decoder:
         return Decoder(
@@ -206,7 +208,7 @@ class Qwen3Config(LlamaConfig):
 
     head_dim: Count | None = 128
 
-    def style(self) -> Style:
+    def style(self) -> BlockStyle:
         return replace(super().style(), query_norm="2 d")
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
 from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, norm
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, norm
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, Share
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -49,7 +57,7 @@ def build(config: BertConfig, microbatch: Microbatch, name: str) -> Architecture
         "d": config.hidden_size // config.num_attention_heads, "f": config.intermediate_size,
         "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
     }  # fmt: skip
-    style = Style(fused=microbatch.fused, causal=False, dropout=config.hidden_dropout_prob > 0)
+    style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.hidden_dropout_prob > 0)
     tables = [("position embedding", "P h"), ("type embedding", "T h")]
     next_sentence = not isinstance(config, RobertaConfig)
     operators, exchanges = block(style)
@@ -67,14 +75,14 @@ def build(config: BertConfig, microbatch: Microbatch, name: str) -> Architecture
     root, head_path = ("bert", "cls") if next_sentence else ("roberta", "lm_head")
     head = head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence))
     nodes = chain(
-        Node(embedding_kind(symbols, style, tables=tables, normed=True), path=f"{root}.embeddings"),
+        LayerNode(embedding_kind(symbols, style, tables=tables, normed=True), path=f"{root}.embeddings"),
         *stack([layer] * config.num_hidden_layers, f"{root}.encoder.layer"),
-        Node(head, path=head_path),
+        LayerNode(head, path=head_path),
     )
     return Architecture(name, nodes, sequences_text(microbatch), LEGEND)
 
 
-def _before_projection(style: Style, next_sentence: bool) -> list[Operator]:
+def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]:
     """The dense layer and the norm before the projection, its bias, and what classifies the next sentence."""
     dense = Operator(
         "dense layer before the projection",
@@ -84,7 +92,7 @@ def _before_projection(style: Style, next_sentence: bool) -> list[Operator]:
         split=Split.SEQUENCE,
         parameters="h h + h + V",
         parameters_split=Split.WHOLE,
-        saved=(Saved("4 s b h", Split.SEQUENCE),),
+        saved=(KeptBytes("4 s b h", Split.SEQUENCE),),
     )
     pooler = Operator(
         "pooler and next sentence",
@@ -92,7 +100,7 @@ def _before_projection(style: Style, next_sentence: bool) -> list[Operator]:
         split=Split.WHOLE,
         parameters="h h + h + 2 h + 2",
         parameters_split=Split.WHOLE,
-        saved=(Saved("4 b h", Split.WHOLE),),
+        saved=(KeptBytes("4 b h", Split.WHOLE),),
     )
     return [*([pooler] if next_sentence else []), dense, norm(style)]
 

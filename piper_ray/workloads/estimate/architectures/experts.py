@@ -17,7 +17,7 @@ from piper_ray.workloads.estimate.architectures.decoder import LEGEND, LlamaConf
 from piper_ray.workloads.estimate.architectures.text import embedding_kind, head_kind, sequences_text
 from piper_ray.workloads.estimate.architectures.transformer import (
     HIDDEN,
-    Style,
+    BlockStyle,
     all_reduce,
     attention,
     attention_output,
@@ -27,7 +27,15 @@ from piper_ray.workloads.estimate.architectures.transformer import (
     residual,
 )
 from piper_ray.workloads.estimate.families import Count, Family, Microbatch
-from piper_ray.workloads.estimate.operators import Architecture, Exchange, LayerKind, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    Exchange,
+    KeptBytes,
+    LayerKind,
+    Operator,
+    Product,
+    Split,
+)
 from piper_ray.workloads.formats.faults import Faults
 
 LEGEND_EXPERTS = {
@@ -66,7 +74,7 @@ class DeepseekConfig(LlamaConfig):
     v_head_dim: Count = 128
 
 
-def routed(style: Style) -> tuple[Operator, ...]:
+def routed(style: BlockStyle) -> tuple[Operator, ...]:
     """Router, tokens sorted by expert, the experts' products, and the weighted sum of what they say."""
     return (
         Operator(
@@ -77,13 +85,13 @@ def routed(style: Style) -> tuple[Operator, ...]:
             backward_bytes="8 s b E",
             parameters="h E",
             parameters_split=Split.WHOLE,
-            saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused), Saved("4 s b E", Split.SEQUENCE)),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("4 s b E", Split.SEQUENCE)),
         ),
         Operator(
             "tokens to experts",
             forward_bytes="4 s b e h",
             backward_bytes="4 s b e h",
-            saved=(Saved("2 s b e h", Split.TENSOR),),
+            saved=(KeptBytes("2 s b e h", Split.TENSOR),),
         ),
         Operator(
             "experts in",
@@ -94,20 +102,20 @@ def routed(style: Style) -> tuple[Operator, ...]:
             "experts' activation function",
             forward_bytes="6 s b e m",
             backward_bytes="10 s b e m",
-            saved=(Saved("4 s b e m", Split.TENSOR),),
+            saved=(KeptBytes("4 s b e m", Split.TENSOR),),
             cheap=style.fused,
         ),
         Operator(
             "experts out",
             products=(Product("s b e / E", "h", "m", "E", divided="count"),),
             parameters="h m E",
-            saved=(Saved("2 s b e m", Split.TENSOR, cheap=style.fused),),
+            saved=(KeptBytes("2 s b e m", Split.TENSOR, cheap=style.fused),),
         ),
         Operator(
             "sum over experts",
             forward_bytes="2 s b e h + 2 s b h",
             backward_bytes="4 s b e h",
-            saved=(Saved("2 s b e h", Split.TENSOR),),
+            saved=(KeptBytes("2 s b e h", Split.TENSOR),),
         ),
     )
 
@@ -117,7 +125,7 @@ def to_experts() -> Exchange:
     return Exchange("experts", HIDDEN, expert_bytes="4 s b e h")
 
 
-def latent_attention(style: Style, low_rank_queries: bool) -> tuple[Operator, ...]:
+def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operator, ...]:
     """DeepSeek's attention (DeepSeek-V2, 2024, section 2.1): queries, keys and values from narrow latent vectors."""
     queries = "Q" if low_rank_queries else "h"
     down = "Q + C + r" if low_rank_queries else "C + r"
@@ -131,15 +139,18 @@ def latent_attention(style: Style, low_rank_queries: bool) -> tuple[Operator, ..
             backward_bytes=f"6 s b C{' + 6 s b Q' if low_rank_queries else ''}",
             parameters=("h Q + Q + " if low_rank_queries else "") + "h C + h r + C",
             parameters_split=Split.WHOLE,
-            saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused), Saved(f"{kept} + 2 s b r", Split.SEQUENCE)),
+            saved=(
+                KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+                KeptBytes(f"{kept} + 2 s b r", Split.SEQUENCE),
+            ),
         ),
         Operator(
             "queries",
             products=(Product("s b", "a d", queries, divided="columns"),),
             parameters=f"{queries} a d",
             saved=(
-                *((Saved("2 s b Q", Split.SEQUENCE, cheap=style.fused),) if low_rank_queries else ()),
-                Saved("2 s b a d", Split.TENSOR),
+                *((KeptBytes("2 s b Q", Split.SEQUENCE, cheap=style.fused),) if low_rank_queries else ()),
+                KeptBytes("2 s b a d", Split.TENSOR),
             ),
         ),
         Operator(
@@ -147,8 +158,8 @@ def latent_attention(style: Style, low_rank_queries: bool) -> tuple[Operator, ..
             products=(Product("s b", "a n + a v", "C", divided="columns"),),
             parameters="C a n + C a v",
             saved=(
-                Saved("2 s b C", Split.SEQUENCE, cheap=style.fused),
-                Saved("2 s b a d + 2 s b a v", Split.TENSOR),
+                KeptBytes("2 s b C", Split.SEQUENCE, cheap=style.fused),
+                KeptBytes("2 s b a d + 2 s b a v", Split.TENSOR),
             ),
         ),
         Operator("rotary positions", forward_bytes="8 s b a r", backward_bytes="8 s b a r"),
@@ -227,7 +238,7 @@ def _layer(
     key: str,
     name: str,
     symbols: Mapping[str, float],
-    style: Style,
+    style: BlockStyle,
     attending: tuple[Operator, ...],
     feeding: tuple[Operator, ...],
     exchanges: tuple[Exchange, ...],

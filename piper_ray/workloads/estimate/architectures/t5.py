@@ -10,7 +10,7 @@ from pydantic import Field
 from piper_ray.workloads.estimate.architectures.text import dropout, embedding_kind, head_kind
 from piper_ray.workloads.estimate.architectures.transformer import (
     HIDDEN,
-    Style,
+    BlockStyle,
     all_reduce,
     attention,
     block,
@@ -20,7 +20,7 @@ from piper_ray.workloads.estimate.architectures.transformer import (
     residual,
 )
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_check
-from piper_ray.workloads.estimate.operators import Architecture, Exchange, LayerKind, Node
+from piper_ray.workloads.estimate.operators import Architecture, Exchange, LayerKind, LayerNode
 from piper_ray.workloads.formats.fields import Open
 
 OTHER_TOKENS = "2 z b h"
@@ -69,7 +69,7 @@ def build(config: T5Config, microbatch: Microbatch, name: str) -> Architecture:
         "R": config.relative_attention_num_buckets,
     }  # fmt: skip
     outside = {**inside, "s": targets}
-    style = Style(
+    style = BlockStyle(
         fused=microbatch.fused,
         causal=False,
         norm_parameters="h",
@@ -106,19 +106,19 @@ def _nodes(
     decoder_embedding: LayerKind,
     decoder_layer: LayerKind,
     head: LayerKind,
-) -> tuple[Node, ...]:
-    nodes = [Node(encoder_embedding, path="encoder.embed_tokens")]
-    nodes += [Node(encoder_layer, (index,), f"encoder.block.{index}") for index in range(config.num_layers)]
-    nodes.append(Node(encoder_norm, (len(nodes) - 1,), "encoder.final_layer_norm"))
+) -> tuple[LayerNode, ...]:
+    nodes = [LayerNode(encoder_embedding, path="encoder.embed_tokens")]
+    nodes += [LayerNode(encoder_layer, (index,), f"encoder.block.{index}") for index in range(config.num_layers)]
+    nodes.append(LayerNode(encoder_norm, (len(nodes) - 1,), "encoder.final_layer_norm"))
     encoded = len(nodes) - 1
-    nodes.append(Node(decoder_embedding, path="decoder.embed_tokens"))
+    nodes.append(LayerNode(decoder_embedding, path="decoder.embed_tokens"))
     for index in range(config.num_decoder_layers or config.num_layers):
-        nodes.append(Node(decoder_layer, (len(nodes) - 1, encoded), f"decoder.block.{index}"))
-    nodes.append(Node(head, (len(nodes) - 1,), "lm_head"))
+        nodes.append(LayerNode(decoder_layer, (len(nodes) - 1, encoded), f"decoder.block.{index}"))
+    nodes.append(LayerNode(head, (len(nodes) - 1,), "lm_head"))
     return tuple(nodes)
 
 
-def _encoder_layer(config: T5Config, symbols: dict[str, float], style: Style) -> LayerKind:
+def _encoder_layer(config: T5Config, symbols: dict[str, float], style: BlockStyle) -> LayerKind:
     operators, exchanges = block(style)
     return LayerKind(
         "encoder-block",
@@ -133,7 +133,7 @@ def _encoder_layer(config: T5Config, symbols: dict[str, float], style: Style) ->
     )
 
 
-def _decoder_layer(config: T5Config, symbols: dict[str, float], style: Style) -> LayerKind:
+def _decoder_layer(config: T5Config, symbols: dict[str, float], style: BlockStyle) -> LayerKind:
     operators = (
         norm(style, "norm before attention"),
         *attention(style),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, norm
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm
 from piper_ray.workloads.estimate.families import Microbatch
-from piper_ray.workloads.estimate.operators import Exchange, LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, LayerNode, Operator, Product, Split
 
 
 def embedding_kind(
     symbols: Mapping[str, float],
-    style: Style,
+    style: BlockStyle,
     *,
     tables: Sequence[tuple[str, str]] = (),
     normed: bool = False,
@@ -31,7 +31,7 @@ def embedding_kind(
             backward_bytes="6 s b h",
             split=Split.SEQUENCE,
             parameters="V h",
-            saved=(Saved("8 s b", Split.WHOLE),),
+            saved=(KeptBytes("8 s b", Split.WHOLE),),
         )
     ]
     operators += [
@@ -60,12 +60,12 @@ def dropout() -> Operator:
         forward_bytes="5 s b h",
         backward_bytes="5 s b h",
         split=Split.SEQUENCE,
-        saved=(Saved("s b h", Split.SEQUENCE),),
+        saved=(KeptBytes("s b h", Split.SEQUENCE),),
     )
 
 
 def head_kind(
-    symbols: Mapping[str, float], style: Style, *, tied: bool, before: Sequence[Operator] | None = None
+    symbols: Mapping[str, float], style: BlockStyle, *, tied: bool, before: Sequence[Operator] | None = None
 ) -> LayerKind:
     """Vocabulary projection divided by columns, and the loss on logits in fp32; ``before`` it: a norm if not said.
 
@@ -77,9 +77,11 @@ def head_kind(
             "vocabulary projection",
             products=(Product("s b", "V", "h", divided="columns"),),
             parameters="h V",
-            saved=(Saved(HIDDEN, Split.SEQUENCE),),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE),),
         ),
-        Operator("loss", forward_bytes="8 s b V", backward_bytes="6 s b V", saved=(Saved("4 s b V", Split.TENSOR),)),
+        Operator(
+            "loss", forward_bytes="8 s b V", backward_bytes="6 s b V", saved=(KeptBytes("4 s b V", Split.TENSOR),)
+        ),
     )
     return LayerKind(
         "head",
@@ -92,14 +94,14 @@ def head_kind(
     )
 
 
-def chain(first: Node, *others: Node) -> tuple[Node, ...]:
+def chain(first: LayerNode, *others: LayerNode) -> tuple[LayerNode, ...]:
     """Layers that each read the one before."""
     return (first, *(replace(node, inputs=(index,)) for index, node in enumerate(others)))
 
 
-def stack(kinds: Iterable[LayerKind], path: str) -> list[Node]:
+def stack(kinds: Iterable[LayerKind], path: str) -> list[LayerNode]:
     """Layers of a list of modules at ``path``."""
-    return [Node(kind, path=f"{path}.{index}") for index, kind in enumerate(kinds)]
+    return [LayerNode(kind, path=f"{path}.{index}") for index, kind in enumerate(kinds)]
 
 
 def sequences_text(microbatch: Microbatch) -> str:

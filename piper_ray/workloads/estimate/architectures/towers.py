@@ -8,10 +8,18 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.text import embedding_kind
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, norm
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, norm
 from piper_ray.workloads.estimate.architectures.vision import patches_kind, tokens_of
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, no_length
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -57,17 +65,17 @@ class Tower:
 
 def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: str, sample: str) -> Architecture:
     """The towers one after the other in the list of layers, side by side in the graph, and the loss that reads all."""
-    nodes: list[Node] = []
+    nodes: list[LayerNode] = []
     ends: list[int] = []
     for tower in towers:
         embedding, layer, projection = _kinds(tower, joint, microbatch)
-        nodes.append(Node(embedding, path=f"{tower.module}.embeddings" if tower.module else ""))
+        nodes.append(LayerNode(embedding, path=f"{tower.module}.embeddings" if tower.module else ""))
         for index in range(tower.layers):
             path = f"{tower.module}.encoder.layers.{index}" if tower.module else ""
-            nodes.append(Node(layer, (len(nodes) - 1,), path))
-        nodes.append(Node(projection, (len(nodes) - 1,), tower.projection))
+            nodes.append(LayerNode(layer, (len(nodes) - 1,), path))
+        nodes.append(LayerNode(projection, (len(nodes) - 1,), tower.projection))
         ends.append(len(nodes) - 1)
-    nodes.append(Node(_loss(len(towers), joint, microbatch), tuple(ends)))
+    nodes.append(LayerNode(_loss(len(towers), joint, microbatch), tuple(ends)))
     return Architecture(name, tuple(nodes), sample, LEGEND)
 
 
@@ -77,7 +85,7 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
         "d": tower.width // tower.heads, "f": tower.inner, "V": tower.vocabulary, "P": tower.tokens,
         "p": tower.patch, "j": joint,
     }  # fmt: skip
-    style = Style(fused=microbatch.fused, causal=bool(tower.vocabulary))
+    style = BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
     if tower.vocabulary:
         embedding = embedding_kind(
             symbols,
@@ -113,7 +121,7 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
         split=Split.WHOLE,
         parameters="h j",
         parameters_split=Split.WHOLE,
-        saved=(Saved("2 b h", Split.WHOLE),),
+        saved=(KeptBytes("2 b h", Split.WHOLE),),
     )
     end = LayerKind(
         f"{tower.name}-projection",
@@ -135,7 +143,7 @@ def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
         backward_bytes="8 b b w",
         parameters="1",
         parameters_split=Split.WHOLE,
-        saved=(Saved("2 b j w + 4 b b w", Split.WHOLE),),
+        saved=(KeptBytes("2 b j w + 4 b b w", Split.WHOLE),),
     )
     symbols: dict[str, float] = {"b": microbatch.samples, "j": joint, "w": towers - 1}
     return LayerKind("loss", "contrastive loss", symbols, (similarities,), output="0")

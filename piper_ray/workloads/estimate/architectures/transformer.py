@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.workloads.estimate.operators import Exchange, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
 
 HIDDEN = "2 s b h"
 """Bytes of the activations between layers."""
 
 
 @dataclass(frozen=True)
-class Style:
+class BlockStyle:
     """How the layers of a model are made.
 
     fused: attention as one kernel that keeps no scores (FlashAttention); selective recomputation then makes the
@@ -38,7 +38,7 @@ class Style:
     query_norm: str = "0"
 
 
-def norm(style: Style, name: str = "norm") -> Operator:
+def norm(style: BlockStyle, name: str = "norm") -> Operator:
     """Layer norm or RMS norm of the hidden activations."""
     return Operator(
         name,
@@ -47,12 +47,12 @@ def norm(style: Style, name: str = "norm") -> Operator:
         split=Split.SEQUENCE,
         parameters=style.norm_parameters,
         parameters_split=Split.WHOLE,
-        saved=(Saved(HIDDEN, Split.SEQUENCE),),
+        saved=(KeptBytes(HIDDEN, Split.SEQUENCE),),
         cheap=style.fused,
     )
 
 
-def residual(style: Style, name: str, biases: str = "h") -> Operator:
+def residual(style: BlockStyle, name: str, biases: str = "h") -> Operator:
     """Biases of the parts before it, dropout and the sum with the residual stream."""
     return Operator(
         name,
@@ -61,11 +61,11 @@ def residual(style: Style, name: str, biases: str = "h") -> Operator:
         split=Split.SEQUENCE,
         parameters=biases if style.bias else "0",
         parameters_split=Split.WHOLE,
-        saved=(Saved("s b h", Split.SEQUENCE),) if style.dropout else (),
+        saved=(KeptBytes("s b h", Split.SEQUENCE),) if style.dropout else (),
     )
 
 
-def attention(style: Style) -> tuple[Operator, ...]:
+def attention(style: BlockStyle) -> tuple[Operator, ...]:
     """Attention of s tokens to themselves, without its norm and residual."""
     query_bias = " + a d + 2 g d" if style.query_bias else ""
     query = Operator(
@@ -73,8 +73,8 @@ def attention(style: Style) -> tuple[Operator, ...]:
         products=(Product("s b", "a d + 2 g d", "h", divided="columns"),),
         parameters=f"h a d + 2 h g d{query_bias}",
         saved=(
-            Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused),
-            Saved("2 s b a d + 4 s b g d", Split.TENSOR),
+            KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+            KeptBytes("2 s b a d + 4 s b g d", Split.TENSOR),
         ),
     )
     turned = []
@@ -91,7 +91,7 @@ def attention(style: Style) -> tuple[Operator, ...]:
     return (query, *turned, *core(style), attention_output())
 
 
-def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "") -> tuple[Operator, ...]:
+def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str = "") -> tuple[Operator, ...]:
     """Scores of s queries and ``keys``, softmax, the weighted sum of values (whose size may not be that of keys)."""
     scores = f"a s {keys} b"
     if style.fused:
@@ -107,7 +107,7 @@ def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "")
                 forward_bytes=f"4 s b a d + 4 {keys} b g d",
                 backward_bytes=f"8 s b a d + 8 {keys} b g d",
                 on_chip=True,
-                saved=(Saved("4 s b a", Split.TENSOR),),  # the softmax's denominators
+                saved=(KeptBytes("4 s b a", Split.TENSOR),),  # the softmax's denominators
             ),
         )
     dropped = (
@@ -115,7 +115,7 @@ def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "")
             f"{prefix}dropout of scores",
             forward_bytes=f"5 {scores}",
             backward_bytes=f"5 {scores}",
-            saved=(Saved(f"3 {scores}", Split.TENSOR, cheap=True),),
+            saved=(KeptBytes(f"3 {scores}", Split.TENSOR, cheap=True),),
             cheap=True,
         ),
     )
@@ -125,7 +125,7 @@ def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "")
             f"{prefix}softmax",
             forward_bytes=f"4 {scores}",
             backward_bytes=f"6 {scores}",
-            saved=(Saved(f"2 {scores}", Split.TENSOR, cheap=True),),
+            saved=(KeptBytes(f"2 {scores}", Split.TENSOR, cheap=True),),
             cheap=True,
         ),
         *(dropped if style.dropout else ()),
@@ -133,7 +133,7 @@ def core(style: Style, keys: str = "s", value_size: str = "d", prefix: str = "")
     )
 
 
-def cross_attention(style: Style) -> tuple[Operator, ...]:
+def cross_attention(style: BlockStyle) -> tuple[Operator, ...]:
     """Attention of s tokens to the z tokens of another tensor, without its norm and residual."""
     style = replace(style, causal=False)
     return (
@@ -141,13 +141,13 @@ def cross_attention(style: Style) -> tuple[Operator, ...]:
             "cross queries",
             products=(Product("s b", "a d", "h", divided="columns"),),
             parameters="h a d",
-            saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused), Saved("2 s b a d", Split.TENSOR)),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("2 s b a d", Split.TENSOR)),
         ),
         Operator(
             "cross keys and values",
             products=(Product("z b", "2 g d", "h", divided="columns"),),
             parameters="2 h g d",
-            saved=(Saved("2 z b h", Split.SEQUENCE), Saved("4 z b g d", Split.TENSOR)),
+            saved=(KeptBytes("2 z b h", Split.SEQUENCE), KeptBytes("4 z b g d", Split.TENSOR)),
         ),
         *core(style, keys="z", prefix="cross "),
         attention_output("cross "),
@@ -160,11 +160,11 @@ def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
         f"{prefix}attention output",
         products=(Product("s b", "h", f"a {value_size}", divided="depth"),),
         parameters=f"h a {value_size}",
-        saved=(Saved(f"2 s b a {value_size}", Split.TENSOR),),
+        saved=(KeptBytes(f"2 s b a {value_size}", Split.TENSOR),),
     )
 
 
-def feed_forward(style: Style, inner: str = "f", input_saved: bool = True) -> tuple[Operator, ...]:
+def feed_forward(style: BlockStyle, inner: str = "f", input_saved: bool = True) -> tuple[Operator, ...]:
     """The feed-forward part without its norm and residual; ``inner``: the symbol of its inner width."""
     f = inner
     into = "2" if style.gated else "1"
@@ -173,20 +173,20 @@ def feed_forward(style: Style, inner: str = "f", input_saved: bool = True) -> tu
             "feed-forward in",
             products=(Product("s b", f"{into} {f}", "h", divided="columns"),),
             parameters=f"{into} h {f}" + (f" + {into} {f}" if style.bias else ""),
-            saved=(Saved(HIDDEN, Split.SEQUENCE, cheap=style.fused),) if input_saved else (),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),) if input_saved else (),
         ),
         Operator(
             "activation function",
             forward_bytes=f"6 s b {f}" if style.gated else f"4 s b {f}",
             backward_bytes=f"10 s b {f}" if style.gated else f"6 s b {f}",
-            saved=(Saved(f"{'4' if style.gated else '2'} s b {f}", Split.TENSOR),),
+            saved=(KeptBytes(f"{'4' if style.gated else '2'} s b {f}", Split.TENSOR),),
             cheap=style.fused,
         ),
         Operator(
             "feed-forward out",
             products=(Product("s b", "h", f, divided="depth"),),
             parameters=f"h {f}",
-            saved=(Saved(f"2 s b {f}", Split.TENSOR, cheap=style.fused),),
+            saved=(KeptBytes(f"2 s b {f}", Split.TENSOR, cheap=style.fused),),
         ),
     )
 
@@ -196,7 +196,7 @@ def all_reduce(name: str) -> Exchange:
     return Exchange(name, HIDDEN)
 
 
-def block(style: Style) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
+def block(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
     """A whole layer: norm, attention, residual, norm, feed-forward, residual."""
     operators: Sequence[Operator] = (
         norm(style, "norm before attention"),
@@ -209,7 +209,7 @@ def block(style: Style) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
     return tuple(operators), (all_reduce("attention"), all_reduce("feed-forward"))
 
 
-def parallel_block(style: Style, norms: int) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
+def parallel_block(style: BlockStyle, norms: int) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
     """Attention and feed-forward part side by side, on the outputs of one norm or of one each; one sum, one exchange.
 
     GPT-NeoX has two norms, ViT-22B (Dehghani et al. 2023) one.

@@ -9,9 +9,17 @@ from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
 from piper_ray.workloads.estimate.architectures.text import chain, dropout, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Style, block, norm, parallel_block
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, norm, parallel_block
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_length
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Node, Operator, Product, Saved, Split
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
@@ -71,7 +79,7 @@ def patches_kind(
             products=(Product("s b", "h", "p", divided="tokens"),),
             parameters="p h + h" if bias else "p h",
             parameters_split=Split.WHOLE,
-            saved=(Saved("2 s b p", Split.SEQUENCE),),
+            saved=(KeptBytes("2 s b p", Split.SEQUENCE),),
             backward_products=1.0,  # images need no gradient
         ),
         Operator(
@@ -101,7 +109,7 @@ def build(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
         "d": config.hidden_size // config.num_attention_heads, "f": config.intermediate_size,
         "p": config.num_channels * config.patch_size**2, "c": config.classes,
     }  # fmt: skip
-    style = Style(
+    style = BlockStyle(
         fused=microbatch.fused,
         causal=False,
         query_bias=config.qkv_bias,
@@ -126,14 +134,14 @@ def build(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
         split=Split.WHOLE,
         parameters="h c + c",
         parameters_split=Split.WHOLE,
-        saved=(Saved("2 b h + 4 b c", Split.WHOLE),),
+        saved=(KeptBytes("2 b h + 4 b c", Split.WHOLE),),
     )
     head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
     patches = patches_kind(symbols, key="patches", name="patch embedding", bias=True, dropped=style.dropout)
     nodes = chain(
-        Node(patches, path="vit.embeddings"),
+        LayerNode(patches, path="vit.embeddings"),
         *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
-        Node(head, path="classifier"),
+        LayerNode(head, path="classifier"),
     )
     return Architecture(name, nodes, images_text(microbatch, config.image_size), LEGEND)
 

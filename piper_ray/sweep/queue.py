@@ -20,14 +20,14 @@ BATCH_POINTS = 256
 """At most."""
 
 
-class Task(NamedTuple):
+class PointTask(NamedTuple):
     """A point to solve. hash: of its input."""
 
     point: Point
     hash: str
 
 
-class Kind(NamedTuple):
+class PointKind(NamedTuple):
     """Points that are likely to take alike: they share a lattice."""
 
     workload: str
@@ -37,47 +37,47 @@ class Kind(NamedTuple):
     schedule: str
 
     @classmethod
-    def of(cls, point: Point) -> Kind:
+    def of(cls, point: Point) -> PointKind:
         allowed, schedule = point.restrictions, schedule_text(point.schedule.name.value, point.schedule.v)
         return cls(point.workload, point.planner, allowed.tensor_parallelism, allowed.recompute.value, schedule)
 
 
 @dataclass(frozen=True)
-class Batch:
+class PointBatch:
     """Points of one kind, solved one after the other in one process. memory_bytes: that it may take.
 
     expected_s: how long it should take, as far as that is known.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[PointTask, ...]
     memory_bytes: float
     expected_s: float
 
     @property
-    def kind(self) -> Kind:
-        return Kind.of(self.tasks[0].point)
+    def kind(self) -> PointKind:
+        return PointKind.of(self.tasks[0].point)
 
 
-class Schedule:
+class PointQueue:
     """Hands out points kind by kind, in batches of ``BATCH_S`` by what the kind has taken so far."""
 
     def __init__(self, points: Iterable[tuple[Point, str]]) -> None:
-        self._waiting: dict[Kind, deque[Task]] = {}
+        self._waiting: dict[PointKind, deque[PointTask]] = {}
         for point, input_hash in points:
-            self._waiting.setdefault(Kind.of(point), deque()).append(Task(point, input_hash))
-        self._again: deque[Task] = deque()
-        self._mean_s: dict[Kind, float] = {}
-        self._largest: dict[Kind, int] = {}
+            self._waiting.setdefault(PointKind.of(point), deque()).append(PointTask(point, input_hash))
+        self._again: deque[PointTask] = deque()
+        self._mean_s: dict[PointKind, float] = {}
+        self._largest: dict[PointKind, int] = {}
         self.left = sum(map(len, self._waiting.values()))
         """Points not yet handed out."""
 
-    def next_kind(self) -> Kind | None:
+    def next_kind(self) -> PointKind | None:
         """Of the next batch; None when all is handed out."""
         if self._again:
-            return Kind.of(self._again[0].point)
+            return PointKind.of(self._again[0].point)
         return next(iter(self._waiting), None)
 
-    def next_tasks(self, workers: int) -> tuple[Task, ...]:
+    def next_tasks(self, workers: int) -> tuple[PointTask, ...]:
         """Of ``next_kind``. Towards the end the batches shrink, so that all workers end together."""
         if self._again:
             self.left -= 1
@@ -92,22 +92,22 @@ class Schedule:
         self.left -= count
         return tasks
 
-    def took(self, kind: Kind, points: int, seconds: float) -> None:
+    def took(self, kind: PointKind, points: int, seconds: float) -> None:
         """Points of a kind were solved in so many seconds of work. A slow one counts at once, quick ones by and by."""
         mean_s = seconds / points
         known_s = self._mean_s.get(kind, mean_s)
         self._mean_s[kind] = max(mean_s, 0.5 * (known_s + mean_s))
 
-    def point_s(self, kind: Kind) -> float | None:
+    def point_s(self, kind: PointKind) -> float | None:
         """What a point of the kind takes; None before any is solved."""
         return self._mean_s.get(kind)
 
-    def again(self, batch: Batch) -> None:
+    def again(self, batch: PointBatch) -> None:
         """The batch ended its worker: its points come again one by one, and before all others."""
         self._again.extend(batch.tasks)
         self.left += len(batch.tasks)
 
-    def _size(self, kind: Kind) -> int:
+    def _size(self, kind: PointKind) -> int:
         """A kind begins with single points, and batches grow no faster than twofold."""
         mean_s = self._mean_s.get(kind)
         if mean_s is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from piper_ray import Restrictions
 from piper_ray.sweep.point import Point
-from piper_ray.sweep.schedule import BATCH_POINTS, BATCH_S, Batch, Kind, Schedule, Task
+from piper_ray.sweep.queue import BATCH_POINTS, BATCH_S, PointBatch, PointKind, PointQueue, PointTask
 
 
 def points(count: int, planner: str = "piper") -> list[tuple[Point, str]]:
@@ -15,35 +15,35 @@ def points(count: int, planner: str = "piper") -> list[tuple[Point, str]]:
     return [(replace(base, devices=k + 1), f"{planner} {k}") for k in range(count)]
 
 
-def take(schedule: Schedule, workers: int = 2) -> tuple[Task, ...]:
+def take(schedule: PointQueue, workers: int = 2) -> tuple[PointTask, ...]:
     kind = schedule.next_kind()
     tasks = schedule.next_tasks(workers)
-    assert {Kind.of(task.point) for task in tasks} == {kind}
+    assert {PointKind.of(task.point) for task in tasks} == {kind}
     return tasks
 
 
 def test_every_point_is_handed_out_once() -> None:
     rng = random.Random(1)
     everything = [*points(50), *points(30, "gpipe"), *points(20)]
-    schedule = Schedule(everything)
+    schedule = PointQueue(everything)
     found: list[str] = []
     while schedule.next_kind() is not None:
         assert schedule.left == len(everything) - len(found)
         tasks = take(schedule)
         found += [task.hash for task in tasks]
         if rng.random() < 0.7:
-            schedule.took(Kind.of(tasks[0].point), len(tasks), len(tasks) * rng.random() * 0.1)
+            schedule.took(PointKind.of(tasks[0].point), len(tasks), len(tasks) * rng.random() * 0.1)
     assert sorted(found) == sorted(hash_ for _, hash_ in everything)
     assert schedule.left == 0
 
 
 def test_batches_grow_to_the_wanted_time_and_shrink_at_the_end() -> None:
-    schedule = Schedule(points(2_000))
+    schedule = PointQueue(points(2_000))
     sizes = []
     while schedule.next_kind() is not None:
         tasks = take(schedule)
         sizes.append(len(tasks))
-        schedule.took(Kind.of(tasks[0].point), len(tasks), 0.005 * len(tasks))
+        schedule.took(PointKind.of(tasks[0].point), len(tasks), 0.005 * len(tasks))
     assert sizes[:7] == [1, 2, 4, 8, 16, 32, round(BATCH_S / 0.005)]
     assert sizes[-1] == 1
     assert sorted(sizes[20:], reverse=True) == sizes[20:]
@@ -51,15 +51,15 @@ def test_batches_grow_to_the_wanted_time_and_shrink_at_the_end() -> None:
 
 def test_quick_points_come_in_bounded_batches_and_slow_ones_alone() -> None:
     for point_s, most in ((1e-9, BATCH_POINTS), (2 * BATCH_S, 1)):
-        schedule = Schedule(points(10_000))
+        schedule = PointQueue(points(10_000))
         for _ in range(12):
             tasks = take(schedule)
-            schedule.took(Kind.of(tasks[0].point), len(tasks), point_s * len(tasks))
+            schedule.took(PointKind.of(tasks[0].point), len(tasks), point_s * len(tasks))
         assert len(take(schedule)) == most
 
 
 def test_a_slow_point_counts_at_once() -> None:
-    schedule = Schedule(points(1_000))
+    schedule = PointQueue(points(1_000))
     kind = schedule.next_kind()
     assert kind is not None
     for _ in range(6):
@@ -70,9 +70,9 @@ def test_a_slow_point_counts_at_once() -> None:
 
 
 def test_points_of_a_lost_batch_come_again_alone_and_first() -> None:
-    schedule = Schedule([*points(6), *points(2, "gpipe")])
+    schedule = PointQueue([*points(6), *points(2, "gpipe")])
     tasks = tuple(task for _ in range(4) for task in take(schedule))
-    schedule.again(Batch(tasks, 1.0, 1.0))
+    schedule.again(PointBatch(tasks, 1.0, 1.0))
     assert schedule.left == 8
     assert [take(schedule) for _ in range(4)] == [(task,) for task in tasks]
     assert [task.hash for _ in range(4) for task in take(schedule)] == ["piper 4", "piper 5", "gpipe 0", "gpipe 1"]
@@ -80,7 +80,7 @@ def test_points_of_a_lost_batch_come_again_alone_and_first() -> None:
 
 
 def test_what_a_point_takes_is_known_once_one_is_solved() -> None:
-    schedule = Schedule(points(4))
+    schedule = PointQueue(points(4))
     kind = schedule.next_kind()
     assert kind is not None
     assert schedule.point_s(kind) is None
