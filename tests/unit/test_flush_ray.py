@@ -33,6 +33,7 @@ LONG = two_towers(24, devices=64, microbatches=64, memory_bytes=200.0)
 
 @pytest.fixture(scope="module")
 def backend(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the cluster
+    long_by_one_thread()  # its kernels are on disk for the workers then: one that is lost amid compiling costs a minute
     with backend_of(workers=2) as opened:
         yield opened
 
