@@ -20,9 +20,8 @@ from piper_ray.cli.common import (
     refuse_unwritable,
 )
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.search_options import PlannedSchedule
+from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
 from piper_ray.compiled.observers import observed
-from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.formats.load import plan_claims
 
 
@@ -46,6 +45,7 @@ def report(
     bandwidth: Bandwidth = None,
     in_flight: KeptInFlight = None,
     schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
 ) -> None:
     """Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other planners' plans.
 
@@ -56,7 +56,7 @@ def report(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     claims = plan_claims(plan_file)
-    shown_for = Schedule.first_of(schedule, claims.schedule, instance.schedule)
+    shown_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
 
     from piper_ray.report.page.build import report_subject, write_page
 

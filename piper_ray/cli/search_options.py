@@ -100,6 +100,12 @@ def asked_schedule(name: ScheduleName | None, chunks: int | None, known: Schedul
     return name or known or PAPERS_SCHEDULE
 
 
+def valued_schedule(name: ScheduleName | None, chunks: int | None, known: Schedule | None) -> Schedule:
+    """That under which a finished plan is valued: a name alone keeps the chunks that are known."""
+    asked = asked_schedule(name, chunks, known)
+    return known if known is not None and asked == known.name else Schedule.of(asked)
+
+
 PlannedSchedule = Annotated[
     ScheduleName | None,
     typer.Option(

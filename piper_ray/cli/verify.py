@@ -16,8 +16,8 @@ from piper_ray.cli.search_options import (
     PlannedSchedule,
     SumOfGradients,
     SumOverlap,
-    asked_schedule,
     step_terms,
+    valued_schedule,
 )
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegrees
@@ -64,9 +64,7 @@ def verify(
     """
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
-    known = plan_schedule(plan_file) or instance.schedule
-    asked = asked_schedule(schedule, chunks, known)
-    valued_for = known if known is not None and asked == known.name else Schedule.of(asked)
+    valued_for = valued_schedule(schedule, chunks, plan_schedule(plan_file) or instance.schedule)
     step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
 
     from piper_ray.report.document import to_text, verification_document

@@ -46,6 +46,14 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return workload, plan
 
 
+def test_as_many_chunks_as_asked_for(tmp_path: Path) -> None:
+    workload, plan = tmp_path / "chain.json", tmp_path / "plan.json"
+    piper_ray.dump(chain([3.0, 6.0, 3.0, 4.0], microbatches=8, weights_bytes=GIB / 4, edge_bytes=GIB / 8), workload)
+    plan.write_text(json.dumps(cut([1] * 4, [1] * 4).to_dict()))
+    asked = (workload, plan, "--schedule", "looped-bfs", "--chunks", 4)  # all on one rank
+    assert _page(tmp_path, *asked).figure("step_s") == _document("simulate", *asked)["step_s"] == 8 * 16.0
+
+
 @pytest.mark.parametrize("schedule", ["2bw", "pipedream", "gpipe", "1f1b"])
 def test_figures_are_those_of_simulate(files: tuple[Path, Path], tmp_path: Path, schedule: str) -> None:
     document = _document("simulate", *files, "--schedule", schedule)
