@@ -1,10 +1,10 @@
-"""Prints the table, or some rows of it: ``scripts/delivered [MODEL ...]``."""
+"""Prints the tables, or some rows of them: ``scripts/delivered [MODEL ...]``."""
 
 from __future__ import annotations
 
 import argparse
 
-from scripts.delivery.table import HEAD, MODELS, row
+from scripts.delivery.table import CHUNKED_HEAD, HEAD, MODELS, chunked_row, row
 
 
 def main() -> None:
@@ -14,6 +14,9 @@ def main() -> None:
     print("\n".join(HEAD))
     for name in wanted:
         print(row(name), flush=True)
+    print("\n".join(["", *CHUNKED_HEAD]))
+    for name in wanted:
+        print(chunked_row(name), flush=True)
 
 
 main()
