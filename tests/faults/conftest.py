@@ -21,9 +21,9 @@ def isolation() -> None:
         assert shutil.which(program), f"{program} is missing: install iproute2 and util-linux"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def local_plan(isolation: None, tmp_path_factory: pytest.TempPathFactory) -> bytes:  # noqa: ARG001
-    """What every solve of INCEPTION must write, byte for byte."""
+    """What every solve of INCEPTION must write, byte for byte. From then on kernels are on disk for all machines."""
     return solve_here(INCEPTION, tmp_path_factory.mktemp("local") / "plan.json")
 
 

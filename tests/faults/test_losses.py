@@ -88,7 +88,8 @@ def test_interrupted_and_resumed(cluster: Machines, local_plan: bytes, tmp_path:
         assert driver.end() == EXIT_INTERRUPTED, driver.text
         assert driver.document()["stopped_by"] == "interrupt"
     cluster.assert_nothing_left()
-    assert {path.name.partition(".")[0] for path in state.iterdir()} == {"outcomes"}
+    # What an evaluation had cost decides whether its levels are kept.
+    assert "outcomes" in {path.name.partition(".")[0] for path in state.iterdir()} <= {"outcomes", "levels"}
     with driving(cluster, tmp_path, "--resume", str(state)) as driver:
         assert driver.finish() == local_plan
         assert driver.was_told("2 evaluations are on record")

@@ -109,7 +109,7 @@ def test_a_broken_plan_is_refused_or_valued(seed: int) -> None:
     layers = tuple(Layer(v, "layer", {1: (Tmpc("v", 1.0, 1.0, 1.0, 1.0),)}) for v in range(2))
     instance = Instance(layers, (Edge(0, 1, 1.0),), 2, 2, 100.0, 10.0)
     outcomes: Counter[str] = Counter()
-    for _ in range(200):
+    for _ in range(400):
         plan: Any = Plan((Stage((0,), 1, 1, {0: "v"}), Stage((1,), 1, 1, {1: "v"})))
         for _ in range(rng.randint(0, 3)):
             plan = broken(rng, plan)

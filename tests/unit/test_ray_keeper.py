@@ -157,7 +157,10 @@ def test_what_is_left_of_all_goes_with_the_next_start(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
         assert line(process).startswith("connected")
+        ended = os.pidfd_open(keeper)  # type: ignore[attr-defined,unused-ignore]  # Linux has it
         os.kill(keeper, signal.SIGKILL)
+        assert select.select([ended], [], [], _HANG_S)[0]
+        os.close(ended)
         process.kill()
         process.wait()
     assert "raylet" in living(keeper)

@@ -135,6 +135,12 @@ def check_plan(plan: Plan) -> None:
     for index, stage in enumerate(_objects(plan.stages, Stage, "stages", faults) or ()):
         if stage is not None:
             _check_stage(stage, f"stages[{index}]", faults)
+    if not isinstance(_as_given(plan.keeps_order), bool):
+        faults.at("keeps_order", f"not true or false ({shown(plan.keeps_order)}); expected True or False")
+    if plan.in_flight is not None:
+        for index, y in enumerate(_objects(plan.in_flight, int, "in_flight", faults) or ()):
+            if y is not None:
+                _keeps(_COUNT, y, f"in_flight[{index}]", COUNT_WORDS, faults)
     if faults:
         raise InputError("Plan", faults.found)
 
