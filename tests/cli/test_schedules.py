@@ -145,6 +145,10 @@ def test_terms_of_a_step_are_kept_with_the_plan(tmp_path: Path) -> None:
     more_s = 0.01 / piper_ray.load(source).microbatches
     assert other["time_per_sample_s"] == pytest.approx(found["time_per_sample_s"] + more_s, rel=1e-9)
     assert piper_ray.load_solution(found, piper_ray.load(source)).step.optimizer_s == 0.02
+    for schedule in ("gpipe", "2bw", "pipedream"):
+        asked = (source, out, "--schedule", schedule, "--json", "--memory", "1TB")
+        values = [json.loads(run(command, *asked).stdout)["time_per_sample_s"] for command in ("verify", "simulate")]
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
     refused = run("solve", source, "--schedule", "2bw", "--optimizer", "20ms")
     assert refused.returncode == 2
     assert "terms of a step are for schedules with a flush" in refused.stderr
