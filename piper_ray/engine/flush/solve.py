@@ -182,8 +182,8 @@ def explained(
     """Why there is no plan. least_bytes: with which there is one; None: not known, or none would do."""
     stages = "" if constraints.stages is None else f" of {plural(constraints.stages, 'stage')}"
     reason = (
-        f"no plan{stages} with one d and one t fits on {'all ' if constraints.all_devices else ''}"
-        f"{instance.devices:,} devices of {instance.memory_bytes:,.0f} bytes with {instance.microbatches:,} microbatches"
+        f"no plan{stages} with one d and one t fits on {'all ' if constraints.all_devices else ''}{instance.devices:,} "
+        f"devices of {instance.memory_bytes:,.0f} bytes with {instance.microbatches:,} microbatches"
     )
     return replace(found, reason=reason, least_memory_bytes=least_bytes)
 
