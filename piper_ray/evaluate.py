@@ -126,7 +126,7 @@ def evaluate(
         violations += faults
     in_flight = _in_flight(plan)
     violations += _memory_violations(instance, plan, choices, in_flight)
-    violations += restrictions.violations(given, plan)
+    violations += (x for x in restrictions.violations(given, plan) if x not in violations)
     if not violations and restrictions.has(SustainedRate):
         violations += _unsustained(given, plan)
     if violations:

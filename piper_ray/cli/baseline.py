@@ -72,7 +72,7 @@ def solve_by_baseline(
         print_speed(screen, instance, result.evaluation.time_per_sample_s)
         screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
-            document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result))
+            document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result), result.schedule)
             with unwritten.noted():
                 write_atomically(out, to_text(document))
     if json:

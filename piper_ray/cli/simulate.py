@@ -26,7 +26,7 @@ from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverl
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.workloads.formats.load import plan_schedule, plan_step
+from piper_ray.workloads.formats.load import plan_claims
 
 
 def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
@@ -146,8 +146,9 @@ def simulate(
         refuse_other_formats(plot)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
-    named = _schedule(schedule, chunks, group, Schedule.first_of(plan_schedule(plan_file), instance.schedule))
-    step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
+    claims = plan_claims(plan_file)
+    named = _schedule(schedule, chunks, group, Schedule.first_of(claims.schedule, instance.schedule))
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer, claims.step_under(named))
     options = SimulationOptions(
         latency_s=latency or 0.0,
         overlap_transfers=overlap_transfers,

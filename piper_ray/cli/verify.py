@@ -27,7 +27,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
 from piper_ray.simulate.options import SimulationOptions
-from piper_ray.workloads.formats.load import plan_schedule, plan_step
+from piper_ray.workloads.formats.load import plan_claims
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -64,8 +64,9 @@ def verify(
     """
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
-    valued_for = valued_schedule(schedule, chunks, plan_schedule(plan_file) or instance.schedule)
-    step = step_terms(all_reduce, all_reduce_overlap, optimizer, plan_step(plan_file))
+    claims = plan_claims(plan_file)
+    valued_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
+    step = step_terms(all_reduce, all_reduce_overlap, optimizer, claims.step_under(valued_for))
 
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console

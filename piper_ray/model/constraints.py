@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import layers_in_order
+from piper_ray.model.plan_rules import order_violations
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
@@ -264,10 +265,7 @@ class KeepOrder(Constraint):
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if not plan.keeps_order:
             yield "the plan does not say that it keeps the layers' order, and would not be charged for relays"
-        stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
-        for before, after in pairwise(layer for layer in layers_in_order(instance) if layer in stage_of):
-            if stage_of[before] > stage_of[after]:
-                yield f"layer {after} comes after layer {before}, but stands before it, in stage {stage_of[after]}"
+        yield from order_violations(instance, plan)
 
 
 @dataclass(frozen=True)

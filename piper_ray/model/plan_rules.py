@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 
@@ -27,13 +30,29 @@ def partition_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def edge_violations(instance: Instance, plan: Plan) -> list[str]:
-    """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back."""
+    """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back.
+
+    Of a plan that keeps the layers' order, what breaks that: no edge runs backwards in it.
+    """
+    if plan.keeps_order:
+        return order_violations(instance, plan)
     stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
     return [
         f"edge {edge.source} -> {edge.target} runs backwards, from stage {stage_of[edge.source]} "
         f"to stage {stage_of[edge.target]}"
         for edge in instance.edges
         if edge.source in stage_of and edge.target in stage_of and stage_of[edge.source] > stage_of[edge.target]
+    ]
+
+
+def order_violations(instance: Instance, plan: Plan) -> list[str]:
+    """Layers that stand in an earlier stage than the one before them in the layers' order."""
+    stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
+    return [
+        f"layer {after} comes after layer {before} in the layers' order, but stands before it, in stage "
+        f"{stage_of[after]}"
+        for before, after in pairwise(layer for layer in layers_in_order(instance) if layer in stage_of)
+        if stage_of[before] > stage_of[after]
     ]
 
 

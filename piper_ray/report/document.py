@@ -103,13 +103,14 @@ def baseline_facts(result: BaselineResult) -> Document:
 
 def baseline_document(instance: Instance, restrictions: Restrictions, result: BaselineResult) -> Document:
     """Everything about another planner's answer, with or without a plan."""
-    plan, evaluation = result.plan, result.evaluation
+    plan, evaluation, schedule = result.plan, result.evaluation, result.schedule
+    found = None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation, schedule)
     return {
         **header("baseline", instance),
         "restrictions": restrictions.to_dict(),
         **baseline_facts(result),
         "time_per_sample_s": result.time_per_sample_s,
-        "plan": None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation),
+        "plan": found,
         "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
     }
 

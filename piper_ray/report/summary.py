@@ -57,7 +57,7 @@ def print_speed(console: Console, instance: Instance, time_per_sample_s: float) 
 def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
     """Which schedule a plan is for, and what its time assumes. most_chunks: where their number is looked for."""
     text = schedule.text
-    if most_chunks is not None and most_chunks > 1:
+    if most_chunks is not None:
         text = f"{schedule.name.value}, 1 to {most_chunks} chunks a rank"
     return f"Schedule  {text}: {schedule.assumption}"
 

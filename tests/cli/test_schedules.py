@@ -96,6 +96,8 @@ def test_chunks_may_be_given(tmp_path: Path) -> None:
     table = next(part for part in result.stdout.split("\n\n") if "rank  layers" in part)
     assert [line.split()[1] for line in table.splitlines()] == ["rank", *["0", "1"] * 3]
     assert "1 to 8 chunks a rank" in run("solve", source, "--schedule", "interleaved", "--time-limit", 5).stdout
+    in_a_v = run("solve", source, "--schedule", "zb-v", "--time-limit", 5).stdout
+    assert "Schedule  zb-v, 2 chunks a rank:" in in_a_v
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
@@ -116,7 +118,7 @@ def test_constraints_on_the_whole_plan_are_kept(tmp_path: Path, schedule: str) -
     ("arguments", "words"),
     [
         (("--stages", 2), "add SameDegrees (--same-degrees)"),
-        (("--schedule", "pipedream"), "are not made yet"),
+        (("--schedule", "pipedream"), "are not made yet; expected one of 2bw, gpipe, 1f1b, interleaved, looped-bfs"),
         (("--schedule", "interleaved", "--contract", "operators"), "operators cannot be merged"),
         (("--schedule", "zb-v", "--resume", "kept"), "cannot be resumed yet"),
         (("--schedule", "zb-v", "--chunks", 3), "has two chunks on each rank, not 3"),
@@ -145,6 +147,10 @@ def test_terms_of_a_step_are_kept_with_the_plan(tmp_path: Path) -> None:
     more_s = 0.01 / piper_ray.load(source).microbatches
     assert other["time_per_sample_s"] == pytest.approx(found["time_per_sample_s"] + more_s, rel=1e-9)
     assert piper_ray.load_solution(found, piper_ray.load(source)).step.optimizer_s == 0.02
+    for schedule in ("gpipe", "2bw", "pipedream"):
+        asked = (source, out, "--schedule", schedule, "--json", "--memory", "1TB")
+        values = [json.loads(run(command, *asked).stdout)["time_per_sample_s"] for command in ("verify", "simulate")]
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
     refused = run("solve", source, "--schedule", "2bw", "--optimizer", "20ms")
     assert refused.returncode == 2
     assert "terms of a step are for schedules with a flush" in refused.stderr
@@ -178,6 +184,17 @@ def test_a_sustained_plan_is_said_so(tmp_path: Path) -> None:
     refused = run("solve", source, "--schedule", "1f1b", "--sustained")
     assert refused.returncode == 2
     assert "only 2bw has a rate to sustain" in refused.stderr
+
+
+def test_ranks_of_another_planners_chunks(tmp_path: Path) -> None:
+    source, out = tmp_path / "chain.json", tmp_path / "plan.json"
+    piper_ray.dump(equal_chain(8, devices=2, microbatches=8, memory_bytes=500, bandwidth_bytes_per_s=8.0), source)
+    command = ("solve", source, "--schedule", "interleaved", "--planner", "megatron", "--no-data-parallel")
+    found = json.loads(run(*command, "--json", "--out", out).stdout)
+    written = json.loads(out.read_text())
+    assert found["chunks"] == written["chunks"] == 2
+    for stages in (found["plan"]["stages"], written["stages"]):
+        assert [stage["ranks"] for stage in stages] == [[0, 0], [1, 1]] * 2
 
 
 @pytest.mark.parametrize("planner", ["megatron", "pipedream-2bw", "gpipe", "pipedream", "piper-published", "piper"])

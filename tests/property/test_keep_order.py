@@ -179,3 +179,23 @@ def test_a_plan_says_that_it_keeps_the_order_and_a_document_too() -> None:
         forgot = Plan(plan.stages)
         with pytest.raises(InvalidPlan, match="does not say that it keeps the layers' order"):
             piper_ray.evaluate(instance, forgot, restrictions=KEEP)
+
+
+def test_a_plan_that_breaks_the_order_that_it_says_it_keeps() -> None:
+    """What is wrong is told in the user's layers, once: edges of the chain are none of theirs."""
+    layers = [Layer(v, "", {1: (Tmpc("x", 1.0),)}) for v in range(4)]
+    edges = [Edge(u, v, 1.0) for u, v in ((0, 1), (0, 2), (1, 3), (2, 3))]
+    instance = Instance(layers, edges, 4, 4, 1e9, 1.0)
+    stages = tuple(Stage(cut, 1, 1, dict.fromkeys(cut, "x")) for cut in ((0, 2), (1, 3)))
+    said = "layer 2 comes after layer 1 in the layers' order, but stands before it, in stage 1"
+    for schedule in ("2bw", "1f1b"):
+        piper_ray.simulate(instance, Plan(stages), schedule)
+        for restrictions in (Restrictions(), KEEP):
+            with pytest.raises(InvalidPlan) as broken:
+                piper_ray.evaluate(
+                    instance, Plan(stages, keeps_order=True), schedule=schedule, restrictions=restrictions
+                )
+            assert broken.value.violations == (said,)
+        with pytest.raises(InvalidPlan) as broken:
+            piper_ray.simulate(instance, Plan(stages, keeps_order=True), schedule)
+        assert broken.value.violations == (said,)

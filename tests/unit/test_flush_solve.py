@@ -14,7 +14,7 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.step import StepFactors
 from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
-from piper_ray.model.constraints import SameDegrees
+from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
@@ -310,3 +310,18 @@ def test_the_least_memory_with_a_plan(schedule: str) -> None:
         assert piper_ray.solve(enough, schedule=schedule, restrictions=same).plan is not None
         assert piper_ray.solve(short, schedule=schedule, restrictions=same).plan is None
     assert found >= 10
+
+
+def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:
+    """Where no (d, t) is left there is no round, and so none that found anything."""
+    instance = equal_chain(3, devices=5, microbatches=4)
+    told = Told([])
+    rules = Restrictions(constraints=[StageCount(7)])
+    solution = piper_ray.solve(instance, schedule="1f1b", restrictions=rules, listener=told)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.infeasibility is not None
+    assert solution.infeasibility.reason.startswith("no plan of 7 stages with one d and one t fits on 5 devices")
+    assert not any(isinstance(event, DegreesSearched) for event in told.events)
+    every = piper_ray.solve(instance, schedule="1f1b", restrictions=Restrictions(constraints=[AllDevices()]))
+    assert every.infeasibility is not None
+    assert "fits on all 5 devices" in every.infeasibility.reason

@@ -209,6 +209,9 @@ def test_terms_of_a_step_are_those_that_the_plan_was_made_with() -> None:
     assert found.figure("lower_bound_s") == 1.0
     assert "25 % of it beside backward passes: around a ring" in found.texts["assumptions"]
     assert "The optimizer takes 500.000 ms of each rank" in found.texts["assumptions"]
+    for schedule, terms in (("gpipe", step), ("2bw", StepTerms()), ("pipedream", StepTerms())):
+        elsewhere = simulate(instance, plan, schedule, options=SimulationOptions.of(terms))
+        assert page(instance, plan, schedule, claims).figure("step_s") == elsewhere.step_s
     other = valued(instance, plan, Schedule.of("1f1b"))
     assert subject_of(other, claims, ()).notes == (
         "The lower bound in the plan's file is left out: it is of other terms of a step.",

@@ -89,6 +89,8 @@ def test_versions_of_the_weights() -> None:
 def test_stages_of_one_rank_are_named_together() -> None:
     said = findings(simulate(chain([3.0] * 4), cut([1] * 4), "interleaved"))
     assert said[0].startswith("stages 1, 3 bound: busy ")
+    uneven = findings(simulate(chain([3.0, 1.0, 3.0, 1.0]), cut([1] * 4), "interleaved"))
+    assert uneven[1].startswith("ranks are uneven: stages 1, 3 have 1.50 times the average work")
 
 
 def test_the_table_joins_ranks_that_read_alike() -> None:

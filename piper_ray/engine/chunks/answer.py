@@ -29,8 +29,9 @@ _KNOWN = (SameDegrees, StageCount, AllDevices)
 
 
 def most_chunks(given: Schedule | ScheduleName | str) -> int | None:
-    """Of a rank, where a solve looks for their number; None where that is given."""
-    return None if isinstance(given, Schedule) else max(schedule.v for schedule in chunk_schedules(given))
+    """Of a rank, where a solve looks for their number; None where that is given, by the schedule's own rule too."""
+    schedules = chunk_schedules(given)
+    return max(schedule.v for schedule in schedules) if len(schedules) > 1 else None
 
 
 def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...]:

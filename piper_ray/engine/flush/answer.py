@@ -41,7 +41,7 @@ def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
             raise UsageError(f"plans {_how(schedule)} cannot keep {', '.join(map(repr, unknown))} yet")
         return True
     if schedule != PAPERS_SCHEDULE:
-        able = ", ".join(name.value for name in (ScheduleName.TWO_BW, *FLUSHED))
+        able = ", ".join(name.value for name in ScheduleName if name is not ScheduleName.PIPEDREAM)
         raise UsageError(f"plans for schedule {schedule.name.value} are not made yet; expected one of {able}")
     if any(isinstance(rule, (StageCount, AllDevices)) for rule in rules):
         listed = ", ".join(map(repr, rules))

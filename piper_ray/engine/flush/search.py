@@ -134,7 +134,7 @@ class FlushSearch:
         takes more than the best plan, and what is not found is proved not to be there.
         """
         share, index = _FIRST_SHARE, 0
-        while not self._ends():
+        while self.tasks and not self._ends():
             index += 1
             began_s, upper_s = time.perf_counter(), self.upper_s
             cutoff_s = min(upper_s, self.lower_s * (1.0 + share))

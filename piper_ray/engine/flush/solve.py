@@ -22,6 +22,7 @@ from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import Listener, silent
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -70,7 +71,7 @@ def solve_flush(
             return found
         any_plan = replace(limits, gap=_ANY_PLAN)
         least = least_memory_bytes(instance, lambda memory_bytes: problem.fits(memory_bytes, opened, any_plan))
-        return explained(found, instance, least)
+        return explained(found, instance, constraints, least)
 
 
 @contextmanager
@@ -175,11 +176,14 @@ class FlushProblem:
         )
 
 
-def explained(found: FlushSolution, instance: Instance, least_bytes: float | None) -> FlushSolution:
+def explained(
+    found: FlushSolution, instance: Instance, constraints: FlushConstraints, least_bytes: float | None
+) -> FlushSolution:
     """Why there is no plan. least_bytes: with which there is one; None: not known, or none would do."""
+    stages = "" if constraints.stages is None else f" of {plural(constraints.stages, 'stage')}"
     reason = (
-        f"no plan with one d and one t fits on {instance.devices:,} devices of {instance.memory_bytes:,.0f} bytes with "
-        f"{instance.microbatches:,} microbatches"
+        f"no plan{stages} with one d and one t fits on {'all ' if constraints.all_devices else ''}{instance.devices:,} "
+        f"devices of {instance.memory_bytes:,.0f} bytes with {instance.microbatches:,} microbatches"
     )
     return replace(found, reason=reason, least_memory_bytes=least_bytes)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.step import StepTerms
 from piper_ray.report.page.comparison import compare
 from piper_ray.report.page.render import page_html
 from piper_ray.report.page.subject import Subject, subject_of, valued
@@ -18,9 +17,9 @@ from piper_ray.workloads.formats.claims import PlanClaims
 def report_subject(instance: Instance, plan: Plan, schedule: Schedule, claims: PlanClaims) -> Subject:
     """Simulates the plan and those of other planners. Raises as ``simulate`` does for the plan itself.
 
-    Terms of a step are those that the plan was made with, if it was made for this schedule.
+    Terms of a step are those that the plan was made with, as ``verify`` and ``simulate`` have them.
     """
-    step = claims.step if claims.schedule == schedule else StepTerms()
+    step = claims.step_under(schedule)
     found = valued(instance, plan, schedule, step)
     return subject_of(found, claims, compare(instance, schedule, step))
 

@@ -69,13 +69,14 @@ def _bound(simulation: Simulation) -> Iterator[str]:
         return
     busiest = simulation.ranks[simulation.busiest]
     busy_s = busiest.compute_s + busiest.communication_s
-    bounds = "bounds" if len(busiest.stages) == 1 else "bound"
+    one = len(busiest.stages) == 1
+    bounds, has = ("bounds", "has") if one else ("bound", "have")
     yield f"{busiest.name} {bounds}: busy {_percent(busy_s / length_s)} of the time"
     average_s = sum((r.compute_s + r.communication_s) * r.devices for r in simulation.ranks)
     average_s /= sum(rank.devices for rank in simulation.ranks)
     if average_s > 0.0 and busy_s > _UNEVEN * average_s:
         times = f"{busy_s / average_s:.2f}"
-        yield f"ranks are uneven: {busiest.name} has {times} times the average work; move layers off it first"
+        yield f"ranks are uneven: {busiest.name} {has} {times} times the average work; move layers off it first"
 
 
 def _bubble(simulation: Simulation) -> Iterator[str]:

@@ -32,6 +32,10 @@ class PlanClaims:
     note: str | None = None
     step: StepTerms = StepTerms()
 
+    def step_under(self, schedule: Schedule) -> StepTerms:
+        """The terms of its step where that schedule flushes each batch too; the usual ones where there is no flush."""
+        return StepTerms() if schedule.asynchronous else self.step
+
 
 class _Instance(Open):
     digest: str | None = Field(default=None, description="a text")

@@ -14,9 +14,7 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
-from piper_ray.model.step import StepTerms
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
@@ -168,11 +166,6 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     return _checked(path, read_plan(document, instance, faults), faults)
 
 
-def plan_schedule(source: Source) -> Schedule | None:
-    """The schedule that a plan's document says it is for; None where it says nothing. Raises InputError."""
-    return plan_claims(source).schedule
-
-
 def plan_claims(source: Source) -> PlanClaims:
     """What a plan's document says beside the plan. Raises InputError."""
     from piper_ray.workloads.formats.claims import read_claims
@@ -181,21 +174,6 @@ def plan_claims(source: Source) -> PlanClaims:
     path, document = _plan_document(source)
     faults = Faults()
     return _checked(path, read_claims(document, faults), faults)
-
-
-def plan_step(source: Source) -> StepTerms | None:
-    """The terms of a step that a plan's document says it is for; None where it says nothing. Raises InputError."""
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.plan_schema import StepDocument
-
-    path, document = _plan_document(source)
-    if document.get("step") is None:
-        return None
-    faults = Faults()
-    read = faults.model(StepDocument, document["step"], "step")
-    if read is None:
-        raise InputError(path, faults.found)
-    return StepTerms(**read.model_dump())
 
 
 def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
