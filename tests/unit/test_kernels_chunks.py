@@ -207,7 +207,9 @@ def rank_peak(task: Task, program: ChunkProgram, rank: int, cuts: IndexArray, ch
 
 def relaxations(seeds: range) -> Iterator[tuple[Instance, Task, Relaxation]]:
     for instance, task in some_tasks(seeds):
-        relaxation = Relaxation.of(task)
+        program = task.shape.program()
+        assert program is not None
+        relaxation = Relaxation.of(task, program)
         if relaxation is not None:
             yield instance, task, relaxation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,18 +10,21 @@ from itertools import combinations, islice, pairwise
 
 import numpy as np
 
-from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
-from piper_ray.engine.kernels.chunk_stages import OrderedLayers
+from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import V_SHAPED
 
-_MOST_TURNS = 70
+_MOST_PATTERNS = 150
+"""Ways to share layers out to the turns that are tried."""
+
+_SMALL = 0.1
+"""Of the mean layer's time: what takes less counts for nothing where layers are shared out."""
+
 _HEAT = 0.003
 """Relative: by how much a move may make a plan worse at first."""
 
@@ -60,13 +64,12 @@ class Candidate:
 class Candidates:
     """Keeps the best plan of a task for each of its choices. lock: one at a time may look for plans."""
 
-    def __init__(self, relaxation: Relaxation) -> None:
-        self._relaxation = relaxation
-        task = relaxation.task
+    def __init__(self, task: Task, program: ChunkProgram) -> None:
+        self._task = task
+        self._program = program
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
         self._best: list[Candidate | None] = [None] * len(task.choices)
-        self._held = relaxation.mean_held
-        self._tried_even = False
+        self._held = _mean_held(program)
         self._random = np.random.default_rng(0)
         self.lock = threading.Lock()
 
@@ -74,33 +77,35 @@ class Candidates:
     def best(self) -> Candidate | None:
         return min((x for x in self._best if x is not None), key=lambda x: x.batch_s, default=None)
 
-    def cut(self, layers_in: FloatArray) -> None:
-        """Plans after a fractional plan, float64[stages], and after equal work."""
-        task = self._relaxation.task
-        s = task.shape.stages
-        even = np.ones(task.tables.order.size)
-        for index, (tables, layers) in enumerate(zip(task.choices, self._layers, strict=True)):
-            self._take(index, self._valued(tables, layers, _cuts(even, layers_in, s)))
-            if not self._tried_even:
-                fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
-                wanted = [(size, x) for size in (fastest_s, even) for x in _even_sizes(task.shape, even.size)]
-                for size, x in wanted:
-                    self._take(index, self._valued(tables, layers, _cuts(size, x, s)))
-        self._tried_even = True
+    def cut_evenly(self) -> None:
+        """Plans of equal work, and of whole layers shared out to turns."""
+        shape = self._task.shape
+        for index, layers in enumerate(self._layers):
+            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+            large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
+            for size in (fastest_s, np.ones(fastest_s.size)):
+                self._cut(index, size, np.ones(shape.stages))
+            for wanted in _patterns(shape, int(large.sum())):
+                self._cut(index, large + 1e-6, wanted)
+
+    def cut_like(self, layers_in: FloatArray) -> None:
+        """Plans after a fractional one, float64[stages]."""
+        for index, layers in enumerate(self._layers):
+            self._cut(index, np.ones(layers.option_start.size - 1), layers_in)
 
     def move(self, moves: int, control: FloatArray) -> None:
         """So many moves for the best plan of each choice that has one."""
-        relaxation = self._relaxation
+        task = self._task
         for index, found in enumerate(self._best):
             if found is None:
                 continue
             cuts, choice = found.cuts.copy(), found.choice.copy()
             batch_s = anneal(
                 self._layers[index],
-                relaxation.program,
-                relaxation.task.sync_s_per_byte,
+                self._program,
+                task.sync_s_per_byte,
                 self._held,
-                relaxation.task.memory_bytes,
+                task.memory_bytes,
                 cuts,
                 choice,
                 self._random.random((moves, DRAWS)),
@@ -109,36 +114,45 @@ class Candidates:
             )
             self._take(index, Candidate(found.task, found.tables, cuts, choice, float(batch_s)))
 
-    def _take(self, index: int, found: Candidate | None) -> None:
+    def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]
-        if found is not None and (best is None or found.batch_s < best.batch_s):
+        if best is None or found.batch_s < best.batch_s:
             self._best[index] = found
 
-    def _valued(self, tables: DegreeTables, layers: OrderedLayers, cuts: IndexArray) -> Candidate | None:
-        relaxation, task = self._relaxation, self._relaxation.task
+    def _cut(self, index: int, size: FloatArray, wanted: FloatArray) -> None:
+        """Tries chunks whose parts of the layers, of these sizes, are about those wanted."""
+        task, layers = self._task, self._layers[index]
+        cuts = _cuts(size, wanted, task.shape.stages)
         choice = layers.option_start[:-1].copy()
-        if not fit_all(layers, relaxation.program, cuts, self._held, task.memory_bytes, choice):
-            return None
-        scratch = np.empty(choice.size, np.int64), np.empty(relaxation.program.kind.size + 1)
-        batch_s = batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch)
-        return Candidate(task, tables, cuts, choice, float(batch_s))
+        if not fit_all(layers, self._program, cuts, self._held, task.memory_bytes, choice):
+            return
+        scratch = np.empty(choice.size, np.int64), np.empty(self._program.kind.size + 1)
+        batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, cuts, choice, *scratch)
+        self._take(index, Candidate(task, task.choices[index], cuts, choice, float(batch_s)))
 
 
-def _even_sizes(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
-    """What chunks may want of the layers, float64[stages]: all the same.
+def _mean_held(program: ChunkProgram) -> FloatArray:
+    """float64[s]: microbatches of each chunk in flight, averaged over the fullest moments of its rank."""
+    found = np.empty(program.rank_of.size)
+    for stages, (first, end) in zip(program.stage_of, pairwise(program.held_start), strict=True):
+        found[stages] = program.held[first:end].mean(axis=0)
+    return found
 
-    Where ranks take turns also: all of a turn the same, and some turns a layer more than others, as a turn goes at the
-    pace of its largest chunk.
+
+def _patterns(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
+    """What chunks may want of so many layers, float64[stages], where all chunks of a turn want as many.
+
+    A turn goes at the pace of its largest chunk. Where layers differ, turns of some take more of them than others.
     """
-    yield np.ones(shape.stages)
-    if shape.schedule.name in V_SHAPED or shape.chunks == 1:
+    p, v = shape.ranks, shape.chunks
+    if v == 1:
         return
-    least, more = divmod(layers // shape.ranks, shape.chunks)
-    for turns in islice(combinations(range(shape.chunks), more), _MOST_TURNS):
-        if more:
-            sizes = np.full(shape.chunks, float(least))
-            sizes[list(turns)] += 1.0
-            yield np.repeat(sizes, shape.ranks)
+    for each in sorted({layers // p, -(-layers // p)}):
+        if each >= v:
+            ways = math.comb(each - 1, v - 1)
+            borders = combinations(range(1, each), v - 1)
+            for inner in islice(borders, 0, None, -(-ways // _MOST_PATTERNS)):
+                yield np.repeat(np.diff((0, *inner, each)).astype(np.float64), p)
 
 
 def _cuts(size: FloatArray, wanted: FloatArray, chunks: int) -> IndexArray:

@@ -104,13 +104,10 @@ class Relaxation:
         self.layers_in = self._count_layers(self.prices.share)
 
     @classmethod
-    def of(cls, task: Task) -> Relaxation | None:
-        """All plans of a task. None if none fits, or if the ranks would wait for each other."""
+    def of(cls, task: Task, program: ChunkProgram) -> Relaxation | None:
+        """All plans of a task. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         p = shape.ranks
-        program = shape.program()
-        if program is None:
-            return None
         held, moment_rank = moments(program, _MOST_MOMENTS)
         limits = ShapeLimits(
             task.tables.crossing_s(program.rank_of),
@@ -170,13 +167,6 @@ class Relaxation:
         self.limits.most_units[:] = most if self.case.most_units is None else np.minimum(most, self.case.most_units)
         if self.case.least_units is not None:
             self.limits.least_units[:] = self.case.least_units
-
-    @property
-    def mean_held(self) -> FloatArray:
-        """float64[s]: microbatches of each chunk in flight, averaged over the moments of its rank."""
-        moments_of = np.bincount(self.limits.moment_rank)
-        found: FloatArray = self.limits.held.sum(axis=0) / moments_of[self.program.rank_of]
-        return found
 
     def hub_chunks(self) -> range:
         """Those that the hub may be in; none without a hub."""

@@ -1,10 +1,11 @@
-"""The search over all (d, t, p, v): always at the task whose bound is the least, which so rises for all."""
+"""The search over all (d, t, p, v): first for plans, a quick one of each, the best of which are made better; then for
+bounds, always of the task whose bound is the least, which so rises for all."""
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,11 +16,15 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.candidates import Candidate, Candidates
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.stop import Stop, StoppedBy
 
-_SURVEYED = 64
-"""Tasks that are looked at once before all else."""
+_REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
+"""Rounds of moves before any bound: for plans within so many times the best one, so many of them, how many moves."""
+
+_PROMISING = 1.1
+"""Later moves are for plans within so many times the best one."""
 
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
@@ -42,23 +47,39 @@ LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600
 
 @dataclass
 class Node:
-    """A case of a task. done: efforts made; relaxation, candidates: None before the first."""
+    """A case of a task. done: efforts made. program, candidates: None before the first plan; relaxation: before the
+    first effort."""
 
     task: Task
     lower_s: float
     done: int = 0
+    program: ChunkProgram | None = None
     relaxation: Relaxation | None = None
     candidates: Candidates | None = None
     whole: bool = True  # all plans of the task
 
+    def plan(self, moves: int, control: FloatArray) -> Outcome:
+        """A quick plan, or so many moves of the best one. control: as in ``run``."""
+        if self.candidates is None:
+            self.program = self.task.shape.program()
+            if self.program is None:
+                self.lower_s = np.inf
+                return Outcome(None, [])
+            self.candidates = Candidates(self.task, self.program)
+            self.candidates.cut_evenly()
+        self.candidates.move(moves, control)
+        return self._found(control)
+
     def run(self, control: FloatArray) -> Outcome:
         """The next effort, or the cases to go on with. control: the best time known; not zero for a wish to stop."""
-        if self.done == 0 and self.relaxation is None:
-            self.relaxation = Relaxation.of(self.task)
+        if self.relaxation is None:
+            if self.candidates is None:
+                self.plan(0, control)
+            if self.program is not None:
+                self.relaxation = Relaxation.of(self.task, self.program)
             if self.relaxation is None:
                 self.lower_s = np.inf
                 return Outcome(None, [])
-            self.candidates = Candidates(self.relaxation)
         assert self.relaxation is not None
         assert self.candidates is not None
         if self.splits:
@@ -79,10 +100,15 @@ class Node:
             self.relaxation.aim(control[0])
         self.lower_s = max(self.lower_s, self.relaxation.lower_s)
         with self.candidates.lock:
-            self.candidates.cut(self.relaxation.layers_in)
-            if self.whole:
-                self.candidates.move(effort.moves, control)
+            self.candidates.cut_like(self.relaxation.layers_in)
             best = self.candidates.best
+            if self.whole and best is not None and best.batch_s <= control[0] * _PROMISING:
+                self.candidates.move(effort.moves, control)
+        return self._found(control)
+
+    def _found(self, control: FloatArray) -> Outcome:
+        assert self.candidates is not None
+        best = self.candidates.best
         if best is not None:
             control[0] = min(control[0], best.batch_s)
         return Outcome(best, [])
@@ -97,7 +123,9 @@ class Node:
     def _child(self, case: Case, candidates: Candidates) -> Node:
         assert self.relaxation is not None
         done = 0 if self.relaxation.hub_is_open else 1
-        return Node(self.task, self.lower_s, done, self.relaxation.with_case(case), candidates, whole=False)
+        return Node(
+            self.task, self.lower_s, done, self.program, self.relaxation.with_case(case), candidates, whole=False
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -129,6 +157,7 @@ class ChunkSearch:
     def __post_init__(self) -> None:
         self._control = np.array([np.inf, 0.0])
         self._nodes = {index: Node(task, task.lower_s) for index, task in enumerate(self.tasks)}
+        self._running: dict[Future[Outcome], int] = {}
 
     @property
     def upper_s(self) -> float:
@@ -145,35 +174,63 @@ class ChunkSearch:
 
     def run(self) -> None:
         """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first."""
-        # A first look at many tasks finds a good plan early; then it is always the least bound's turn.
-        waiting = [(index >= _SURVEYED, node.lower_s, index) for index, node in self._nodes.items()]
-        heapq.heapify(waiting)
-        running: dict[Future[Outcome], int] = {}
         with ThreadPoolExecutor(self.threads) as pool:
             try:
-                while (waiting or running) and not self._ends():
-                    while waiting and len(running) < self.threads:
-                        in_turn, _, index = heapq.heappop(waiting)
-                        node = self._nodes[index]
-                        if node.exhausted or node.lower_s >= self.upper_s * (1.0 - PROOF):
-                            if in_turn:
-                                waiting.clear()  # no other effort raises the least bound
-                            else:
-                                heapq.heappush(waiting, (True, node.lower_s, index))
-                            continue
-                        self.bounded += node.whole and node.done == 0
-                        running[pool.submit(node.run, self._control)] = index
-                    done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        index = running.pop(future)
-                        for entry in self._take(index, future.result()):
-                            heapq.heappush(waiting, (True, self._nodes[entry].lower_s, entry))
+                self._plan(pool, 0, list(self._nodes))
+                for within, most, moves in _REFINED:
+                    self._plan(pool, moves, self._promising(within)[:most])
+                self._bound(pool)
             finally:
                 self._control[1] = 1.0  # for those that still run, if it ends early
-            for future, index in running.items():
-                self._take(index, future.result())
+        for future, index in self._running.items():
+            self._take(index, future.result())
         if self.stopped_by is None and not self.proved:
             self.stopped_by = StoppedBy.NO_BETTER_BOUND
+
+    def _plan(self, pool: ThreadPoolExecutor, moves: int, indices: Iterable[int]) -> None:
+        """So many moves for plans of each; a quick one where there is none."""
+        waiting = list(reversed(list(indices)))
+        while (waiting or self._running) and not self._ends():
+            while waiting and len(self._running) < self.threads:
+                index = waiting.pop()
+                node = self._nodes[index]
+                if not self._is_done(node):
+                    self._running[pool.submit(node.plan, moves, self._control)] = index
+            self._wait()
+
+    def _promising(self, within: float) -> list[int]:
+        """Nodes by the times of their plans, which take at most so many times the best one's."""
+        found = [
+            (node.candidates.best.batch_s, index)
+            for index, node in self._nodes.items()
+            if node.candidates is not None and node.candidates.best is not None
+        ]
+        return [index for batch_s, index in sorted(found) if batch_s <= within * self.upper_s]
+
+    def _bound(self, pool: ThreadPoolExecutor) -> None:
+        """It is always the least bound's turn."""
+        waiting = [(node.lower_s, index) for index, node in self._nodes.items()]
+        heapq.heapify(waiting)
+        while (waiting or self._running) and not self._ends():
+            while waiting and len(self._running) < self.threads:
+                _, index = heapq.heappop(waiting)
+                node = self._nodes[index]
+                if node.exhausted or self._is_done(node):
+                    waiting.clear()  # no other effort raises the least bound
+                    continue
+                self.bounded += node.whole and node.done == 0
+                self._running[pool.submit(node.run, self._control)] = index
+            for entry in self._wait():
+                heapq.heappush(waiting, (self._nodes[entry].lower_s, entry))
+
+    def _wait(self) -> list[int]:
+        """Takes what has ended; the nodes to go on with."""
+        done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        return [entry for future in done for entry in self._take(self._running.pop(future), future.result())]
+
+    def _is_done(self, node: Node) -> bool:
+        """Whether no plan of it is better than the best one."""
+        return node.lower_s >= self.upper_s * (1.0 - PROOF)
 
     def _ends(self) -> bool:
         if self.stop.requested:
