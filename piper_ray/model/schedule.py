@@ -106,6 +106,11 @@ class Schedule:
         """What a plan's time holds for, in a line for its reader."""
         return _ASSUMPTIONS[self.name]
 
+    def to_dict(self) -> dict[str, object]:
+        """As documents have it: ``schedule``, ``chunks``, and ``group`` where one was asked for."""
+        group = {} if self.group is None else {"group": self.group}
+        return {"schedule": self.name.value, "chunks": self.v, **group}
+
     @classmethod
     def first_of(cls, *given: Schedule | ScheduleName | str | None) -> Schedule:
         """That which is given first: as a rule the caller's, the plan's, the instance's; else Piper's own."""

@@ -39,8 +39,7 @@ def solution_document(
         **header("solution", instance),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
-        "schedule": solution.schedule.name.value,
-        "chunks": solution.schedule.v,
+        **solution.schedule.to_dict(),
         "step": _step_document(solution.step),
         "status": solution.status.value,
         "stopped_by": _plain(solution.stopped_by),
@@ -80,8 +79,7 @@ def plan_document(
 def proof_document(solution: Solution) -> Document:
     """What a solve proved about its plan."""
     return {
-        "schedule": solution.schedule.name.value,
-        "chunks": solution.schedule.v,
+        **solution.schedule.to_dict(),
         "step": _step_document(solution.step),
         "time_per_sample_s": solution.time_per_sample_s,
         "status": solution.status.value,
@@ -96,9 +94,8 @@ def _step_document(step: StepTerms) -> object:
 
 def baseline_facts(result: BaselineResult) -> Document:
     """Which planner made the plan, out of how many, and in its own words."""
-    schedule = result.schedule
     facts = {"planner": result.planner, "tried": result.tried, "note": result.note}
-    return {"schedule": schedule.name.value, "chunks": schedule.v, **facts}
+    return {**result.schedule.to_dict(), **facts}
 
 
 def baseline_document(instance: Instance, restrictions: Restrictions, result: BaselineResult) -> Document:
@@ -127,8 +124,7 @@ def frontier_document(
         **header("frontier", instance),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
-        "schedule": frontier.schedule.name.value,
-        "chunks": frontier.schedule.v,
+        **frontier.schedule.to_dict(),
         "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
         "by_devices": [_point_document(point) for point in frontier.points()],
@@ -160,8 +156,7 @@ def verification_document(
     found = evaluation or simulation
     return {
         **header("verification", instance),
-        "schedule": schedule.name.value,
-        "chunks": schedule.v,
+        **schedule.to_dict(),
         "valid": found is not None,
         "violations": list(violations),
         "time_per_sample_s": None if found is None else found.time_per_sample_s,

@@ -67,7 +67,7 @@ class Sweep:
             self.options.time_limit_s,
         ]
         if point.schedule != PAPERS_SCHEDULE:  # so that points under it keep their hashes
-            facts += [point.schedule.name.value, point.schedule.v]
+            facts += point.schedule.to_dict().values()
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

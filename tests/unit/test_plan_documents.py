@@ -16,6 +16,7 @@ from piper_ray.model.constraints import Constraint
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, NodeStats, Solution, Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.report.document import (
@@ -26,6 +27,8 @@ from piper_ray.report.document import (
     to_text,
 )
 from piper_ray.workloads.formats import plan_schema
+from piper_ray.workloads.formats.load import plan_claims
+from tests.instances import equal_chain
 from tests.report_cases import small_instance, small_plan, solution
 
 FOLDER = Path(plan_schema.__file__).parent
@@ -221,3 +224,30 @@ def test_restrictions_are_told_by_name() -> None:
         "recompute": "auto",
         "constraints": [{"kind": "Few", "stages": 3}],
     }
+
+
+def test_groups_of_a_schedule_come_back(tmp_path: Path) -> None:
+    """Another group makes another step: plans, solutions and both forms of workloads keep it."""
+    schedule = Schedule(ScheduleName.INTERLEAVED, 2, group=5)
+    instance, plan, path = small_instance(), small_plan(), tmp_path / "plan.json"
+    found = replace(solution(plan=plan), schedule=schedule)
+    document = json.loads(to_text(plan_document(instance, plan, None, proof_document(found), schedule)))
+    assert_described(document, "plan.schema.json")
+    assert plan_claims(document).schedule == schedule
+    assert piper_ray.load_solution(written(found), instance) == found
+    piper_ray.dump_plan(plan, path, instance, schedule)
+    assert plan_claims(path).schedule == schedule
+    for name in ("small.toml", "small.json"):
+        piper_ray.dump(instance.replace(schedule=schedule), tmp_path / name)
+        assert piper_ray.load(tmp_path / name).schedule == schedule
+        piper_ray.dump(instance.replace(schedule="interleaved"), tmp_path / name)
+        assert piper_ray.load(tmp_path / name).schedule == Schedule.of("interleaved")
+
+
+def test_a_written_plan_has_the_ranks_of_its_schedule(tmp_path: Path) -> None:
+    instance, path = equal_chain(4, devices=2, microbatches=4), tmp_path / "plan.json"
+    plan = Plan(tuple(Stage((v,), 1, 1, {v: "vanilla"}) for v in range(4)))
+    for where, schedule in ((instance, "interleaved"), (instance.replace(schedule="interleaved"), None)):
+        piper_ray.dump_plan(plan, path, where, schedule)
+        assert [stage["ranks"] for stage in json.loads(path.read_text())["stages"]] == [[0, 0], [1, 1]] * 2
+        assert plan_claims(path).schedule == Schedule.of("interleaved")

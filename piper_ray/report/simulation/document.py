@@ -16,8 +16,7 @@ def simulation_document(instance: Instance, simulation: Simulation) -> Document:
     options = simulation.options
     return {
         **header("simulation", instance),
-        "schedule": simulation.schedule.name.value,
-        "chunks": simulation.schedule.v,
+        **simulation.schedule.to_dict(),
         "options": {
             "latency_s": options.latency_s,
             "overlap_transfers": options.overlap_transfers,

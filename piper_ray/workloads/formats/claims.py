@@ -61,7 +61,8 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
 
     Of a document that is not ours the schedule alone is read: the other names may mean anything there.
     """
-    schedule = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
+    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
+    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
     ours = str(document.get("schema", "")).startswith("piper-ray/")
     read = faults.model(_Claims, document, "") if ours else _Claims()
     if faults or read is None:

@@ -14,6 +14,7 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
@@ -183,12 +184,18 @@ def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
     return path, parse_json(path, read_text(path))
 
 
-def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Source) -> None:
+def dump_plan(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    instance: Instance | Source,
+    schedule: Schedule | ScheduleName | str | None = None,
+) -> None:
     """Write ``plan`` of ``instance`` as a plan document (plan.schema.json): ``load_plan`` gives it back.
 
     It holds the names, paths and ranks of each stage beside Piper's own fields, and nothing of what the plan costs:
-    whether it keeps the rules of the problem is for ``evaluate`` to say. Raises InputError for a plan of other layers,
-    UsageError for what is no plan and for a file that cannot be written.
+    whether it keeps the rules of the problem is for ``evaluate`` to say. schedule: that which the plan is for, which
+    says which stages share their ranks; None: the instance's own. Raises InputError for a plan of other layers,
+    UsageError for what is no plan or no schedule, and for a file that cannot be written.
     """
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.objects import check_plan
@@ -198,6 +205,7 @@ def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Sou
     arguments.of_kind("plan", plan, Plan, "a Plan")
     target = arguments.location("path", path)
     instance = instance_of(instance)
+    planned_for = instance.schedule if schedule is None else Schedule.of(schedule)
     check_plan(plan)
     faults = Faults()
     unnamed = [
@@ -209,7 +217,7 @@ def dump_plan(plan: Plan, path: str | os.PathLike[str], instance: Instance | Sou
     for where in unnamed:
         faults.at(where, "missing; expected the TMPC id of that layer")
     if not faults:
-        read_plan(document := plan_document(instance, plan), instance, faults)
+        read_plan(document := plan_document(instance, plan, planned_for), instance, faults)
     if faults:
         raise InputError("Plan", faults.found)
     write_atomically(Path(target), json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

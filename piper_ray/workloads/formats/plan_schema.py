@@ -109,6 +109,9 @@ class PlanDocument(StagesDocument, Header):
     time_per_sample_s: float | None = Field(default=None, description="Of a microbatch, by evaluate.")
     schedule: _ScheduleName | None = Field(default=None, description="That which the plan is for.")
     chunks: int | None = Field(default=None, description="Stages on each rank.")
+    group: int | None = Field(
+        default=None, description="Microbatches that pass through a chunk before the next; null: the least that may."
+    )
     step: StepDocument | None = Field(default=None, description="Terms of a step, where they are not the usual ones.")
     status: Literal["optimal", "feasible"] | None = Field(default=None, description="What the solve proved.")
     lower_bound_s: float | None = Field(default=None, description="No plan is faster.")
@@ -246,6 +249,9 @@ class SolutionDocument(Header):
     options: OptionsDocument = Field(description="How the solve could run, and when it could stop.")
     schedule: _ScheduleName = Field(default="2bw", description="That which value and bound are of.")
     chunks: int = Field(default=1, description="Stages on each rank.")
+    group: int | None = Field(
+        default=None, description="Microbatches that pass through a chunk before the next; null: the least that may."
+    )
     step: StepDocument | None = Field(default=None, description="Terms of a step, where they are not the usual ones.")
     status: Literal["optimal", "feasible", "infeasible", "unknown"] = Field(description="What is proved.")
     stopped_by: _StoppedBy | None = Field(description="What ended the search before a proof.")

@@ -47,6 +47,8 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
     return documents
 
 
-def plan_document(instance: Instance, plan: Plan) -> Document:
-    """The plan file without what evaluating the plan would add."""
-    return {"stages": stage_documents(instance, plan), **plan.rule_dict(), **header("plan", instance)}
+def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> Document:
+    """The plan file without what evaluating the plan would add. schedule: that which it is for; None: nobody says."""
+    stages = stage_documents(instance, plan, Schedule.first_of(schedule))
+    planned_for = {} if schedule is None else schedule.to_dict()
+    return {"stages": stages, **plan.rule_dict(), **header("plan", instance), **planned_for}

@@ -47,6 +47,6 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         infeasibility=None if read.infeasibility is None else Infeasibility(**read.infeasibility.model_dump()),
         stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
         blocks=None if blocks is None else BlockStats(**blocks),
-        schedule=Schedule(ScheduleName(read.schedule), read.chunks),
+        schedule=Schedule(ScheduleName(read.schedule), read.chunks, read.group),
         step=StepTerms() if read.step is None else StepTerms(**read.step.model_dump()),
     )

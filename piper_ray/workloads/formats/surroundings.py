@@ -51,13 +51,13 @@ def read_surroundings(
     }
 
 
-def read_schedule(name: object, chunks: object, path: str, faults: Faults) -> Schedule | None:
+def read_schedule(name: object, chunks: object, group: object, path: str, faults: Faults) -> Schedule | None:
     """That which plans are to run under. path: where its name stands."""
-    if name is None and chunks is None:
+    if name is None and chunks is None and group is None:
         return None
     try:
         arguments.of_kind("schedule", name, str, f"one of {', '.join(x.value for x in ScheduleName)}")
-        return Schedule(name, chunks)  # type: ignore[arg-type]  # it looks at both
+        return Schedule(name, chunks, group)  # type: ignore[arg-type]  # it looks at all three
     except UsageError as error:
         faults.at(path, str(error))
         return None

@@ -6,8 +6,8 @@ upstream's model does not have is written only where it is there: a TMPC's ``mem
 ``leastDataParallelDegree``; a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``; a TMPC's
 ``forwardTimePerSample`` (and ``backwardTimePerSample`` where it is not just the rest of ``timePerSample``) and
 ``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
-module's name in the user's model; ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule`` and ``chunks``;
-and ``innerLinks``, a list of
+module's name in the user's model; ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks``
+and ``group``; and ``innerLinks``, a list of
 ``{"devices": 8, "bandwidth": x}`` for links within groups of so many devices, ``bandwidth`` being that of all.
 """
 
@@ -139,7 +139,8 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
         _read_counts(document, faults),
         faults,
     )
-    schedule = read_schedule(document.get("schedule"), document.get("chunks"), "schedule", faults)
+    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
+    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
     if faults:
         return None
     return Instance(
@@ -209,7 +210,7 @@ def _surroundings(instance: Instance) -> dict[str, object]:
     counts = {key: getattr(instance.batch, field) for field, key in _COUNTS.items()}
     found: dict[str, object] = {key: value for key, value in counts.items() if value is not None}
     if instance.schedule is not None:
-        found |= {"schedule": instance.schedule.name.value, "chunks": instance.schedule.v}
+        found |= instance.schedule.to_dict()
     inner = instance.cluster.links[:-1]
     if inner:
         found["innerLinks"] = [{"devices": link.devices, "bandwidth": link.bandwidth_bytes_per_s} for link in inner]

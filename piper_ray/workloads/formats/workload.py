@@ -45,7 +45,7 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     batch = faults.model(BatchTable, tables["batch"], "batch") or BatchTable()
     counts = (batch.samples_per_microbatch, batch.tokens_per_sample)
     inner_links = ("cluster.links", tables["cluster"].get("links"))
-    schedule = read_schedule(batch.schedule, batch.chunks, "batch.schedule", faults)
+    schedule = read_schedule(batch.schedule, batch.chunks, batch.group, "batch.schedule", faults)
     surroundings = read_surroundings(cluster, overrides, inner_links, counts, faults)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)

@@ -27,7 +27,8 @@
     [batch]                          # what a microbatch holds, so that speeds can be said in samples and tokens
     samples_per_microbatch = 2
     tokens_per_sample = 1024
-    schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank
+    schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank;
+                                     # group = 8: microbatches that pass through a chunk before the next
 
 A row's ``time_s`` is p for each sample; a list is a series of measurements that the layers of the type take in turn,
 from the start again when there are more layers than figures. ``forward_s`` and ``backward_s`` are the passes that make
@@ -141,6 +142,7 @@ class BatchTable(Closed):
     tokens_per_sample: Count | None = Field(default=None, description=COUNT_WORDS)
     schedule: str | None = Field(default=None, description="the name of a schedule, such as 1f1b")
     chunks: Count | None = Field(default=None, description=COUNT_WORDS)
+    group: Count | None = Field(default=None, description=COUNT_WORDS)
 
 
 class GraphTable(Closed):

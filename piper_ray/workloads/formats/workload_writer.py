@@ -43,6 +43,7 @@ def to_toml(instance: Instance) -> str:
         "tokens_per_sample": instance.batch.tokens_per_sample,
         "schedule": None if schedule is None else _text(schedule.name.value),
         "chunks": None if schedule is None or schedule.v == 1 else schedule.v,
+        "group": None if schedule is None else schedule.group,
     }
     if any(value is not None for value in counts.values()):
         lines += ["", "[batch]", *(f"{key} = {value}" for key, value in counts.items() if value is not None)]
