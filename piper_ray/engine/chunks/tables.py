@@ -228,6 +228,20 @@ class DegreeTables:
         row = self.tmpcs[self.order.position[edge.target]]
         return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
 
+    def edge_seconds(self) -> list[tuple[float, int, int]]:
+        """Of edges that cost something: what its ends take at least to send and receive it in either direction, if they
+        are on two ranks, together; and the positions of its ends."""
+        position, bandwidth = self.order.position, self.order.instance.bandwidth_bytes_per_s
+        return [
+            (
+                (min(self._sent_bytes(edge)) + min(self._received_bytes(edge))) / bandwidth,
+                position[edge.source],
+                position[edge.target],
+            )
+            for edge in self.order.instance.edges
+            if self._costs(edge)
+        ]
+
     @cached_property
     def border_s(self) -> tuple[FloatArray, FloatArray]:
         """The least that a border makes the chunk before it send, and the one behind it receive, in either direction.
