@@ -112,6 +112,8 @@ class Relaxation:
         held, moment_rank = moments(program, _MOST_MOMENTS)
         # Transfers of chunks each by itself, or those of all together: not both, as they may be the same.
         crossing_s, forced_s = task.tables.crossing_s(program.rank_of), forced_transfers_s(task, target_s)
+        if np.isinf(forced_s):
+            return None
         if forced_s > crossing_s.sum():
             crossing_s = np.zeros(shape.stages)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,6 +134,15 @@ class ModelOrder:
         )
 
 
+class EdgeSeconds(NamedTuple):
+    """tail, head: positions. sent_s, received_s: what their ranks take at least in either direction, if they differ."""
+
+    tail: int
+    head: int
+    sent_s: float
+    received_s: float
+
+
 @dataclass(frozen=True)
 class DegreeTables:
     """One t, and what layers may run at it. tmpcs: for each position, the fastest first."""
@@ -228,15 +238,15 @@ class DegreeTables:
         row = self.tmpcs[self.order.position[edge.target]]
         return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
 
-    def edge_seconds(self) -> list[tuple[float, int, int]]:
-        """Of edges that cost something: what its ends take at least to send and receive it in either direction, if they
-        are on two ranks, together; and the positions of its ends."""
+    def edge_seconds(self) -> list[EdgeSeconds]:
+        """Of edges that cost something."""
         position, bandwidth = self.order.position, self.order.instance.bandwidth_bytes_per_s
         return [
-            (
-                (min(self._sent_bytes(edge)) + min(self._received_bytes(edge))) / bandwidth,
+            EdgeSeconds(
                 position[edge.source],
                 position[edge.target],
+                min(self._sent_bytes(edge)) / bandwidth,
+                min(self._received_bytes(edge)) / bandwidth,
             )
             for edge in self.order.instance.edges
             if self._costs(edge)
