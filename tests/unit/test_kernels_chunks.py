@@ -209,7 +209,7 @@ def relaxations(seeds: range) -> Iterator[tuple[Instance, Task, Relaxation]]:
     for instance, task in some_tasks(seeds):
         program = task.shape.program()
         assert program is not None
-        relaxation = Relaxation.of(task, program)
+        relaxation = Relaxation.of(task, program, np.inf)
         if relaxation is not None:
             yield instance, task, relaxation
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from piper_ray.engine.chunks.crossings import forced_transfers_s, with_transfers
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.chunks.units import TimeUnit
 from piper_ray.engine.kernels.chunk_bound import (
@@ -104,13 +105,21 @@ class Relaxation:
         self.layers_in = self._count_layers(self.prices.share)
 
     @classmethod
-    def of(cls, task: Task, program: ChunkProgram) -> Relaxation | None:
-        """All plans of a task. None if none fits."""
+    def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
+        """All plans of a task that take less than ``target_s``. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         p = shape.ranks
         held, moment_rank = moments(program, _MOST_MOMENTS)
+        # Transfers of chunks each by itself, or those of all together: not both, as they may be the same.
+        crossing_s, forced_s = task.tables.crossing_s(program.rank_of), forced_transfers_s(task, target_s)
+        if np.isinf(forced_s):
+            return None
+        if forced_s > crossing_s.sum():
+            crossing_s = np.zeros(shape.stages)
+        else:
+            forced_s = 0.0
         limits = ShapeLimits(
-            task.tables.crossing_s(program.rank_of),
+            crossing_s,
             held,
             moment_rank,
             program.rank_of,
@@ -119,7 +128,10 @@ class Relaxation:
             np.zeros(p),
             np.full(p, NO_LIMIT),
         )
-        exact = task.tables.kinds(shape.stages, d, rounded=False)
+        exact, kinds = (
+            with_transfers(task.tables.kinds(shape.stages, d, rounded=rounded), forced_s, shape.stages)
+            for rounded in (False, True)
+        )
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
         byte_each = Prices(
             np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], np.zeros(p), np.zeros(shape.stages)
@@ -129,7 +141,7 @@ class Relaxation:
             return None
         unit = TimeUnit.of(exact, task)
         exact = unit.told(exact, task)
-        kinds = unit.told(task.tables.kinds(shape.stages, d, rounded=True), task)
+        kinds = unit.told(kinds, task)
         prices = _Prices(
             np.zeros((_MOST_PATHS, shape.stages, PASSES)),
             np.zeros(_MOST_PATHS, np.int64),
@@ -141,7 +153,7 @@ class Relaxation:
             _even_shares(kinds),
         )
         found = cls(task, Case(), program, limits, exact, kinds, unit, task.lower_s, prices)
-        found.aim(np.inf)
+        found.aim(target_s)
         found._add_first_paths()
         return found
 

@@ -76,7 +76,7 @@ class Node:
             if self.candidates is None:
                 self.plan(0, control)
             if self.program is not None:
-                self.relaxation = Relaxation.of(self.task, self.program)
+                self.relaxation = Relaxation.of(self.task, self.program, control[0])
             if self.relaxation is None:
                 self.lower_s = np.inf
                 return Outcome(None, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,6 +134,15 @@ class ModelOrder:
         )
 
 
+class EdgeSeconds(NamedTuple):
+    """tail, head: positions. sent_s, received_s: what their ranks take at least in either direction, if they differ."""
+
+    tail: int
+    head: int
+    sent_s: float
+    received_s: float
+
+
 @dataclass(frozen=True)
 class DegreeTables:
     """One t, and what layers may run at it. tmpcs: for each position, the fastest first."""
@@ -227,6 +237,20 @@ class DegreeTables:
     def _received_bytes(self, edge: Edge) -> list[float]:
         row = self.tmpcs[self.order.position[edge.target]]
         return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
+
+    def edge_seconds(self) -> list[EdgeSeconds]:
+        """Of edges that cost something."""
+        position, bandwidth = self.order.position, self.order.instance.bandwidth_bytes_per_s
+        return [
+            EdgeSeconds(
+                position[edge.source],
+                position[edge.target],
+                min(self._sent_bytes(edge)) / bandwidth,
+                min(self._received_bytes(edge)) / bandwidth,
+            )
+            for edge in self.order.instance.edges
+            if self._costs(edge)
+        ]
 
     @cached_property
     def border_s(self) -> tuple[FloatArray, FloatArray]:

@@ -189,10 +189,16 @@ def price_full_ranks(
         for o in range(first_option, end_option):
             cost[r] = min(cost[r], priced_s(kinds, o, k, hub, costs, prices, limits))
     left = layers - limits.least_units.sum()
+    full = np.zeros(p, np.bool_)
     last_s, room = 0.0, False
-    for r in np.argsort(cost):
-        left -= limits.most_units[r] - limits.least_units[r]
-        last_s = cost[r]
+    for _ in range(p):
+        cheapest = -1
+        for r in range(p):
+            if not full[r] and (cheapest < 0 or cost[r] < cost[cheapest]):
+                cheapest = r
+        full[cheapest] = True
+        left -= limits.most_units[cheapest] - limits.least_units[cheapest]
+        last_s = cost[cheapest]
         if left <= 0.0:
             room = True
             break
@@ -244,10 +250,16 @@ def costs_of(limits: ShapeLimits, paths: Paths, path: FloatArray, memory: FloatA
     activation = np.zeros(s)
     for i in range(path.size):
         if path[i] != 0.0:
-            passes += path[i] * paths.counts[i]
+            for k in range(s):
+                for column in range(3):
+                    passes[k, column] += path[i] * paths.counts[i, k, column]
             sync_of_rank[paths.rank[i]] += path[i] * limits.sync_s_per_byte
     for n in range(memory.size):
         if memory[n] != 0.0:
-            activation += memory[n] * limits.held[n]
+            for k in range(s):
+                activation[k] += memory[n] * limits.held[n, k]
             fixed_of_rank[limits.moment_rank[n]] += memory[n]
-    return Costs(passes, sync_of_rank[limits.rank_of], activation, fixed_of_rank[limits.rank_of])
+    sync, fixed = np.empty(s), np.empty(s)
+    for k in range(s):
+        sync[k], fixed[k] = sync_of_rank[limits.rank_of[k]], fixed_of_rank[limits.rank_of[k]]
+    return Costs(passes, sync, activation, fixed)

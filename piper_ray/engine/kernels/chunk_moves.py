@@ -6,7 +6,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.chunk_bound import ACTIVATION, FIXED, FORWARD_S, WEIGHT_S
-from piper_ray.engine.kernels.chunk_program import ChunkProgram, simulate_chunks
+from piper_ray.engine.kernels.chunk_program import ChunkProgram, copy_into, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers, chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -81,8 +81,8 @@ def anneal(
     for move in range(moves):
         if control[1] != 0.0:
             break
-        new_cuts[:] = cuts
-        new_choice[:] = choice
+        copy_into(new_cuts, cuts)
+        copy_into(new_choice, choice)
         draw = draws[move]
         if s > 1 and draw[0] < _OF_A_BORDER:
             a, b = int(draw[1] * s), int(draw[2] * s)
@@ -90,7 +90,8 @@ def anneal(
                 b = a + 1 if draw[4] < 0.5 else a - 1
             if b < 0 or b >= s or a == b or cuts[a + 1] - cuts[a] < 2:
                 continue
-            touched[:] = False
+            for rank in range(p):
+                touched[rank] = False
             for k in range(min(a, b), max(a, b) + 1):
                 touched[program.rank_of[k]] = True
             for k in range(min(a, b) + 1, max(a, b) + 1):
@@ -107,7 +108,9 @@ def anneal(
             options = layers.option_start[x + 1] - layers.option_start[x]
             if options < 2:
                 continue
-            k = int(np.searchsorted(cuts, x, side="right")) - 1
+            k = 0
+            while cuts[k + 1] <= x:
+                k += 1
             rank = program.rank_of[k]
             new_choice[x] = layers.option_start[x] + int(draw[2] * options)
             # Another layer of the rank makes room, or takes what became free.
@@ -122,14 +125,14 @@ def anneal(
         warmth = heat * (1.0 - move / moves) * best_s
         if found_s <= now_s or draw[7] < np.exp((now_s - found_s) / max(warmth, 1e-300)):
             now_s = found_s
-            cuts[:] = new_cuts
-            choice[:] = new_choice
+            copy_into(cuts, new_cuts)
+            copy_into(choice, new_choice)
             if now_s < best_s:
                 best_s = now_s
-                best_cuts[:] = cuts
-                best_choice[:] = choice
-    cuts[:] = best_cuts
-    choice[:] = best_choice
+                copy_into(best_cuts, cuts)
+                copy_into(best_choice, choice)
+    copy_into(cuts, best_cuts)
+    copy_into(choice, best_choice)
     return best_s
 
 

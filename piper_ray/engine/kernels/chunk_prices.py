@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
     COLUMNS,
@@ -110,7 +110,11 @@ def better_prices(
     those of shares, as it was returned before. Both become their averages over the rounds (Applegate and others, 2021).
     """
     s, p = limits.rank_of.size, limits.most_units.size
-    by_pass = np.ascontiguousarray(paths.counts.transpose(1, 2, 0))
+    by_pass = np.empty((s, 3, paths.rank.size))
+    for i in range(paths.rank.size):
+        for k in range(s):
+            for column in range(3):
+                by_pass[k, column, i] = paths.counts[i, k, column]
     step = 0.9 / _norm(kinds, limits, hub, paths, by_pass, share.size, scale_s)
     share_step, step = step / weight, step * weight
     began = share.copy()
@@ -158,25 +162,46 @@ def better_prices(
                 prices.units[r] = (max(0.0, too_many) + min(0.0, too_few)) * scale_s / of_all
         for k in range(s):
             prices.filled[k] = max(0.0, prices.filled[k] / scale_s + step * (1.0 - layers_in[k])) * scale_s
-        average_path += prices.path
-        average_memory += prices.memory
-        average_units += prices.units
-        average_filled += prices.filled
-    prices.path[:] = average_path / average_path.sum()
-    prices.memory[:] = average_memory / rounds
-    prices.units[:] = average_units / rounds
-    prices.filled[:] = average_filled / rounds
-    share[:] = average / rounds
-    moved_prices = ((prices.path - began_path) ** 2).sum() + ((prices.memory - began_memory) ** 2).sum() / byte_s**2
-    moved_prices += ((prices.filled - began_filled) ** 2).sum() / scale_s**2
+        _add(average_path, prices.path)
+        _add(average_memory, prices.memory)
+        _add(average_units, prices.units)
+        _add(average_filled, prices.filled)
+    _divide(average_path, average_path.sum(), prices.path)
+    _divide(average_memory, float(rounds), prices.memory)
+    _divide(average_units, float(rounds), prices.units)
+    _divide(average_filled, float(rounds), prices.filled)
+    _divide(average, float(rounds), share)
+    moved_prices = _square_distance(prices.path, began_path)
+    moved_prices += _square_distance(prices.memory, began_memory) / byte_s**2
+    moved_prices += _square_distance(prices.filled, began_filled) / scale_s**2
     for r in range(p):
         if limits.most_units[r] < NO_LIMIT:
             unit_s = scale_s / max(1.0, limits.most_units[r])
             moved_prices += ((prices.units[r] - began_units[r]) / unit_s) ** 2
-    moved_shares = ((share - began) ** 2).sum()
+    moved_shares = _square_distance(share, began)
     if moved_prices <= 0.0 or moved_shares <= 0.0:
         return weight
     return float(min(_MOST_WEIGHT, max(1.0 / _MOST_WEIGHT, np.sqrt(weight * np.sqrt(moved_prices / moved_shares)))))
+
+
+@leaf_kernel
+def _add(total: FloatArray, values: FloatArray) -> None:
+    for n in range(total.size):
+        total[n] += values[n]
+
+
+@leaf_kernel
+def _divide(total: FloatArray, by: float, found: FloatArray) -> None:
+    for n in range(total.size):
+        found[n] = total[n] / by
+
+
+@leaf_kernel
+def _square_distance(one: FloatArray, other: FloatArray) -> float:
+    total = 0.0
+    for n in range(one.size):
+        total += (one[n] - other[n]) ** 2
+    return total
 
 
 @kernel
@@ -231,8 +256,11 @@ def _norm(
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                     x[at] = kinds.layers[c] * priced_s(kinds, o, k, hub, costs, prices, limits) / scale_s
                     at += 1
-        norm = np.sqrt((x * x).sum())
+        squares = 0.0
+        for value in x:
+            squares += value * value
+        norm = np.sqrt(squares)
         if norm <= 0.0:
             return 1.0
-        x /= norm
+        _divide(x, norm, x)
     return float(np.sqrt(norm)) * 1.05

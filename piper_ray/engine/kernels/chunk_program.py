@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 # Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the
@@ -125,23 +125,42 @@ def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, In
             if grew:
                 kept, beaten = first, False
                 for n in range(first, used):
-                    if np.all(now <= held[n]):
+                    if _at_most(now, held[n]):
                         beaten = True
                         break
                 if not beaten:
                     for n in range(first, used):
-                        if not np.all(held[n] <= now):
-                            held[kept] = held[n]
+                        if not _at_most(held[n], now):
+                            copy_into(held[kept], held[n])
                             kept += 1
                     used = kept
                     if used == held.shape[0]:
-                        held = np.concatenate((held, np.empty_like(held)))
-                    held[used] = now
+                        more = np.empty((2 * used, v), np.int64)
+                        for n in range(used):
+                            copy_into(more[n], held[n])
+                        held = more
+                    copy_into(held[used], now)
                     used += 1
             now[listed[a, 1]] -= 1
             grew = False
         held_start[r + 1] = used
     return held_start, held[:used].copy()
+
+
+@leaf_kernel
+def copy_into(target: IndexArray, source: IndexArray) -> None:
+    """An assignment of arrays does the same, but takes a second to compile."""
+    for n in range(source.size):
+        target[n] = source[n]
+
+
+@leaf_kernel
+def _at_most(one: IndexArray, other: IndexArray) -> bool:
+    """In every entry."""
+    for n in range(one.size):
+        if one[n] > other[n]:
+            return False
+    return True
 
 
 @kernel
