@@ -322,6 +322,11 @@ def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:
     assert solution.infeasibility is not None
     assert solution.infeasibility.reason.startswith("no plan of 7 stages with one d and one t fits on 5 devices")
     assert not any(isinstance(event, DegreesSearched) for event in told.events)
+    tight = Told([])
+    assert piper_ray.solve(instance.replace(memory_bytes=4.0), schedule="1f1b", listener=tight).plan is None
+    answers = [event.feasible for event in tight.events if isinstance(event, DegreesSearched)]
+    assert answers
+    assert not any(answers)
     every = piper_ray.solve(instance, schedule="1f1b", restrictions=Restrictions(constraints=[AllDevices()]))
     assert every.infeasibility is not None
     assert "fits on all 5 devices" in every.infeasibility.reason

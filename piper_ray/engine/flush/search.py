@@ -229,7 +229,7 @@ class FlushSearch:
     def _tell_of_round(self, round_: _Round) -> None:
         seconds = time.perf_counter() - round_.began_s
         threshold_s = round_.cutoff_s / self.microbatches
-        feasible = self.upper_s <= round_.cutoff_s * (1.0 + TIE)
+        feasible = self.best is not None and self.upper_s <= round_.cutoff_s * (1.0 + TIE)
         self.listener(DegreesSearched(round_.index, threshold_s, feasible, round_.tasks, seconds, self._bounds()))
 
 

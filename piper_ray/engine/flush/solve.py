@@ -117,7 +117,9 @@ class FlushProblem:
     def fits(self, memory_bytes: float, crew: Crew, limits: Limits) -> bool | None:
         """Whether there is a plan with so much memory on each device; None: a limit came first."""
         roomy = replace(self.prepared, instance=self.prepared.instance.replace(memory_bytes=memory_bytes))
-        search = replace(self, prepared=roomy).search(roomy.instance.devices, crew, limits, silent, time.perf_counter())
+        problem, devices = replace(self, prepared=roomy), roomy.instance.devices
+        search = problem.search(devices, crew, limits, silent, time.perf_counter())
+        problem.improve(search, devices)
         search.run()
         if search.best is not None:
             return True
