@@ -237,7 +237,10 @@ def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced
                 plans.append(batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch))
         if not plans:
             continue
-        relaxation.aim(min(plans) * 1.01 + 1e-6)
+        target_s = min(plans) * 1.01 + 1e-6
+        known = Relaxation.of(task, relaxation.program, target_s)
+        assert known is not None
+        relaxation = known
         for _ in range(5):
             prices = random_prices(relaxation, random)
             bound_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, relaxation.paths, prices)

@@ -110,14 +110,12 @@ class Relaxation:
         shape, d = task.shape, task.data_parallel_degree
         p = shape.ranks
         held, moment_rank = moments(program, _MOST_MOMENTS)
-        # Transfers of chunks each by itself, or those of all together: not both, as they may be the same.
-        crossing_s, forced_s = task.tables.crossing_s(program.rank_of), forced_transfers_s(task, target_s)
+        forced_s = forced_transfers_s(task, target_s)
         if np.isinf(forced_s):
             return None
-        if forced_s > crossing_s.sum():
-            crossing_s = np.zeros(shape.stages)
-        else:
-            forced_s = 0.0
+        crossing_s = task.tables.crossing_s(program.rank_of)
+        # All transfers together are as many as are forced, and those of each chunk as its borders make them.
+        beside_s = max(0.0, forced_s - float(crossing_s.sum()))
         limits = ShapeLimits(
             crossing_s,
             held,
@@ -129,7 +127,7 @@ class Relaxation:
             np.full(p, NO_LIMIT),
         )
         exact, kinds = (
-            with_transfers(task.tables.kinds(shape.stages, d, rounded=rounded), forced_s, shape.stages)
+            with_transfers(task.tables.kinds(shape.stages, d, rounded=rounded), beside_s, shape.stages)
             for rounded in (False, True)
         )
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))

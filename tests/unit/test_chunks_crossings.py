@@ -1,0 +1,95 @@
+"""Transfers that no good plan does without: against those of random plans, and by hand."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.chunks.crossings import forced_transfers_s
+from piper_ray.engine.chunks.tables import ModelOrder
+from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
+from piper_ray.engine.kernels.chunk_moves import batch_seconds
+from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.model.instance import Instance
+from piper_ray.model.passes import with_passes
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from tests.instances import build, tmpc
+from tests.unit.test_kernels_chunks import random_choice, random_cuts, some_tasks
+
+SCHEDULES = [Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_V)]
+
+
+def transfers_s(instance: Instance, task: Task, cuts: IndexArray, choice: IndexArray) -> float:
+    """What all ranks send and receive of edges for a microbatch, there and back, over two."""
+    order, tables = task.tables.order, task.tables
+    program = task.shape.program()
+    assert program is not None
+    rank = program.rank_of[np.searchsorted(cuts, np.arange(order.size), side="right") - 1]
+    total = 0.0
+    for edge in instance.edges:
+        tail, head = order.position[edge.source], order.position[edge.target]
+        if rank[tail] != rank[head]:
+            sender = tables.tmpcs[tail][int(choice[tail] - tables.option_start[tail])]
+            receiver = tables.tmpcs[head][int(choice[head] - tables.option_start[head])]
+            total += 2 * edge.communication_bytes
+            total += sender.backward_sync_bytes.get(edge.target, 0.0) + receiver.forward_sync_bytes.get(
+                edge.source, 0.0
+            )
+    return total / instance.bandwidth_bytes_per_s
+
+
+def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
+    rng, forced, met = Random(5), 0, 0
+    for instance, task in some_tasks(range(150), SCHEDULES):
+        program = task.shape.program()
+        assert program is not None
+        layers = task.tables.layers(task.data_parallel_degree)
+        for _ in range(20):
+            cuts, choice = random_cuts(task, rng), random_choice(task, rng)
+            scratch = np.empty(choice.size, np.int64), np.empty(program.kind.size + 1)
+            batch_s = batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+            least_s = forced_transfers_s(task, batch_s)
+            plans_s = transfers_s(instance, task, cuts, choice)
+            assert least_s <= plans_s * (1 + 1e-9)
+            forced += least_s > 0.0
+            met += 0.0 < least_s >= plans_s * (1 - 1e-9)
+    assert forced > 50
+    assert met > 5
+
+
+def test_without_a_target_nothing_is_forced() -> None:
+    assert {forced_transfers_s(task, np.inf) for _, task in some_tasks(range(5))} == {0.0}
+
+
+def test_none_is_good_enough_where_a_layer_alone_takes_longer() -> None:
+    found = 0
+    for _, task in some_tasks(range(20)):
+        if any(task.tables.edge_seconds()):
+            found += forced_transfers_s(task, 1e-12) == np.inf
+    assert found > 5
+
+
+@pytest.mark.parametrize(("room_s", "expected_s"), [(8.0, 0.0), (7.9, 0.5), (4.5, 0.5), (4.4, np.inf)])
+def test_a_tower_is_cut_where_that_costs_least(room_s: float, expected_s: float) -> None:
+    """Four layers of 2 s; the edge in the middle takes 0.25 s at either end, in either direction, the others 2 s."""
+    instance = build({v: {1: [tmpc(2)]} for v in range(4)}, {(0, 1): 8, (1, 2): 1, (2, 3): 8}, devices=2)
+    (task,) = two_ranks(instance)
+    assert forced_transfers_s(task, room_s * task.shape.microbatches) == expected_s
+
+
+def test_the_hubs_edges_are_left_out() -> None:
+    instance = build({v: {1: [tmpc(2)]} for v in range(4)}, {(0, 1): 8, (0, 2): 8, (0, 3): 8}, devices=2)
+    (task,) = two_ranks(instance)
+    assert task.tables.order.hub == 0
+    assert forced_transfers_s(task, 2.1 * task.shape.microbatches) == 0.0
+
+
+def two_ranks(instance: Instance) -> list[Task]:
+    passed = with_passes(instance)
+    variants = stage_variants(passed, Restrictions())
+    space = PlanSpace([Schedule(ScheduleName.ZB_H1)], variants, [1], ranks=2, all_devices=False)
+    return list_tasks(passed, ModelOrder.of(passed), space)
