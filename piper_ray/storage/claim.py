@@ -80,10 +80,11 @@ class _Rivals:
             rivals = [file for file in self._living(self._folder.names()) if file.driver != claim.driver]
             if not rivals:
                 return
-            for file in rivals:
-                if file.kind == LEASE or file.outranks(claim):
-                    raise _in_use(self._owner(self._folder.read(file.name)))
-            self._outlast(rivals)
+            first = next((file for file in rivals if file.kind == LEASE or file.outranks(claim)), None)
+            if first is None:
+                self._outlast(rivals)
+            elif (content := self._folder.read(first.name)) is not None:  # else it is gone, or another file
+                raise _in_use(self._owner(content))
 
     def _living(self, names: list[str]) -> list[DriverFile]:
         return [file for file in driver_files(names) if file not in self.dead]

@@ -139,7 +139,7 @@ def check_plan(plan: Plan) -> None:
         faults.at("keeps_order", f"not true or false ({shown(plan.keeps_order)}); expected True or False")
     if plan.in_flight is not None:
         for index, y in enumerate(_objects(plan.in_flight, int, "in_flight", faults) or ()):
-            if y is not None:
+            if y is not None and y >= 1:  # what is less, and whole, is told beside the other rules of plans
                 _keeps(_COUNT, y, f"in_flight[{index}]", COUNT_WORDS, faults)
     if faults:
         raise InputError("Plan", faults.found)
