@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from piper_ray.model.instance import Instance, Layer, Tmpc
@@ -36,10 +37,10 @@ def passes_of(tmpc: Tmpc) -> Passes:
     return Passes(forward_s, tmpc.time_per_sample_s - forward_s, None, assumed=True)
 
 
-def with_passes(instance: Instance) -> Instance:
+def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -> Instance:
     """For schedules that need both passes: the instance with those of every TMPC, and a note if some were assumed.
 
-    p stays as it is, and so do layers whose passes are known.
+    p stays as it is, and so do layers whose passes are known. tell: gets the note too.
     """
     layers, assumed = [], 0
     for layer in instance.layers:
@@ -54,6 +55,8 @@ def with_passes(instance: Instance) -> Instance:
         f"the forward and backward time of {assumed} of {len(instance.layers)} layers is not known: a third of each "
         "TMPC's time is taken for its forward pass, a quarter where it recomputes"
     )
+    if tell is not None:
+        tell(note)
     found = replace(instance, layers=tuple(layers), notes=(*instance.notes, note))
     if instance.checked:
         found.mark_checked()

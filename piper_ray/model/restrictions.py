@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from piper_ray.model import arguments
 from piper_ray.model.constraints import (
+    AllDevices,
     Constraint,
     NoDataParallelism,
     NoTensorParallelism,
     Recompute,
     RecomputeRule,
     Scope,
+    StageCount,
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import divisors
@@ -71,18 +73,28 @@ class Restrictions:
     @property
     def tensor_parallelism(self) -> bool:
         """Whether there may be any: there is no ``NoTensorParallelism``."""
-        return not any(isinstance(constraint, NoTensorParallelism) for constraint in self.constraints)
+        return not self.has(NoTensorParallelism)
 
     @property
     def data_parallelism(self) -> bool:
         """Whether there may be any: there is no ``NoDataParallelism``."""
-        return not any(isinstance(constraint, NoDataParallelism) for constraint in self.constraints)
+        return not self.has(NoDataParallelism)
 
     @property
     def recompute(self) -> Recompute:
         """That of the ``RecomputeRule``; AUTO without one."""
         rules = (constraint.rule for constraint in self.constraints if isinstance(constraint, RecomputeRule))
         return next(rules, Recompute.AUTO)
+
+    @property
+    def stage_count(self) -> int | None:
+        """p, if a ``StageCount`` asks for it: of stages, or of ranks where these hold several."""
+        return next((constraint.stages for constraint in self.constraints if isinstance(constraint, StageCount)), None)
+
+    @property
+    def all_devices(self) -> bool:
+        """Whether no device may be left over: there is ``AllDevices``."""
+        return self.has(AllDevices)
 
     @property
     def others(self) -> tuple[Constraint, ...]:

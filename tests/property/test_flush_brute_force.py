@@ -7,8 +7,6 @@ from hypothesis import given
 
 import piper_ray
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import RING_FACTOR, StepFactors
-from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
@@ -66,7 +64,7 @@ def test_restricted_recomputation(schedule: FlushSchedule) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_another_all_reduce(schedule: FlushSchedule) -> None:
     for seed in range(60):
-        assert_best(random_instance(seed, most_layers=4), schedule, factors=StepFactors(sync=RING_FACTOR))
+        assert_best(random_instance(seed, most_layers=4), schedule, step=StepTerms(AllReduce.RING))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -76,7 +74,7 @@ def test_terms_of_a_step(schedule: FlushSchedule) -> None:
     feasible = 0
     for seed in range(30):
         instance = random_instance(seed, most_layers=4)
-        wanted = brute_force(instance, schedule.value, RING_FACTOR * 0.75)
+        wanted = brute_force(instance, schedule.value, AllReduce.RING.factor * 0.75)
         solution = piper_ray.solve(instance, schedule=schedule.value, step=terms)
         if wanted is None or solution.plan is None:
             assert wanted is None
@@ -96,8 +94,8 @@ def test_a_layer_without_cost_is_worth_a_stage() -> None:
     tmpcs = {v: {1: [Tmpc("x", time_s, 0, 0, 0)]} for v, time_s in enumerate([3.0, 2.7, 0.0])}
     instance = build(tmpcs, {(0, 1): 0.0, (1, 2): 0.0}, devices=3, microbatches=4)
     assert_best(instance, FlushSchedule.ONE_F_ONE_B)
-    one_replica = FlushConstraints(data_parallel_degrees=frozenset({1}))
-    solution = solve_flush(instance, FlushSchedule.ONE_F_ONE_B, constraints=one_replica)
+    one_replica = Restrictions(data_parallelism=False)
+    solution = solve_flush(instance, FlushSchedule.ONE_F_ONE_B, restrictions=one_replica)
     assert solution.plan is not None
     assert [stage.layers for stage in solution.plan.stages] == [(0,), (1,), (2,)]
 
@@ -108,10 +106,10 @@ def assert_best(
     *,
     restrictions: Restrictions = Restrictions(),
     roles: tuple[Role, ...] = (None,),
-    factors: StepFactors = StepFactors(),
+    step: StepTerms = StepTerms(),
 ) -> None:
-    wanted = brute_force(instance, schedule.value, factors.sync, roles)
-    solution = solve_flush(instance, schedule, restrictions=restrictions, factors=factors)
+    wanted = brute_force(instance, schedule.value, step.all_reduce.factor, roles)
+    solution = solve_flush(instance, schedule, restrictions=restrictions, step=step)
     if wanted is None:
         assert solution.status is Status.INFEASIBLE
         assert solution.reason
@@ -121,5 +119,5 @@ def assert_best(
     tolerance_s = 1e-9 * wanted.batch_s
     assert solution.best.batch_s == pytest.approx(wanted.batch_s, rel=1e-9)
     assert solution.lower_bound_batch_s <= wanted.batch_s + tolerance_s
-    batch_s = plan_batch_s(instance, solution.best.plan, schedule.value, factors.sync)
+    batch_s = plan_batch_s(instance, solution.best.plan, schedule.value, step.all_reduce.factor)
     assert batch_s == pytest.approx(wanted.batch_s, rel=1e-9)

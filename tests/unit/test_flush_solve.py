@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,16 +12,17 @@ import pytest
 
 import piper_ray
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import StepFactors
-from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
+from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
+from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import instance_of
 from tests.data import INPUTS
@@ -48,14 +50,34 @@ class Told:
         self.events.append(event)
 
 
+@dataclass(frozen=True)
+class TwoReplicas(Constraint):
+    """One of a user's own."""
+
+    def admits_data_parallel_degree(self, degree: int) -> bool:
+        return degree == 2
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        yield from (f"d = {x.data_parallel_degree}" for x in plan.stages if x.data_parallel_degree != 2)
+
+
+def without_weights(instance: Instance) -> Instance:
+    """There is nothing to synchronise."""
+    layers = (
+        replace(x, tmpcs={t: tuple(replace(tmpc, weights_bytes=0.0) for tmpc in row) for t, row in x.tmpcs.items()})
+        for x in instance.layers
+    )
+    return replace(instance, layers=tuple(layers))
+
+
 def some_instances() -> list[Instance]:
     return [random_instance(seed, most_layers=5, most_devices=8) for seed in range(40)]
 
 
 def test_equal_layers_under_1f1b_take_m_and_p_minus_1_times_a_stage() -> None:
     instance = equal_chain(4, devices=4, microbatches=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e9)
-    constraints = FlushConstraints(stages=4, tensor_parallel_degrees=frozenset({1}))
-    solution = solve_flush(instance, ONE_F_ONE_B, constraints=constraints)
+    restrictions = Restrictions(tensor_parallelism=False, constraints=[StageCount(4)])
+    solution = solve_flush(instance, ONE_F_ONE_B, restrictions=restrictions)
     assert degrees(solution) == (1, 1, 4)
     assert solution.best is not None
     assert solution.best.batch_s == pytest.approx((8 + 4 - 1) * 6.0, rel=1e-8)
@@ -67,24 +89,24 @@ def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: 
     for instance in some_instances():
         free = solve_flush(instance, schedule)
         by_stages = [
-            solve_flush(instance, schedule, constraints=FlushConstraints(stages=p))
+            solve_flush(instance, schedule, restrictions=Restrictions(constraints=[StageCount(p)]))
             for p in range(1, len(instance.layers) + 1)
         ]
         values = [x.best.batch_s for x in by_stages if x.best is not None]
         assert all(degrees(x)[2] == p for p, x in enumerate(by_stages, start=1) if x.best is not None)
         assert (min(values) if values else None) == pytest.approx(free.best.batch_s if free.best else None)
-        full = solve_flush(instance, schedule, constraints=FlushConstraints(all_devices=True))
+        full = solve_flush(instance, schedule, restrictions=Restrictions(constraints=[AllDevices()]))
         if full.best is not None:
             assert full.best.devices == instance.devices
             assert free.best is not None
             assert full.best.batch_s >= free.best.batch_s * (1 - 1e-12)
         for t in instance.degrees:
-            constraints = FlushConstraints(tensor_parallel_degrees=frozenset({t}))
-            only = solve_flush(instance, schedule, constraints=constraints)
+            restrictions = Restrictions(constraints=[TensorParallelDegrees((t,))])
+            only = solve_flush(instance, schedule, restrictions=restrictions)
             assert only.best is None or degrees(only)[1] == t
         single = solve_flush(instance, schedule, restrictions=Restrictions(data_parallelism=False))
         assert single.best is None or degrees(single)[0] == 1
-        halves = solve_flush(instance, schedule, constraints=FlushConstraints(data_parallel_degrees=frozenset({2})))
+        halves = solve_flush(instance, schedule, restrictions=Restrictions(constraints=[TwoReplicas()]))
         assert halves.best is None or degrees(halves)[0] == 2
 
 
@@ -114,8 +136,8 @@ def test_overlapped_synchronisation_takes_less() -> None:
     shown = 0
     for instance in some_instances():
         plain = solve_flush(instance, ONE_F_ONE_B)
-        hidden = solve_flush(instance, ONE_F_ONE_B, factors=StepFactors(overlapped_sync_share=1.0))
-        without = solve_flush(instance, ONE_F_ONE_B, factors=StepFactors(sync=0.0))
+        hidden = solve_flush(instance, ONE_F_ONE_B, step=StepTerms(all_reduce_overlap=1.0))
+        without = solve_flush(without_weights(instance), ONE_F_ONE_B)
         if plain.best is None or hidden.best is None or without.best is None:
             assert plain.best is hidden.best is without.best is None
             continue
@@ -218,20 +240,11 @@ def test_too_many_downsets_are_refused() -> None:
 def test_fewer_microbatches_than_stages(microbatches: int) -> None:
     instance = equal_chain(5, devices=5, microbatches=microbatches, memory_bytes=1e6)
     for schedule in FlushSchedule.flushed():
-        solution = solve_flush(instance, schedule, constraints=FlushConstraints(stages=5))
+        solution = solve_flush(instance, schedule, restrictions=Restrictions(constraints=[StageCount(5)]))
         assert solution.best is not None
         assert solution.plan is not None
         batch_s = plan_batch_s(instance, solution.plan, schedule.value)
         assert solution.best.batch_s == pytest.approx(batch_s, rel=1e-12)
-
-
-def test_arguments_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="one stage"):
-        FlushConstraints(stages=0)
-    with pytest.raises(UsageError, match="0 to 1"):
-        StepFactors(overlapped_sync_share=1.5)
-    with pytest.raises(UsageError, match="0 or more"):
-        StepFactors(sync=float("nan"))
 
 
 @pytest.mark.parametrize("name", ["llama3-405b", "llama3-70b", "gpt3-175b", "mixtral-8x22b", "t5-11b"])
@@ -330,3 +343,12 @@ def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:
     every = piper_ray.solve(instance, schedule="1f1b", restrictions=Restrictions(constraints=[AllDevices()]))
     assert every.infeasibility is not None
     assert "fits on all 5 devices" in every.infeasibility.reason
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="stages must be"):
+        StageCount(0)
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        StepTerms(all_reduce_overlap=1.5)
+    with pytest.raises(UsageError, match="at least 0"):
+        StepTerms(optimizer_s=float("nan"))

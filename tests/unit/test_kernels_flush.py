@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import StepFactors
 from piper_ray.cost.variants import stage_variants
-from piper_ray.engine.flush.records import FlushConstraints
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS, choice_front, least_time_choice
@@ -28,6 +26,7 @@ from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.step import StepTerms
 from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers
 from tests.instances import random_instance
@@ -179,7 +178,7 @@ def workload_of(instance: Instance) -> FlushWorkload | None:
 
 
 def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedule) -> list[DegreePair]:
-    return list_tasks(instance, workload, schedule, FlushConstraints(), StepFactors(), True)
+    return list_tasks(instance, workload, schedule, Restrictions(), StepTerms())
 
 
 def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int], list[Figures]]:

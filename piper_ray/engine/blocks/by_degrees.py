@@ -7,13 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.cost.step import StepFactors
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
-from piper_ray.engine.flush.answer import constraints_of, flush_schedule, instance_under, solve_under_flush
+from piper_ray.engine.flush.answer import flush_schedule, instance_under, solve_under_flush
 from piper_ray.engine.flush.crew import ThreadCrew
 from piper_ray.engine.flush.plans import build_flush_plan
 from piper_ray.engine.flush.search import FlushSearch
@@ -106,15 +105,8 @@ class _Layers:
 
     def tasks(self, workload: FlushWorkload) -> list[DegreePair]:
         """Of all d and t."""
-        restrictions = self.request.restrictions
-        return list_tasks(
-            self.request.instance,
-            workload,
-            flush_schedule(self.schedule),
-            constraints_of(restrictions),
-            StepFactors.of(self.request.step),
-            restrictions.data_parallelism,
-        )
+        request = self.request
+        return list_tasks(request.instance, workload, flush_schedule(self.schedule), request.restrictions, request.step)
 
 
 @dataclass(frozen=True)

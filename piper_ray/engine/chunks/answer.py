@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from piper_ray.cost.step import StepFactors
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.chunks.candidates import Candidate
@@ -53,9 +52,7 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
     Raises UsageError for what such a search does not know: a backend, a checkpoint, blocks of operators, constraints.
     """
     _refuse_unknown(request, schedules[0].name.value)
-    instance = with_passes(request.instance)
-    for note in instance.notes[len(request.instance.notes) :]:
-        request.note(note)
+    instance = with_passes(request.instance, request.note)
     started_s = time.perf_counter()
     variants = tuple(
         variant for variant in stage_variants(instance, request.restrictions) if variant.degree <= instance.devices
@@ -131,12 +128,11 @@ def _space(
     request: SolveRequest, instance: Instance, schedules: Sequence[Schedule], variants: Sequence[Variant]
 ) -> PlanSpace:
     restrictions = request.restrictions
-    counts = [rule.stages for rule in restrictions.plan_wide if isinstance(rule, StageCount)]
     return PlanSpace(
         schedules,
         variants,
         restrictions.data_parallel_degrees(instance),
-        ranks=counts[0] if counts else None,
-        all_devices=any(isinstance(rule, AllDevices) for rule in restrictions.plan_wide),
-        factors=StepFactors.of(request.step),
+        ranks=restrictions.stage_count,
+        all_devices=restrictions.all_devices,
+        step=request.step,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from piper_ray.cost.step import StepFactors
+from piper_ray.cost.step import sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.chunks.shapes import PipelineShape
@@ -14,6 +14,7 @@ from piper_ray.engine.chunks.tables import DegreeTables, ModelOrder
 from piper_ray.engine.kernels.chunk_bound import FIXED
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.step import StepTerms
 
 _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 """Schedules that do not split the backward pass."""
@@ -31,7 +32,7 @@ class PlanSpace:
     data_parallel_degrees: Sequence[int]
     ranks: int | None
     all_devices: bool
-    factors: StepFactors = StepFactors()
+    step: StepTerms = StepTerms()
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> tuple[DegreeT
 def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[DegreeTables, ...]) -> list[Task]:
     tables, *choices = known
     m = instance.microbatches // d
-    sync_s_per_byte = space.factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s)
+    sync_of_byte_s = sync_s_per_byte(space.step, d, instance.bandwidth_bytes_per_s)
     figures = tables.figures(d)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
     fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))
@@ -122,8 +123,8 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[Degre
             if shape.stages > tables.order.size or not shape.runs or (p == 1 and schedule.v > least_chunks):
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
-            lower_s = (m * tables.least_s + sync_s_per_byte * tables.least_weights_bytes) / p
+            lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
             whole = schedule.name in _WHOLE_BACKWARD
             lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
-            found.append(Task(shape, d, tables, tuple(choices), sync_s_per_byte, memory_bytes, lower_s))
+            found.append(Task(shape, d, tables, tuple(choices), sync_of_byte_s, memory_bytes, lower_s))
     return found

@@ -7,13 +7,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import StepFactors
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.flush.cluster_crew import ClusterBackend, ClusterCrew
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.memo import TaskMemo
-from piper_ray.engine.flush.records import FlushConstraints, FlushSolution
+from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
@@ -71,8 +70,7 @@ def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
         found = solve_flush(
             instance,
             flush_schedule(schedule),
-            constraints=constraints_of(request.restrictions),
-            factors=StepFactors.of(request.step),
+            step=request.step,
             restrictions=request.restrictions,
             options=request.options,
             stop=part,
@@ -106,28 +104,14 @@ def _crew(request: SolveRequest) -> Iterator[Crew]:
         yield crew
 
 
-def instance_under(schedule: Schedule, instance: Instance, note: Callable[[str], None]) -> Instance:
-    """With the passes that the schedule asks for. note: is told what was assumed."""
-    if schedule == PAPERS_SCHEDULE:  # which knows passes of both kinds together only
-        return instance
-    split = with_passes(instance)
-    for text in split.notes[len(instance.notes) :]:
-        note(text)
-    return split
+def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str], None]) -> Instance:
+    """With the passes that the schedule asks for. Piper's knows passes of both kinds together only."""
+    return instance if schedule == PAPERS_SCHEDULE else with_passes(instance, tell)
 
 
 def flush_schedule(schedule: Schedule) -> FlushSchedule:
     """As the tables know it."""
     return FlushSchedule(schedule.name.value)
-
-
-def constraints_of(restrictions: Restrictions) -> FlushConstraints:
-    """What is asked of the plan as a whole."""
-    counts = [rule.stages for rule in restrictions.plan_wide if isinstance(rule, StageCount)]
-    return FlushConstraints(
-        stages=counts[0] if counts else None,
-        all_devices=any(isinstance(rule, AllDevices) for rule in restrictions.plan_wide),
-    )
 
 
 def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: FlushSolution) -> Solution:

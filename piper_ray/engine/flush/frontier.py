@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.compiled.observers import observed
-from piper_ray.cost.step import StepFactors
-from piper_ray.engine.flush.answer import as_solution, constraints_of, flush_schedule, instance_under
+from piper_ray.engine.flush.answer import as_solution, flush_schedule, instance_under
 from piper_ray.engine.flush.crew import Crew
 from piper_ray.engine.flush.incumbent import preference
 from piper_ray.engine.flush.plans import ChosenStages
@@ -59,7 +58,7 @@ def frontier_by_degrees(
             found = WalkedFrontier(instance, devices, restrictions, options, schedule, impossible)
             found.reason = prepared.reason
             return found
-        problem = FlushProblem(prepared, flush_schedule(schedule), constraints_of(restrictions), StepFactors())
+        problem = FlushProblem(prepared, flush_schedule(schedule), StepTerms())
         limits = Limits.of(options, started_s, stop)
         with opened_crew(None, options.threads) as crew:
             solver = _DegreesSolver(problem, schedule, crew, limits, tell, started_s)
@@ -107,7 +106,7 @@ class _DegreesSolver:
         self._under_way: tuple[int, FlushSearch] | None = None
 
     def solve(self, devices: int) -> Solution:
-        every = self.problem.constraints.all_devices  # then plans for fewer devices are none for these
+        every = self.problem.prepared.restrictions.all_devices  # then plans for fewer devices are none for these
         proved_s = {} if every else self._proved_s
         search = self.problem.search(devices, self.crew, self.limits, self.listener, self.started_s, proved_s)
         search.incumbent.best = self._best_known(devices)
@@ -132,7 +131,7 @@ class _DegreesSolver:
 
     def _best_known(self, devices: int) -> ChosenStages | None:
         """Of those found on any number of devices that may be used on so many."""
-        if self.problem.constraints.all_devices:
+        if self.problem.prepared.restrictions.all_devices:
             return self._found.get(devices)
         return min((x for k, x in self._found.items() if k <= devices), key=preference, default=None)
 

@@ -1,4 +1,4 @@
-"""What a solve under a flush is asked, and what it answers."""
+"""What a solve under a flush answers."""
 
 from __future__ import annotations
 
@@ -6,32 +6,9 @@ from dataclasses import dataclass
 
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.engine.flush.plans import FlushPlan
-from piper_ray.model.errors import UsageError
 from piper_ray.model.plan import Plan
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
-
-
-@dataclass(frozen=True)
-class FlushConstraints:
-    """Which plans may be chosen, beside the restrictions of TMPCs. Raises UsageError for figures that make no sense.
-
-    stages: p. all_devices: d t p = K. tensor_parallel_degrees, data_parallel_degrees: those that t and d may be. None:
-    any.
-    """
-
-    stages: int | None = None
-    all_devices: bool = False
-    tensor_parallel_degrees: frozenset[int] | None = None
-    data_parallel_degrees: frozenset[int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.stages is not None and self.stages < 1:
-            raise UsageError(f"a plan has one stage or more, not {self.stages}")
-
-    def allows(self, data_parallel_degree: int, tensor_parallel_degree: int) -> bool:
-        ds, ts = self.data_parallel_degrees, self.tensor_parallel_degrees
-        return (ds is None or data_parallel_degree in ds) and (ts is None or tensor_parallel_degree in ts)
 
 
 @dataclass(frozen=True)

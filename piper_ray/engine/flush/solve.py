@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import StepFactors
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.least_memory import least_memory_bytes
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
-from piper_ray.engine.flush.records import FlushConstraints, FlushSolution, FlushStats
+from piper_ray.engine.flush.records import FlushSolution, FlushStats
 from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -27,6 +26,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 
 _ANY_PLAN = 0.999
@@ -37,9 +37,8 @@ def solve_flush(
     instance: Instance,
     schedule: FlushSchedule,
     *,
-    constraints: FlushConstraints = FlushConstraints(),
     restrictions: Restrictions = Restrictions(),
-    factors: StepFactors = StepFactors(),
+    step: StepTerms = StepTerms(),
     options: SolveOptions = SolveOptions(),
     stop: Stop[Any] | None = None,
     listener: Listener = silent,
@@ -51,15 +50,17 @@ def solve_flush(
     or a wish to stop comes first.
 
     Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. crew: who does the work; None: threads.
-    memo: knows what was searched before. explain: where there
-    is no plan, look for the memory that would do. Raises LimitError if the lattice does not fit.
+    memo: knows what was searched before. explain: where there is no plan, look for the memory that would do. Of
+    ``restrictions`` those on the plan as a whole that are not kept by one d and one t for all stages are the caller's.
+
+    Raises LimitError if the lattice does not fit.
     """
     started_s = time.perf_counter()
     stop = stop or Stop()
     prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, listener)
     if not isinstance(prepared, FlushPreparation):
         return without_plan(instance, schedule, prepared.reason)
-    problem = FlushProblem(prepared, schedule, constraints, factors)
+    problem = FlushProblem(prepared, schedule, step)
     with opened_crew(crew, options.threads) as opened:
         limits = Limits.of(options, started_s, stop)
         search = problem.search(instance.devices, opened, limits, listener, started_s, memo=memo)
@@ -71,7 +72,7 @@ def solve_flush(
             return found
         any_plan = replace(limits, gap=_ANY_PLAN)
         least = least_memory_bytes(instance, lambda memory_bytes: problem.fits(memory_bytes, opened, any_plan))
-        return explained(found, instance, constraints, least)
+        return explained(found, instance, restrictions, least)
 
 
 @contextmanager
@@ -90,8 +91,7 @@ class FlushProblem:
 
     prepared: FlushPreparation
     schedule: FlushSchedule
-    constraints: FlushConstraints
-    factors: StepFactors
+    step: StepTerms
 
     def search(
         self,
@@ -159,8 +159,7 @@ class FlushProblem:
         instance = self.prepared.instance
         if devices != instance.devices:
             instance = instance.replace(devices=devices)
-        free = self.prepared.restrictions.data_parallelism
-        return list_tasks(instance, workload, self.schedule, self.constraints, self.factors, free)
+        return list_tasks(instance, workload, self.schedule, self.prepared.restrictions, self.step)
 
     def _stats(self, search: FlushSearch) -> FlushStats:
         prepared, lattice = self.prepared, self.prepared.workload.lattice
@@ -179,12 +178,13 @@ class FlushProblem:
 
 
 def explained(
-    found: FlushSolution, instance: Instance, constraints: FlushConstraints, least_bytes: float | None
+    found: FlushSolution, instance: Instance, restrictions: Restrictions, least_bytes: float | None
 ) -> FlushSolution:
     """Why there is no plan. least_bytes: with which there is one; None: not known, or none would do."""
-    stages = "" if constraints.stages is None else f" of {plural(constraints.stages, 'stage')}"
+    every = "all " if restrictions.all_devices else ""
+    stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
     reason = (
-        f"no plan{stages} with one d and one t fits on {'all ' if constraints.all_devices else ''}{instance.devices:,} "
+        f"no plan{stages} with one d and one t fits on {every}{instance.devices:,} "
         f"devices of {instance.memory_bytes:,.0f} bytes with {instance.microbatches:,} microbatches"
     )
     return replace(found, reason=reason, least_memory_bytes=least_bytes)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import StepFactors
-from piper_ray.engine.flush.records import FlushConstraints
+from piper_ray.cost.step import sync_s_per_byte
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
 from piper_ray.engine.kernels.types import frozen
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.step import StepTerms
 
 MEMORY_TOLERANCE = 5e-10
 """Relative. Sums of prefix differences round otherwise than sums over a stage; ``evaluate`` allows twice as much."""
@@ -42,17 +43,16 @@ def list_tasks(
     instance: Instance,
     workload: FlushWorkload,
     schedule: FlushSchedule,
-    constraints: FlushConstraints,
-    factors: StepFactors,
-    data_parallelism: bool,
+    restrictions: Restrictions,
+    step: StepTerms,
 ) -> list[DegreePair]:
     """Those that fit the cluster and the constraints, by rising bound."""
     found: list[DegreePair] = []
     code = _CODES[schedule]
-    for d in divisors(instance.microbatches) if data_parallelism else [1]:
+    for d in restrictions.data_parallel_degrees(instance):
         for t in sorted({variant.degree for variant in workload.variants}):
-            stages = _stages(instance, schedule, constraints, d, t)
-            if not constraints.allows(d, t) or stages is None:
+            stages = _stages(instance, schedule, restrictions, d, t)
+            if stages is None:
                 continue
             fixed, most = stages
             variants = tuple(
@@ -70,7 +70,7 @@ def list_tasks(
                 most_stages=min(most, len(instance.layers)),
                 stages=fixed,
                 memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
-                sync_s_per_byte=factors.sync_s_per_byte(d, instance.bandwidth_bytes_per_s),
+                sync_s_per_byte=sync_s_per_byte(step, d, instance.bandwidth_bytes_per_s),
                 variants=np.array(variants, np.int64),
             )
             arrays = frozen(task)
@@ -93,12 +93,12 @@ def list_tasks(
 
 
 def _stages(
-    instance: Instance, schedule: FlushSchedule, constraints: FlushConstraints, d: int, t: int
+    instance: Instance, schedule: FlushSchedule, restrictions: Restrictions, d: int, t: int
 ) -> tuple[int, int] | None:
     """The number of stages asked for (0: any), and the most; None if there can be no plan."""
     most = instance.devices // (d * t)
-    fixed = constraints.stages or 0
-    if constraints.all_devices:
+    fixed = restrictions.stage_count or 0
+    if restrictions.all_devices:
         if instance.devices % (d * t) or fixed not in (0, most):
             return None
         fixed = most

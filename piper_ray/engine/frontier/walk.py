@@ -12,7 +12,6 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
 from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
 from piper_ray.engine.frontier.result import Frontier, Numbers
-from piper_ray.model.constraints import AllDevices
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -59,7 +58,7 @@ class WalkedFrontier(Frontier):
         self._devices = tuple(devices)
         self._solver = solver
         # More devices never hurt: what is proved of some holds for fewer, and their plans for more.
-        self._falling = not any(isinstance(rule, AllDevices) for rule in restrictions.plan_wide)
+        self._falling = not restrictions.all_devices
         self._solved: dict[int, Solution] = {}
         self._settled: dict[int, Solution] | None = None
 
