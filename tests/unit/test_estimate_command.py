@@ -161,7 +161,7 @@ def test_the_explained_times_are_those_of_the_file(config: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--gpu", "V100", "--nodes", 1), 2, "--gpu V100: unknown; expected one of A100-40"),
+        (("--gpu", "H1000", "--nodes", 1), 2, "--gpu H1000: unknown; was H100-SXM or"),
         (("--gpu", "L40S", "--nodes", 0), 2, "--nodes"),
         (("--gpu", "L40S"), 2, "--nodes"),
         (("--gpu", "L40S", "--nodes", 1, "--batch", "many"), 2, "--batch"),
