@@ -182,7 +182,7 @@ def test_bad_input_is_a_message_and_a_code(config: Path, arguments: tuple[object
 
 def test_a_bad_config_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
-    path.write_text('{"model_type": "mamba"}')
+    path.write_text('{"model_type": "unheard-of"}')
     result = run(path, "--gpu", "L40S", "--nodes", 1)
     assert result.exit_code == 3
-    assert 'model_type: unknown ("mamba"); expected one of gpt2' in result.stderr
+    assert 'model_type: unknown ("unheard-of"); expected one of gpt2' in result.stderr
