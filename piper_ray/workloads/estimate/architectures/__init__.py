@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from piper_ray.workloads.estimate.architectures import (
     encoder,
     gpt,
+    hybrids,
     inception,
     llama,
     mixtures,
+    multimodal,
     resnet,
     t5,
     towers,
@@ -20,6 +22,6 @@ from piper_ray.workloads.estimate.families import Family
 
 FAMILIES: Mapping[str, Family] = {
     name: family
-    for module in (gpt, llama, mixtures, encoder, t5, vision, towers, resnet, inception)
+    for module in (gpt, llama, mixtures, hybrids, multimodal, encoder, t5, vision, towers, resnet, inception)
     for name, family in module.FAMILIES.items()
 }
