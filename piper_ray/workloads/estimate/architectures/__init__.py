@@ -13,6 +13,7 @@ from piper_ray.workloads.estimate.architectures import (
     mixtures,
     multimodal,
     resnet,
+    seq2seq,
     t5,
     towers,
     vision,
@@ -22,6 +23,6 @@ from piper_ray.workloads.estimate.families import Family
 
 FAMILIES: Mapping[str, Family] = {
     name: family
-    for module in (gpt, llama, mixtures, hybrids, multimodal, encoder, t5, vision, towers, resnet, inception)
+    for module in (gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, resnet, inception)
     for name, family in module.FAMILIES.items()
 }
