@@ -355,7 +355,7 @@ _TEXT_TYPES = {
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
     wrapper = _WRAPPERS[config.model_type]
-    text = config.text_config or {**(config.model_extra or {})}
+    text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
     text_type = str(text.get("model_type") or wrapper.text)
     text_type = _TEXT_TYPES.get(text_type, text_type)
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
@@ -442,7 +442,7 @@ def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode
 
 
 def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
-    closing = (norm(style, "last norm"),) if rules.last_norm else ()
+    closing: tuple[Operator, ...] = (norm(style, "last norm"),) if rules.last_norm else ()
     if rules.pooling:
         closing += (
             Operator(
