@@ -24,7 +24,10 @@ from piper_ray.workloads.estimate.roofline import (
 
 
 def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
-    """All about one kind of layer; ``layer`` is its key, its name or the number of a layer. Raises UsageError."""
+    """All about one kind of layer; ``layer`` is its key, its name, its type in the file or the number of a layer.
+
+    Raises UsageError.
+    """
     kind = _find(result, layer)
     numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
     yield f"{kind.name} ({kind.key}): layers {range_text(numbers)} of {result.architecture.name}"
@@ -52,12 +55,17 @@ def _find(result: Estimate, layer: str) -> LayerKind:
     if layer.isdecimal() and int(layer) < len(nodes):
         return nodes[int(layer)].kind
     for kind in kinds:
-        if layer in (kind.key, kind.name):
+        if _plain(layer) in (_plain(kind.key), _plain(kind.name)):
             return kind
     raise UsageError(
         f"--explain {layer}: no such layer; expected a number from 0 to {len(nodes) - 1} or one of "
         f"{', '.join(kind.key for kind in kinds)}"
     )
+
+
+def _plain(name: str) -> str:
+    """A type's name in a workload file is that of its kind with dashes for spaces."""
+    return name.lower().replace("-", " ").replace("_", " ")
 
 
 def _symbols(result: Estimate, kind: LayerKind) -> Iterator[str]:

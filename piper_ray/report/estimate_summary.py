@@ -26,7 +26,7 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"  {command}",
         "(`--explain LAYER` shows how a figure comes about.)",
         "",
-        f"{result.architecture.parameters:,} parameters. A microbatch: {result.architecture.sample};",
+        f"{_parameters_text(result)}. A microbatch: {result.architecture.sample};",
         f"{result.instance.microbatches:,} microbatches are a batch.",
         "",
         "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; selective, full: what the backward pass",
@@ -51,7 +51,7 @@ def summary_lines(result: Estimate) -> list[str]:
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
     memory = given_size_text(gpu.memory_bytes)
     return [
-        f"Model     {architecture.name}: {architecture.parameters:,} parameters, {kinds}",
+        f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
         f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)}",
         memory_line(result),
@@ -75,6 +75,12 @@ def memory_line(result: Estimate) -> str:
     least = math.ceil(needed_bytes / instance.memory_bytes)
     text = f"Memory    at least {given_size_text(needed_bytes)} with one microbatch in flight: {plural(least, 'GPU')}"
     return f"{text} or more" + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
+
+
+def _parameters_text(result: Estimate) -> str:
+    further = result.architecture.training_only_parameters
+    text = f"{result.architecture.parameters:,} parameters"
+    return f"{text} and {further:,} that only training has" if further else text
 
 
 def _state_bytes(result: Estimate) -> float:

@@ -6,7 +6,7 @@ divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Kor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -123,12 +123,14 @@ class LayerNode:
     """A layer of the graph: its kind and the indices of the layers that it reads.
 
     path: the module's name in Hugging Face's model of this family, its main one where it takes several (a last norm
-    goes with the projection); empty where there is none.
+    goes with the projection); empty where there is none. training_only: not part of the model that comes of it, as the
+    predictors of further tokens.
     """
 
     kind: LayerKind
     inputs: tuple[int, ...] = ()
     path: str = ""
+    training_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,19 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """The model's parameter count, tied weights counted once."""
-        return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in self.nodes)
+        """The model's parameter count, tied weights counted once; without what only training has."""
+        return _counted(node for node in self.nodes if not node.training_only)
+
+    @property
+    def training_only_parameters(self) -> int:
+        """Of layers that the finished model does without."""
+        return _counted(node for node in self.nodes if node.training_only)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         return tuple({node.kind.key: node.kind for node in self.nodes}.values())
+
+
+def _counted(nodes: Iterable[LayerNode]) -> int:
+    """Parameters, those of tied weights once."""
+    return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in nodes)
