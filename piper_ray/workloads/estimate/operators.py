@@ -55,6 +55,7 @@ class Operator:
 
     parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
     products is done in the backward pass: twice, for the gradients of both operands.
+    matrices: of the model that its product multiplies by at once. frozen: its parameters are not trained.
     cheap: selective recomputation does it again. on_chip: operands and results of its products do not go through the
     device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
     """
@@ -70,6 +71,8 @@ class Operator:
     backward_products: float = 2.0
     cheap: bool = False
     on_chip: bool = False
+    matrices: int = 1
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,14 @@ class LayerKind:
         return evaluate(formula, self.symbols)
 
     @property
+    def frozen_parameters(self) -> int:
+        """Those that are not trained, those of tied weights left out."""
+        frozen = [operator for operator in self.operators if operator.frozen]
+        return round(sum(self.value(operator.parameters) for operator in frozen) - self.value(self.tied) * bool(frozen))
+
+    @property
     def parameters(self) -> int:
-        """Numbers that are learned, those of tied weights included."""
+        """Numbers that the layer has, those of tied weights included."""
         return round(sum(self.value(operator.parameters) for operator in self.operators))
 
 
@@ -149,6 +158,12 @@ class Architecture:
     def parameters(self) -> int:
         """The model's parameter count, tied weights counted once; without what only training has."""
         return _counted(node for node in self.nodes if not node.training_only)
+
+    @property
+    def trained_parameters(self) -> int:
+        """All of them, those that only training has too, but those that stand still beside adapters."""
+        everything = self.parameters + self.training_only_parameters
+        return everything - sum(node.kind.frozen_parameters for node in self.nodes)
 
     @property
     def training_only_parameters(self) -> int:
