@@ -12,4 +12,6 @@ def build(out: Path) -> int:
     from sphinx.cmd.build import main
 
     memory = out.with_name(f"{out.name}.doctrees")
-    return int(main(["-b", "html", "-W", "--keep-going", "-q", "-d", str(memory), str(ROOT / "docs"), str(out)]))
+    return int(
+        main(["-b", "html", "-a", "-E", "-W", "--keep-going", "-q", "-d", str(memory), str(ROOT / "docs"), str(out)])
+    )
