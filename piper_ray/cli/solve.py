@@ -87,7 +87,7 @@ def solve(
     in_flight: KeptInFlight = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the plan to FILE, in upstream's JSON with our figures."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write the plan to FILE: upstream's JSON and our figures."),
     ] = None,
     json: Json = False,
     no_tensor_parallel: NoTensorParallel = False,
