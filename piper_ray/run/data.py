@@ -35,8 +35,8 @@ class Microbatch:
 
 
 class Data:
-    """Microbatch after microbatch: random ones where inputs were declared, the factory's own where it gives an iterator,
-    and else its example again and again."""
+    """Microbatch after microbatch: random ones where inputs were declared, the factory's own where it gives an
+    iterator, and else its example again and again."""
 
     def __init__(self, factory: Factory, model: TrainableModel, declared: Sequence[Declared], microbatch: int) -> None:
         self._factory, self._model = factory, model
@@ -70,7 +70,9 @@ def _form(inputs: Inputs) -> tuple[str, object]:
     """Shapes and types in words; and the containers."""
     leaves, spec = pytree.tree_flatten(inputs)
     shapes = [
-        f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+        f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+        if isinstance(leaf, torch.Tensor)
+        else repr(leaf)
         for leaf in leaves
     ]
     return ", ".join(shapes), spec

@@ -138,8 +138,8 @@ def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
         raise UsageError("the plan does not say how many samples a microbatch has; expected --microbatch SAMPLES")
     if schedule.asynchronous:
         raise UsageError(
-            f"schedule {schedule.name.value} never drains, and torch has no such schedule; expected a plan for one that "
-            "flushes each batch (solve --schedule 1f1b), or --schedule 1f1b to run this one so"
+            f"schedule {schedule.name.value} never drains, and torch has no such schedule; expected a plan for one "
+            "that flushes each batch (solve --schedule 1f1b), or --schedule 1f1b to run this one so"
         )
     for number, stage in enumerate(plan.stages, start=1):
         if stage.tensor_parallel_degree > 1:

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job as processes on this machine, and ends them all when one is lost or the end is wished for."""
+"""Starts the ranks of a job as processes here, and ends them all when one is lost or the end is wished for."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def _at_fault(job: Job, folder: Path, processes: list[subprocess.Popen[bytes]]) 
         for rank, code in ended.items():
             if code < 0:
                 return ClusterError(f"{job.name_of(rank)} was ended by {_signal_text(code)}{_log_text(folder, rank)}")
-        for rank in ended:
+        for rank, code in ended.items():
             if rank not in failures:
-                what = f"{job.name_of(rank)} ended with exit code {ended[rank]}"
+                what = f"{job.name_of(rank)} ended with exit code {code}"
                 return ClusterError(f"{what}{_log_text(folder, rank)}")
         for failure in failures.values():
             if failure.own:

@@ -23,14 +23,13 @@ class PeakMemory:
         self._device = device
         self._live = None if device.type == "cuda" else _LiveBytes()
 
-    def __enter__(self) -> PeakMemory:
+    def __enter__(self) -> None:
         if self._live is None:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             self._live.__enter__()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.__exit__(*error)
 
@@ -46,7 +45,7 @@ class PeakMemory:
         return float(torch.cuda.max_memory_allocated(self._device) if self._live is None else self._live.peak_bytes)
 
 
-class _LiveBytes(TorchDispatchMode):  # type: ignore[misc]
+class _LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.peak_bytes = 0

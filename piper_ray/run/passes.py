@@ -42,7 +42,7 @@ class _Open:
 
 
 class Recorder:
-    """What a rank does in a step. first, apart: microbatch k of the replica is number ``first + k apart`` of the batch."""
+    """What a rank does in a step. Microbatch k of the replica is number ``first + k apart`` of the batch."""
 
     def __init__(self, clock: Clock, first: int, apart: int) -> None:
         self.clock = clock
@@ -72,7 +72,7 @@ class Recorder:
         ]
 
 
-class TimedStage(PipelineStage):  # type: ignore[misc]
+class TimedStage(PipelineStage):
     """Raises PassFailed for errors within a pass; what it waits for others is outside."""
 
     def __init__(self, *arguments: Any, recorder: Recorder, **options: Any) -> None:
@@ -87,9 +87,7 @@ class TimedStage(PipelineStage):  # type: ignore[misc]
         return self._timed(kind, bwd_chunk_id, super().backward_one_chunk, *arguments, **options)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        return self._timed(
-            ActionKind.W, bwd_chunk_id, super().backward_weight_one_chunk, *arguments, **options
-        )
+        return self._timed(ActionKind.W, bwd_chunk_id, super().backward_weight_one_chunk, *arguments, **options)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         start = self._recorder.clock()

@@ -31,9 +31,10 @@ _CPU = torch.device("cpu")
 
 
 class Pipeline:
-    """modules: of this rank's stages, by stage. Raises InputError and UsageError for a model that the plan does not fit.
+    """modules: of this rank's stages, by stage. border_bytes: what torch keeps to receive into.
 
-    The whole model is made on the CPU of every rank, and what is of other stages let go.
+    The whole model is made on the CPU of every rank, and what is of other stages let go. Raises InputError and
+    UsageError for a model that the plan does not fit.
     """
 
     def __init__(self, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
@@ -62,7 +63,7 @@ class Pipeline:
             module.copied = border.written
             module.on(device)
             self.modules[stage] = module if self._sum_group is not None else _shared(module, job, mesh, border)
-            self.border_bytes += _border_bytes(job, stage, held, border)
+            self.border_bytes += _border_bytes(job, stage, border)
             timed.append(
                 TimedStage(
                     self.modules[stage],
@@ -158,11 +159,12 @@ def _shared(module: nn.Module, job: Job, mesh: DeviceMesh, border: Border) -> nn
     if job.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     if job.sharing is Replicas.FULLY_SHARD:
-        return fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+        return module
     return DistributedDataParallel(module, process_group=mesh.get_group("dp"), find_unused_parameters=border.idle)
 
 
-def _border_bytes(job: Job, stage: int, held: Sequence[int], border: Border) -> float:
+def _border_bytes(job: Job, stage: int, border: Border) -> float:
     """What torch keeps of each microbatch to receive inputs and gradients into."""
     bytes_of_one = border.received_bytes + (border.sent_bytes if stage < len(job.stages) - 1 else 0)
     return float(bytes_of_one * job.microbatches_of_replica)

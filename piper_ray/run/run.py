@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.model import arguments
-from piper_ray.model.errors import UsageError
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop

@@ -47,7 +47,7 @@ def cuts_of(spec: str, job: Job, traced: TracedModel) -> list[Cut]:
             last[source] = max(last.get(source, 0), stage)
     made = {source: stage_of[source.layer] for source in last if source.layer is not None}
     order = sorted(last, key=lambda source: (source.layer, source.output))
-    cuts = []
+    cuts: list[Cut] = []
     for stage in range(len(job.stages)):
         crossing = [source for source in order if made[source] <= stage < last[source]]
         cuts.append(
@@ -73,13 +73,13 @@ def _placed(spec: str, job: Job, layers: Sequence[TracedLayer]) -> tuple[dict[in
     faults = []
     for stage, wanted in enumerate(job.stages):
         for layer_job in wanted:
-            number = numbers.get((layer_job.path, layer_job.call))
-            if number is None:
+            found = numbers.get((layer_job.path, layer_job.call))
+            if found is None:
                 faults.append(Fault(layer_job.path, _missing_text(layer_job, calls)))
                 continue
-            stage_of[number] = stage
+            stage_of[found] = stage
             if layer_job.recompute:
-                recompute.add(number)
+                recompute.add(found)
     faults += [
         Fault(layer.path, "is in no stage of the plan; expected a plan of this model")
         for number, layer in enumerate(layers)

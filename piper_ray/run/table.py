@@ -25,14 +25,15 @@ _TORCH = {
 }
 
 
-def torch_table(job: Job) -> dict[int, list[_Action]]:
+def torch_table(job: Job) -> dict[int, list[_Action | None]]:
     """For each place its actions: what ``_load_csv`` reads of a file."""
     return {
-        place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes] for place, passes in enumerate(job.lists())
+        place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes]
+        for place, passes in enumerate(job.lists())
     }
 
 
-class TableSchedule(_PipelineScheduleRuntime):  # type: ignore[misc]
+class TableSchedule(_PipelineScheduleRuntime):
     """Microbatches are handed in one by one, as each has its own inputs; gradients are the mean over them."""
 
     def __init__(self, job: Job, stages: Sequence[TimedStage], loss: Callable[..., torch.Tensor]) -> None:

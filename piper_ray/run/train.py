@@ -82,9 +82,10 @@ def _gathered(job: Job, device: torch.device, pipeline: Pipeline, peak_bytes: fl
     found: list[tuple[list[float], list[tuple[float, int]]]] = [([], []) for _ in range(ranks)]
     dist.all_gather_object(found, ([step.end_s for step in steps], [step.losses for step in steps]))
     steps_s = [max(ends) for ends in zip(*(ends for ends, _ in found), strict=True)]
-    losses = []
-    for of_ranks in zip(*(losses for _, losses in found), strict=True):
-        losses.append(sum(total for total, _ in of_ranks) / sum(count for _, count in of_ranks))
+    losses = [
+        sum(total for total, _ in of_ranks) / sum(count for _, count in of_ranks)
+        for of_ranks in zip(*(of_rank for _, of_rank in found), strict=True)
+    ]
     measured_s = steps_s[1 + job.warm_up :]
     shown = measured_s.index(median_low(measured_s))
     rank = dist.get_rank()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -108,7 +107,9 @@ class Factory:
             expected = "a torch.nn.Module, (module, example inputs) or (module, example inputs, loss)"
             refuse(self.spec, "", f"returns {_kind(made)}; expected {expected}")
         if loss is not None and not callable(loss):
-            refuse(self.spec, "", f"returns {_kind(loss)} as its loss; expected a function of the output and the inputs")
+            refuse(
+                self.spec, "", f"returns {_kind(loss)} as its loss; expected a function of the output and the inputs"
+            )
         return module, given, loss
 
 
@@ -137,17 +138,6 @@ def find_factory(spec: str, arguments: Mapping[str, object]) -> Factory:
             raise UsageError(f"{spec}: {name} needs {key}; expected --arg {key}=VALUE")
     path = getattr(module, "__file__", None)
     return Factory(spec, call, arguments, None if path is None else Path(path))
-
-
-def parse_argument(text: str) -> tuple[str, object]:
-    """``layers=12``: a Python literal, or else text. Raises UsageError."""
-    key, found, value = text.partition("=")
-    if not found or not key.isidentifier():
-        raise UsageError(f"--arg {text}: expected KEY=VALUE, such as layers=12")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
 
 
 def _imported(spec: str, where: str) -> ModuleType:
