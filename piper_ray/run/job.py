@@ -82,14 +82,6 @@ class Job:
         text = f"rank {rank} (stage{'s' if len(stages) > 1 else ''} {', '.join(str(stage + 1) for stage in stages)}"
         return f"{text}, replica {rank % self.replicas})" if self.replicas > 1 else f"{text})"
 
-    def lists(self) -> list[list[tuple[ActionKind, int, int]]]:
-        """For each place its passes in order: kind, stage, microbatch of the replica's own."""
-        found = []
-        for place, actions in enumerate(flush_lists(self.schedule, self.places, self.microbatches_of_replica)):
-            stages = self.schedule.stages_of_rank(place, self.places)
-            found.append([(ActionKind(kind), stages[chunk], k) for kind, chunk, k in actions.tolist()])
-        return found
-
     def to_json(self) -> str:
         """What ``from_json`` reads."""
         texts = {"arguments": repr(dict(self.arguments))}  # tuples stay tuples
@@ -108,6 +100,18 @@ class Job:
                 "sharing": Replicas(read["sharing"]),
             }
         )
+
+
+def pass_lists(job: Job) -> list[list[tuple[ActionKind, int, int]]]:
+    """For each place its passes in order: kind, stage, microbatch of the replica's own.
+
+    Raises UsageError where the schedule cannot run so many microbatches on so many ranks.
+    """
+    found = []
+    for place, actions in enumerate(flush_lists(job.schedule, job.places, job.microbatches_of_replica)):
+        stages = job.schedule.stages_of_rank(place, job.places)
+        found.append([(ActionKind(kind), stages[chunk], k) for kind, chunk, k in actions.tolist()])
+    return found
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
         steps=options.steps,
         warm_up=options.warm_up,
     )
-    job.lists()  # raises UsageError where the schedule cannot run so many microbatches
+    pass_lists(job)  # raises where there is none
     return job
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.borders import Border, borders_of
 from piper_ray.run.data import Data, Microbatch
-from piper_ray.run.job import Job, Replicas
+from piper_ray.run.job import Job, Replicas, pass_lists
 from piper_ray.run.passes import PassFailed, Recorder, TimedStage
 from piper_ray.run.stages import StageModule, cuts_of
 from piper_ray.run.table import TableSchedule
@@ -48,7 +48,7 @@ class Pipeline:
         traced = traced_model(job.model, model, [_literal(path) for path in paths])
         self.data = Data(factory, model, declared, job.microbatch)
         cuts = cuts_of(job.model, job, traced)
-        splits = any(kind is ActionKind.I for passes in job.lists() for kind, _, _ in passes)
+        splits = any(kind is ActionKind.I for passes in pass_lists(job) for kind, _, _ in passes)
         stages = [StageModule(cut, traced.layers, whole=splits) for cut in cuts]
         example, loss = Microbatch.of(model.inputs), _Loss(job.model, traced.result, model.loss)
         borders = borders_of(job.model, stages, example.tensors, lambda outputs: loss(outputs, example))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from piper_ray.run.job import Job
+from piper_ray.run.job import Job, pass_lists
 from piper_ray.run.passes import TimedStage
 from piper_ray.simulate.actions import ActionKind
 
@@ -29,7 +29,7 @@ def torch_table(job: Job) -> dict[int, list[_Action | None]]:
     """For each place its actions: what ``_load_csv`` reads of a file."""
     return {
         place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes]
-        for place, passes in enumerate(job.lists())
+        for place, passes in enumerate(pass_lists(job))
     }
 
 

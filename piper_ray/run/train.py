@@ -67,7 +67,7 @@ def _step(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> _Step:
     recorder.add("optimizer", None, None, start)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return _Step(recorder.stretches(), (sum(float(loss) for loss in losses), len(losses)))
+    return _Step(recorder.stretches(), (sum(loss.item() for loss in losses), len(losses)))
 
 
 def _together(device: torch.device) -> None:

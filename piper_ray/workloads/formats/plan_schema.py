@@ -56,7 +56,8 @@ class StageDocument(_Documented):
         default=None, description="Their modules' names in the user's model, such as model.layers.17; empty: not known."
     )
     recompute: list[bool] | None = Field(
-        default=None, description="Whether they recompute activations in the backward pass, as ``nodes`` lists them."
+        default=None,
+        description="Whether they recompute activations in the backward pass, as ``nodes`` lists them; null: none does.",
     )
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         default=None,

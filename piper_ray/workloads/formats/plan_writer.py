@@ -43,10 +43,12 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
         layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
         document["names"] = ["" if layer is None else layer.name for layer in layers]
         document["paths"] = ["" if layer is None else layer.path for layer in layers]
-        document["recompute"] = [
+        recompute = [
             layer is not None and _recomputes(layer, stage.tensor_parallel_degree, stage.tmpc_ids[layer.id])
             for layer in layers
         ]
+        if any(recompute):
+            document["recompute"] = recompute
         document["ranks"] = [ranks.start, ranks.stop - 1]
         documents.append(document)
     return documents

@@ -112,14 +112,13 @@ def read_planned(document: Mapping[str, object], faults: Faults) -> Planned | No
 
 def _stage(read: _Stage, path: str, faults: Faults) -> PlannedStage:
     count = len(read.nodes)
-    paths, recompute = read.paths or [], read.recompute or []
+    paths, recompute = read.paths or [], read.recompute or [False] * count
     if len(paths) != count or not all(paths):
         what = "module paths of all layers; expected a plan of a workload with paths, as profile writes it"
         faults.at(path_of(path, "paths"), f"not the {what}")
         paths = [""] * count
     if len(recompute) != count:
-        what = "not whether each layer recomputes; expected a plan of solve --out, or its workload beside it"
-        faults.at(path_of(path, "recompute"), what)
+        faults.at(path_of(path, "recompute"), "not as many as nodes; expected true or false for each layer")
         recompute = [False] * count
     layers = sorted(zip(read.nodes, paths, recompute, strict=True))
     return PlannedStage(

@@ -104,7 +104,7 @@ class Factory:
     def _parts(self, made: object) -> tuple[torch.nn.Module, object, Callable[..., object] | None]:
         module, given, loss = (*made, None, None)[:3] if isinstance(made, tuple) else (made, None, None)
         if not isinstance(module, torch.nn.Module) or (isinstance(made, tuple) and len(made) not in (2, 3)):
-            expected = "a torch.nn.Module, (module, example inputs) or (module, example inputs, loss)"
+            expected = "a torch.nn.Module, or (module, example inputs), or (module, example inputs, loss)"
             refuse(self.spec, "", f"returns {_kind(made)}; expected {expected}")
         if loss is not None and not callable(loss):
             refuse(
