@@ -17,7 +17,6 @@ from inputs.pytorch.small_gpt import SmallGpt
 torch.set_num_threads(1)
 
 HERE = "tests.run_models"
-GPT_PATHS = ("word_embedding", "position_embedding", *(f"blocks.{i}" for i in range(4)), "norm", "head")
 TOKENS, WORDS = 8, 32
 
 
@@ -134,32 +133,16 @@ def awkward(microbatch: int) -> tuple[nn.Module, Iterator[torch.Tensor], object]
 AWKWARD_PATHS = ("frozen", "again", "again", "turned", "idle", "norm", "last")
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.last.weight = self.first.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.last(self.first(x))
-        return result
-
-
-def tied() -> tuple[nn.Module, torch.Tensor]:
-    return Tied(), torch.randn(2, 4)
-
-
 class Trouble(nn.Module):
-    """Does as its file says once it is there: at a pass of the second layer, not before."""
+    """Passes on what it gets until its rank's file is there, and then does as that says."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__()
         self.file = file
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        trouble = Path(self.file)
-        what = trouble.read_text() if "RANK" in os.environ and trouble.exists() else ""
+        what = self.file.read_text() if self.file.exists() else ""
         if what == "raise":
             raise ValueError("no such number")
         if what == "die":
@@ -167,14 +150,14 @@ class Trouble(nn.Module):
         if what == "leave":
             os._exit(3)
         if what == "hang":
-            Path(f"{self.file}.{os.environ['RANK']}").write_text(str(os.getpid()))
+            self.file.with_suffix(".pid").write_text(str(os.getpid()))
             time.sleep(600)
         result: torch.Tensor = self.linear(x)
         return result
 
 
 class TroubledPipe(nn.Module):
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), Trouble(file)
 
@@ -183,12 +166,16 @@ class TroubledPipe(nn.Module):
         return result
 
 
-def troubled(file: str, words: str) -> tuple[nn.Module, Iterator[torch.Tensor]]:
-    """The trouble begins with the second microbatch that is asked for: the first is the example of the trace."""
+TROUBLED_PATHS = ("first", "second")
+
+
+def troubled(folder: str, words: str) -> tuple[nn.Module, Iterator[torch.Tensor]]:
+    """The trouble begins with the first step: until then all ranks have seen an example alone."""
+    file = Path(folder) / f"rank-{os.environ['RANK']}"
 
     def microbatches() -> Iterator[torch.Tensor]:
         yield torch.randn(2, 4)
-        Path(file).write_text(words)
+        file.write_text(words)
         while True:
             yield torch.randn(2, 4)
 

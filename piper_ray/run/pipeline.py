@@ -50,7 +50,7 @@ class Pipeline:
         cuts = cuts_of(job.model, job, traced)
         splits = any(kind is ActionKind.I for passes in pass_lists(job) for kind, _, _ in passes)
         stages = [StageModule(cut, traced.layers, whole=splits) for cut in cuts]
-        example, loss = Microbatch.of(model.inputs), _Loss(job.model, traced.result, model.loss)
+        example, loss = Microbatch.of(model.inputs), Loss(job.model, traced.result, model.loss)
         borders = borders_of(job.model, stages, example.tensors, lambda outputs: loss(outputs, example))
         self.recorder = Recorder(clock_of(device), replica, job.replicas)
         self._sum_group = mesh.get_group("dp") if splits and job.replicas > 1 and job.sharing is Replicas.DDP else None
@@ -93,7 +93,7 @@ class Pipeline:
             self._sum_gradients(self._sum_group)
         return losses
 
-    def _timed(self, loss: _Loss) -> Callable[[tuple[torch.Tensor, ...], Microbatch], torch.Tensor]:
+    def _timed(self, loss: Loss) -> Callable[[tuple[torch.Tensor, ...], Microbatch], torch.Tensor]:
         """The loss as a part of the forward pass before it."""
 
         def timed(outputs: tuple[torch.Tensor, ...], microbatch: Microbatch) -> torch.Tensor:
@@ -122,7 +122,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class _Loss:
+class Loss:
     """Of the last stage's output and the microbatch: the factory's, or else the sum of what has a gradient.
 
     result: what the model returns, with slots for the stage's tensors.

@@ -127,8 +127,8 @@ def _check_ties(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int,
         for name, parameter in layer.module.named_parameters(remove_duplicate=False):
             other, stage = first.setdefault(id(parameter), (name, stage_of[number]))
             if stage != stage_of[number]:
-                what = f"of stage {stage_of[number] + 1} is {other} of stage {stage + 1}"
-                faults.append(Fault(name, f"{what}: expected a plan that keeps both in one stage, or weights apart"))
+                what = f"belongs to stage {stage_of[number] + 1}, and as {other} to stage {stage + 1}"
+                faults.append(Fault(name, f"{what}; expected a plan that keeps it in one stage, or weights apart"))
     if faults:
         raise InputError(spec, faults)
 

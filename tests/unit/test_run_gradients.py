@@ -11,49 +11,19 @@ from typing import Any
 
 import pytest
 
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.run.job import Job, LayerJob, Replicas
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.run.job import Replicas
 
 pytest.importorskip("torch")
 
-from tests.run_models import AWKWARD_PATHS, GPT_PATHS, HERE, SKIPPING_PATHS
+from tests.run_models import AWKWARD_PATHS, SKIPPING_PATHS
+from tests.run_support import job
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
 TIMEOUT_S = 300
 ROUNDING = 2e-6
-"""Of sums over replicas; in one pipeline microbatches are summed in the unpiped model's order."""
-
-
-def job(
-    schedule: ScheduleName,
-    borders: tuple[int, ...],
-    *,
-    model: str = "gpt",
-    paths: tuple[str, ...] = GPT_PATHS,
-    replicas: int = 1,
-    microbatches: int = 4,
-    recompute: tuple[int, ...] = (),
-    sharing: Replicas = Replicas.DDP,
-    chunks: int | None = None,
-) -> Job:
-    """borders: numbers of the layers that stages begin with, the first apart. recompute: of layers that do."""
-    ends = (0, *borders, len(paths))
-    layers = [LayerJob(path, paths[:number].count(path), number in recompute) for number, path in enumerate(paths)]
-    return Job(
-        model=f"{HERE}:{model}",
-        arguments={},
-        inputs=(),
-        stages=tuple(tuple(layers[first:end]) for first, end in zip(ends, ends[1:], strict=False)),
-        schedule=Schedule(schedule, chunks),
-        replicas=replicas,
-        microbatches=microbatches,
-        microbatch=2,
-        device="cpu",
-        sharing=sharing,
-        steps=1,
-        warm_up=0,
-    )
+"""Relative: microbatches are summed in another order, and divided by their number at another time."""
 
 
 SHARDED = Replicas.FULLY_SHARD
@@ -119,7 +89,7 @@ def test_gradients_are_those_of_the_unpiped_model(found: list[dict[str, Any]], n
     wanted = JOBS[name]
     of_ranks = [results[name] for results in found[: wanted.ranks]]
     assert all(one["parameters"] > 0 for one in of_ranks)
-    assert max(one["difference"] for one in of_ranks) <= (ROUNDING if wanted.replicas > 1 else 1e-7)
+    assert max(one["difference"] for one in of_ranks) <= ROUNDING
     assert {one["expected"] for one in of_ranks} == {of_ranks[0]["expected"]}
     losses = [one["loss"] for one in of_ranks if one["loss"] is not None]
     assert len(losses) == wanted.replicas

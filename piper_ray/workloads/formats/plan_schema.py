@@ -57,7 +57,7 @@ class StageDocument(_Documented):
     )
     recompute: list[bool] | None = Field(
         default=None,
-        description="Whether they recompute activations in the backward pass, as ``nodes`` lists them; null: none does.",
+        description="Whether each recomputes activations in the backward pass, as ``nodes`` lists them; null: none.",
     )
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         default=None,
