@@ -17,6 +17,7 @@ from piper_ray.cli.info import info
 from piper_ray.cli.interrupts import listening
 from piper_ray.cli.profile import profile
 from piper_ray.cli.report import report
+from piper_ray.cli.run import run
 from piper_ray.cli.simulate import simulate
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
@@ -73,7 +74,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (solve, frontier, verify, simulate, report, info, convert, estimate, profile, sweep, sweep_report):
+for command in (solve, frontier, verify, simulate, report, info, convert, estimate, profile, run, sweep, sweep_report):
     app.command()(command)
 
 
