@@ -121,9 +121,10 @@ def _as_good(one: Tmpc, other: Tmpc) -> bool:
     if one == other:
         return True
     mine, theirs = passes_of(one), passes_of(other)
-    split = mine.weight_s is None and theirs.weight_s is None
+    split = mine.weight_s == theirs.weight_s is None
     if mine.weight_s is not None and theirs.weight_s is not None:
-        split = mine.weight_s <= theirs.weight_s and mine.input_s <= theirs.input_s
+        inputs_s = mine.backward_s - mine.weight_s, theirs.backward_s - theirs.weight_s
+        split = mine.weight_s <= theirs.weight_s and inputs_s[0] <= inputs_s[1]
     return (
         split
         and mine.forward_s <= theirs.forward_s

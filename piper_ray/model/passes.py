@@ -24,11 +24,6 @@ class Passes:
     weight_s: float | None
     assumed: bool
 
-    @property
-    def input_s(self) -> float | None:
-        """Share of backward_s that computes gradients of inputs; None where it is not known."""
-        return None if self.weight_s is None else self.backward_s - self.weight_s
-
 
 def passes_of(tmpc: Tmpc) -> Passes:
     """What is known; else a third of p is the forward pass, and a quarter where the backward pass begins with another.
