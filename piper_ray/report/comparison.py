@@ -90,14 +90,15 @@ class ComparedPlan:
         return f"p={ranks}{chunks} d={d} t={t}"
 
     def ids_text(self, instance: Instance) -> str:
-        """Ways in which layers are run that have the choice."""
-        found = {}
+        """Configurations of the layers that have a choice of recomputation; of all, where none has."""
+        every, free = set(), set()
         for stage in self.plan.stages:
             for layer in stage.layers:
                 row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-                if len({setting_of(tmpc) for tmpc in row}) > 1:
-                    found[stage.tmpc_ids[layer]] = True
-        return ", ".join(printable(tmpc_id) for tmpc_id in sorted(found)) or "-"
+                every.add(stage.tmpc_ids[layer])
+                if len({setting_of(tmpc).recomputation for tmpc in row}) > 1:
+                    free.add(stage.tmpc_ids[layer])
+        return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
 
 
 def reasons(slower: Simulation, faster: Simulation) -> list[str]:
