@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from piper_ray.model import arguments
@@ -57,8 +58,13 @@ def setting_of(tmpc: Tmpc) -> Setting:
 
     An id of other words says nothing; then a TMPC that recomputes recomputes its layer in full.
     """
-    words = [word.partition("-")[0] for word in tmpc.id.split("+")]
-    recomputation = Recomputation.FULL if tmpc.recompute else Recomputation.NONE
+    return _setting(tmpc.id, tmpc.recompute)
+
+
+@lru_cache(1024)
+def _setting(tmpc_id: str, recompute: bool) -> Setting:
+    words = [word.partition("-")[0] for word in tmpc_id.split("+")]
+    recomputation = Recomputation.FULL if recompute else Recomputation.NONE
     if "selective" in words:
         recomputation = Recomputation.SELECTIVE
     shards = [int(word[4:]) for word in words if word.startswith("zero") and word[4:].isdecimal()]
@@ -109,8 +115,7 @@ class OneSetting(Constraint):
 
     def settings(self, instance: Instance) -> tuple[Setting, ...]:
         """All that a plan of the instance may be run in, the plainest first."""
-        rows = {row for layer in instance.layers for row in layer.tmpcs.values()}
-        seen = {setting_of(tmpc) for row in rows for tmpc in row}
+        seen = {setting_of(tmpc) for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
         kinds: list[Recomputation | None] = [None]
         if not self.by_layer:
             kinds = [
@@ -123,15 +128,9 @@ class OneSetting(Constraint):
 
     def under(self, instance: Instance, setting: Setting) -> Instance:
         """The instance whose layers have the TMPCs of that setting alone. All its plans are run in it."""
-        known: dict[tuple[Tmpc, ...], tuple[Tmpc, ...]] = {}
-
-        def left(row: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
-            if row not in known:
-                known[row] = tmpcs_under(self._of_known_kinds(row), setting)
-            return known[row]
-
         layers = tuple(
-            replace(layer, tmpcs={t: left(row) for t, row in layer.tmpcs.items()}) for layer in instance.layers
+            replace(layer, tmpcs={t: tmpcs_under(self._of_known_kinds(row), setting) for t, row in layer.tmpcs.items()})
+            for layer in instance.layers
         )
         found = replace(instance, layers=layers)
         if instance.checked:
