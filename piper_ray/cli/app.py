@@ -77,8 +77,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate, profile, sweep,
-    sweep_report,
+    solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate, profile,
+    sweep, sweep_report,
 ):  # fmt: skip
     app.command()(command)
 
