@@ -45,10 +45,10 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     yield from _saved(kind)
     for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
         yield ""
-        yield from _passes(result, kind, *sharing)
+        yield from _passes(result, kind.on(sharing[0]), *sharing)
         for mode in result.modes[kind.key]:
             if (mode.degree, mode.sequence_parallel) == sharing:
-                yield from _figures(result, kind, mode)
+                yield from _figures(result, kind.on(mode.degree), mode)
 
 
 def _find(result: Estimate, layer: str) -> LayerKind:

@@ -54,7 +54,7 @@ class Estimate:
     one_node: bool
 
     def costs(self, kind: LayerKind, mode: Mode) -> Costs:
-        return costs_of(kind, mode, self.setting)
+        return costs_of(kind.on(mode.degree), mode, self.setting)
 
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
@@ -118,7 +118,7 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ..
     needed = [0.0]
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
-        needed += [transient_bytes(kind, mode) for mode in modes[kind.key] if mode.degree == largest]
+        needed += [transient_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
     return max(needed)
 
 
@@ -136,7 +136,11 @@ def _instance(
         for source in node.inputs:
             readers[source].append(index)
     output = [node.kind.value(node.kind.output) for node in nodes]
-    costs = {(kind.key, mode): costs_of(kind, mode, setting) for kind in architecture.kinds for mode in modes[kind.key]}
+    costs = {
+        (kind.key, mode): costs_of(kind.on(mode.degree), mode, setting)
+        for kind in architecture.kinds
+        for mode in modes[kind.key]
+    }
     layers = []
     for index, node in enumerate(nodes):
         arriving = {source: output[source] for source in node.inputs}
