@@ -97,3 +97,10 @@ def _scale(units: tuple[tuple[str, float], ...], largest: float, digits: int) ->
     unit, size = next(((unit, size) for unit, size in units if rounded >= size), units[-1])
     whole = math.floor(math.log10(rounded / size) + 1e-12) + 1
     return Scale(unit, size, 0 if size == 1.0 and unit == "B" else max(0, digits - max(whole, 1)))
+
+
+def flop_text(flop: float) -> str:
+    """``1.234 PFLOP``: four digits and the largest unit of which there is one."""
+    units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
+    power = min(len(units) - 1, max(0, math.floor(math.log10(flop) / 3))) if flop > 0 else 0
+    return f"{flop / 1000.0**power:.4g} {units[power]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import given_size_text, range_text, time_text
+from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.formulas import number_text, substituted
@@ -22,6 +22,7 @@ from piper_ray.workloads.estimate.roofline import (
     shape_on,
     traffic_s,
 )
+from piper_ray.workloads.estimate.work import hardware_flop, model_flop
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -41,14 +42,17 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     for operator in kind.operators:
         if kind.value(operator.parameters):
             yield f"  {_term(operator.name, operator.parameters, kind)}{_share(kind, operator.parameters_split)}"
+    recomputed = hardware_flop(kind, Recomputation.FULL)
+    again = f"; {flop_text(recomputed)} with full recomputation" if kind.recomputable else ""
+    yield f"Work of a microbatch, forward and backward: {flop_text(model_flop(kind))}{again}"
     yield ""
     yield from _saved(kind)
     for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
         yield ""
-        yield from _passes(result, kind, *sharing)
+        yield from _passes(result, kind.on(sharing[0]), *sharing)
         for mode in result.modes[kind.key]:
             if (mode.degree, mode.sequence_parallel) == sharing:
-                yield from _figures(result, kind, mode)
+                yield from _figures(result, kind.on(mode.degree), mode)
 
 
 def _find(result: Estimate, layer: str) -> LayerKind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from piper_ray.model.figures import given_size_text, plural, printable, size_text
+from piper_ray.model.figures import flop_text, given_size_text, plural, printable, size_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 
 
@@ -55,8 +55,24 @@ def summary_lines(result: Estimate) -> list[str]:
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
         f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)}",
+        _work_line(result),
         memory_line(result),
     ]
+
+
+def _work_line(result: Estimate) -> str:
+    """FLOP of a step by the usual definitions, and the steps that would be 100 % MFU and HFU."""
+    step, again = result.model_flop, result.hardware_flop
+    batch = result.instance.batch
+    units = [(batch.samples, "sample")]
+    if batch.samples is not None and batch.tokens_per_sample is not None:
+        units.append((batch.samples * batch.tokens_per_sample, "token"))
+    each = "".join(f", {flop_text(step / count)} a {unit}" for count, unit in units if count)
+    peak = result.peak_flop_per_s
+    return (
+        f"Work      {flop_text(step)} a step{each}; MFU is {time_text(step / peak, 4)} over the step's time, HFU "
+        f"{time_text(again / peak, 4)} if all is recomputed"
+    )
 
 
 def memory_line(result: Estimate) -> str:

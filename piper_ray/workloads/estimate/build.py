@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.model import limits
 from piper_ray.model.batch import Batch
@@ -17,8 +17,9 @@ from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_by
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.memory import transient_bytes
-from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
+from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.work import step_flop
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links."""
+    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links.
+
+    model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
+    """
 
     instance: Instance
     architecture: Architecture
@@ -52,9 +56,16 @@ class Estimate:
     modes: dict[str, tuple[Mode, ...]]
     devices: int
     one_node: bool
+    model_flop: float
+    hardware_flop: float
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Of all devices in bf16: what utilisation is measured against."""
+        return self.devices * self.setting.gpu.matrix_flop_per_s
 
     def costs(self, kind: LayerKind, mode: Mode) -> Costs:
-        return costs_of(kind, mode, self.setting)
+        return costs_of(kind.on(mode.degree), mode, self.setting)
 
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
@@ -68,9 +79,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
     if batch % samples:
         raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
-    architecture = model.architecture(microbatch)
-    if request.lora:
-        architecture = with_adapters(architecture, request.lora)
+    architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, per_node)
     modes = {
         kind.key: tuple(
@@ -93,7 +102,22 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         )
     links = links_of(gpu, request.nodes, per_node)
     instance = _instance(architecture, modes, setting, devices, links, microbatch)
-    return Estimate(instance, architecture, setting, modes, devices, request.nodes == 1)
+    causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
+    return Estimate(
+        instance,
+        architecture,
+        setting,
+        modes,
+        devices,
+        request.nodes == 1,
+        model_flop=step_flop(causal, batch // samples),
+        hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
+    )
+
+
+def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateRequest) -> Architecture:
+    architecture = model.architecture(microbatch)
+    return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
 def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
@@ -118,7 +142,7 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ..
     needed = [0.0]
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
-        needed += [transient_bytes(kind, mode) for mode in modes[kind.key] if mode.degree == largest]
+        needed += [transient_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
     return max(needed)
 
 
@@ -136,7 +160,11 @@ def _instance(
         for source in node.inputs:
             readers[source].append(index)
     output = [node.kind.value(node.kind.output) for node in nodes]
-    costs = {(kind.key, mode): costs_of(kind, mode, setting) for kind in architecture.kinds for mode in modes[kind.key]}
+    costs = {
+        (kind.key, mode): costs_of(kind.on(mode.degree), mode, setting)
+        for kind in architecture.kinds
+        for mode in modes[kind.key]
+    }
     layers = []
     for index, node in enumerate(nodes):
         arriving = {source: output[source] for source in node.inputs}

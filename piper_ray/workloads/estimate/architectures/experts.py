@@ -51,7 +51,7 @@ class Experts:
             exchanges.append(all_reduce("shared experts"))
         if self.shared_gate:
             operators += (_shared_gate(),)
-        return Part("feed-forward", operators, tuple(exchanges), (self.count,), own)
+        return Part("feed-forward", operators, tuple(exchanges), (self.count,), symbols=own)
 
 
 def _shared_gate() -> Operator:

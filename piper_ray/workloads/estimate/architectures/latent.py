@@ -42,7 +42,7 @@ class LatentAttention:
         }  # fmt: skip
         operators = latent_attention(style, self.query_rank is not None)
         biases = "h" if style.output_bias else "0"
-        return Part("attention", operators, (all_reduce("attention"),), (self.heads,), own, biases)
+        return Part("attention", operators, (all_reduce("attention"),), (self.heads,), symbols=own, biases=biases)
 
 
 def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operator, ...]:
