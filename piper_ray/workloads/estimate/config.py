@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.families import Family, Microbatch
@@ -16,6 +17,7 @@ from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.faults import Faults, shown
 from piper_ray.workloads.formats.fields import Open
+from piper_ray.workloads.formats.recognise import advice
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def read_model(model: str) -> ModelConfig:
     """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
-        document = parse_json(model, read_text(model))
+        text = read_text(model)
+        toml = path.suffix.lower() == ".toml"
+        document = parse_toml(model, text) if toml else parse_json(model, text)
         faults = Faults(repeated_keys(document))
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, faults)
@@ -52,7 +56,7 @@ def read_model(model: str) -> ModelConfig:
     if entry is None:
         raise UsageError(
             f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}{did_you_mean(model, known)}"
         )
     return _model(model, model.lower(), entry["config"], entry, Faults())
 
@@ -73,6 +77,9 @@ def _model(
 ) -> ModelConfig:
     model_type = document.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
+        kind = advice(document)
+        if model_type is None and kind is not None:
+            refuse(source, "", f"not a model's config but {kind}")
         what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
         refuse(source, "model_type", f"{what}; expected one of {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]

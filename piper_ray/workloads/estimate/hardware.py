@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
@@ -77,7 +78,9 @@ class Hardware:
         for known, gpu in self.gpus.items():
             if known.lower() == key.lower():
                 return gpu
-        raise UsageError(f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)")
+        names = ", ".join(self.gpus)
+        meant = did_you_mean(key, self.gpus)
+        raise UsageError(f"--gpu {key}: unknown; expected one of {names} (--hardware FILE adds others){meant}")
 
 
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005
