@@ -62,6 +62,15 @@ def estimate(
         ),
     ] = 1,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
+    lora: Annotated[
+        int,
+        typer.Option(
+            "--lora",
+            metavar="RANK",
+            min=0,
+            help="Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        ),
+    ] = 0,
     hardware: Annotated[
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
@@ -91,8 +100,12 @@ def estimate(
         fused=not unfused_attention,
         zero_shards=zero,
         offload=offload,
+        lora=lora,
     )
-    result = run(read_model(model), load_hardware(hardware, note), gpu, request)
+    read = read_model(model)
+    for text in read.notes:
+        note(text)
+    result = run(read, load_hardware(hardware, note), gpu, request)
     if explain is not None:
         from piper_ray.report.estimate_explanation import explanation_lines
 
