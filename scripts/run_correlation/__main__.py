@@ -1,4 +1,4 @@
-"""Runs every plan, and writes correlation.md, .svg and .png: ``scripts/correlation [--quick] [-o FOLDER] [WORD ...]``."""
+"""Runs every plan, writes correlation.md, .svg and .png: ``scripts/correlation [--quick] [-o FOLDER] [WORD ...]``."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def draw(points: Sequence[Point], folder: Path) -> None:
 _ABOUT = """\
 # What plans promise, and what real runs take
 
-Made by `scripts/correlation`. Each plan is trained by `piper-ray run`, with torch's pipelines over gloo and a process of
-one thread for each rank. What it is predicted to take comes from `piper-ray profile` and `piper-ray simulate` alone:
+Made by `scripts/correlation`. Each plan is trained by `piper-ray run`, with torch's pipelines over gloo and a process
+of one thread for each rank. What it is predicted to take comes from `piper-ray profile` and `piper-ray simulate` alone:
 layers measured one by one, and nothing of the run. The GPT really trains on two cores; plans for 4 and 8 ranks are run
 with layers that sleep in proportion to what the GPT's take."""
 

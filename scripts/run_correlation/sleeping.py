@@ -21,7 +21,7 @@ class _Nap(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         time.sleep(context.backward_s)
         return gradient, None, None
 

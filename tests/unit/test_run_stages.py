@@ -74,7 +74,7 @@ def test_stages_do_what_the_model_does(name: str, paths: tuple[str, ...], seed: 
     for leaves, sent in reversed(passes):
         pairs = [(tensor, gradient) for tensor, gradient in zip(sent, gradients, strict=True) if tensor.requires_grad]
         if pairs:
-            torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
+            torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
         gradients = [leaf.grad for leaf in leaves]
         assert all(gradient is None or gradient.is_contiguous() for gradient in gradients)
     found = {key: value.grad for key, value in model.module.named_parameters()}
