@@ -20,6 +20,9 @@ from tests.run_support import job
 from tests.unit.test_run_job import instance, plan
 
 MIB = 2.0**20
+ROOM = (
+    "note: torch keeps room to receive all microbatches of a batch: up to 1 MiB of a rank's memory, not in the promise"
+)
 
 
 def made_up(*, simulated: bool = True, optimizer_s: float = 0.0, replicas: int = 1) -> Run:
@@ -74,8 +77,7 @@ def test_what_a_person_sees() -> None:
         "promised 18.00 s: measured 11.1 % longer",
         "  of it the optimizer's 2.500 s, which the promise leaves out",
         "loss 3 in the first step, 1.5 in the last of 4",
-        "note: torch keeps room to receive all microbatches of a batch: up to 1 MiB of a rank's memory, not in the "
-        "promise",
+        ROOM,
     ]
 
 
