@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
 
@@ -22,6 +22,9 @@ from piper_ray.model.plan import Plan, Stage
 _MOST_PATTERNS = 150
 """Ways to share layers out to the turns that are tried."""
 
+_FIRST_ORDERS = 4
+"""Orders of the layers that are tried at first."""
+
 _SMALL = 0.1
 """Of the mean layer's time: what takes less counts for nothing where layers are shared out."""
 
@@ -31,11 +34,11 @@ _HEAT = 0.003
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan of a task that fits. cuts, choice: as in ``kernels.chunk_stages``. batch_s: simulated."""
+    """A plan of a task that fits. chunk_of, choice: as in ``kernels.chunk_stages``. batch_s: simulated."""
 
     task: Task
     tables: DegreeTables
-    cuts: IndexArray
+    chunk_of: IndexArray
     choice: IndexArray
     batch_s: float
 
@@ -44,10 +47,10 @@ class Candidate:
         order = self.task.tables.order
         file_position = {layer.id: index for index, layer in enumerate(order.instance.layers)}
         stages = []
-        for first, end in pairwise(self.cuts.tolist()):
+        for k in range(self.task.shape.stages):
             tmpc_ids = {
                 order.layers[x]: self.tables.tmpcs[x][int(self.choice[x] - self.tables.option_start[x])].id
-                for x in range(first, end)
+                for x in np.flatnonzero(self.chunk_of == k).tolist()
             }
             layers = tuple(sorted(tmpc_ids, key=file_position.__getitem__))
             stages.append(
@@ -71,6 +74,8 @@ class Candidates:
         self._best: list[Candidate | None] = [None] * len(task.choices)
         self._held = _mean_held(program)
         self._random = np.random.default_rng(0)
+        self._orders = task.tables.order.orders
+        self._moved = False
         self.lock = threading.Lock()
 
     @property
@@ -79,56 +84,68 @@ class Candidates:
 
     def cut_evenly(self) -> None:
         """Plans of equal work, and of whole layers shared out to turns."""
-        shape = self._task.shape
+        shape, order = self._task.shape, self._orders[0]
         for index, layers in enumerate(self._layers):
             fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
-            for size in (fastest_s, np.ones(fastest_s.size)):
-                self._cut(index, size, np.ones(shape.stages))
+            self._cut(index, order, np.ones(fastest_s.size), np.ones(shape.stages))
             for wanted in _patterns(shape, int(large.sum())):
-                self._cut(index, large + 1e-6, wanted)
+                self._cut(index, order, large + 1e-6, wanted)
+        self._cut_orders(self._orders[:_FIRST_ORDERS])
 
     def cut_like(self, layers_in: FloatArray) -> None:
         """Plans after a fractional one, float64[stages]."""
         for index, layers in enumerate(self._layers):
-            self._cut(index, np.ones(layers.option_start.size - 1), layers_in)
+            self._cut(index, self._orders[0], np.ones(layers.option_start.size - 1), layers_in)
+
+    def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
+        """Plans of equal work."""
+        for index, layers in enumerate(self._layers):
+            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+            for order in orders:
+                self._cut(index, order, fastest_s, np.ones(self._task.shape.stages))
 
     def move(self, moves: int, control: FloatArray) -> None:
-        """So many moves for the best plan of each choice that has one."""
+        """So many moves for the best plan of each choice that has one, after a look at more orders."""
         task = self._task
+        if moves > 0 and not self._moved:
+            self._moved = True
+            self._cut_orders(self._orders[_FIRST_ORDERS:])
         for index, found in enumerate(self._best):
             if found is None:
                 continue
-            cuts, choice = found.cuts.copy(), found.choice.copy()
+            chunk_of, choice = found.chunk_of.copy(), found.choice.copy()
             batch_s = anneal(
                 self._layers[index],
                 self._program,
                 task.sync_s_per_byte,
                 self._held,
                 task.memory_bytes,
-                cuts,
+                chunk_of,
                 choice,
                 self._random.random((moves, DRAWS)),
                 _HEAT,
                 control,
             )
-            self._take(index, Candidate(found.task, found.tables, cuts, choice, float(batch_s)))
+            self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(batch_s)))
 
     def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]
         if best is None or found.batch_s < best.batch_s:
             self._best[index] = found
 
-    def _cut(self, index: int, size: FloatArray, wanted: FloatArray) -> None:
-        """Tries chunks whose parts of the layers, of these sizes, are about those wanted."""
+    def _cut(self, index: int, order: IndexArray, size: FloatArray, wanted: FloatArray) -> None:
+        """Tries chunks that are runs of an order, whose parts of the layers, of these sizes, are about those wanted."""
         task, layers = self._task, self._layers[index]
-        cuts = _cuts(size, wanted, task.shape.stages)
+        cuts = _cuts(size[order], wanted, task.shape.stages)
+        chunk_of = np.empty(order.size, np.int64)
+        chunk_of[order] = np.repeat(np.arange(task.shape.stages), np.diff(cuts))
         choice = layers.option_start[:-1].copy()
-        if not fit_all(layers, self._program, cuts, self._held, task.memory_bytes, choice):
+        if not fit_all(layers, self._program, chunk_of, self._held, task.memory_bytes, choice):
             return
-        scratch = np.empty(choice.size, np.int64), np.empty(self._program.kind.size + 1)
-        batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, cuts, choice, *scratch)
-        self._take(index, Candidate(task, task.choices[index], cuts, choice, float(batch_s)))
+        end_s = np.empty(self._program.kind.size + 1)
+        batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        self._take(index, Candidate(task, task.choices[index], chunk_of, choice, float(batch_s)))
 
 
 def _mean_held(program: ChunkProgram) -> FloatArray:

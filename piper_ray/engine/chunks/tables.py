@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.variants import Variant
+from piper_ray.engine.chunks.orders import linear_orders
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
     APART,
@@ -40,6 +41,8 @@ _MOST_DOWNSETS = 100_000
 _WIDE = 4
 """Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to
 eighths of all chunks, or to all of them where these are few."""
+
+_MOST_ORDERS = 64
 
 _HUB_READERS = 3
 """A layer that fewer others read is no hub."""
@@ -73,6 +76,25 @@ class ModelOrder:
     @property
     def size(self) -> int:
         return len(self.layers)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """Of each position, positions."""
+        n = self.size
+        return tuple(tuple(sorted(n - 1 - v for v in heads)) for heads in reversed(self.graph.successors))
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Of each position, positions."""
+        n = self.size
+        return tuple(tuple(sorted(n - 1 - v for v in tails)) for tails in reversed(self.graph.predecessors))
+
+    @cached_property
+    def orders(self) -> list[IndexArray]:
+        """Some that edges run along, the positions themselves first."""
+        rows = [self.instance.layer_by_id[layer].tmpcs.values() for layer in self.layers]
+        seconds = [min(sum(pass_times(tmpc)) for tmpcs in row for tmpc in tmpcs) for row in rows]
+        return linear_orders(self.predecessors, seconds, _MOST_ORDERS)
 
     @cached_property
     def position(self) -> dict[int, int]:
@@ -213,6 +235,10 @@ class DegreeTables:
         return frozen(
             OrderedLayers(
                 self.option_start,
+                offsets(len(heads) for heads in self.order.successors),
+                _integers(x for heads in self.order.successors for x in heads),
+                offsets(len(tails) for tails in self.order.predecessors),
+                _integers(x for tails in self.order.predecessors for x in tails),
                 self.figures(data_parallel_degree),
                 _integers(position[edge.source] for edge in edges),
                 _integers(position[edge.target] for edge in edges),
