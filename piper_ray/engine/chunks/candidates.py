@@ -14,6 +14,7 @@ from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
+from piper_ray.engine.kernels.chunk_enumeration import best_of_all
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -71,7 +72,7 @@ class Candidates:
         self._task = task
         self._program = program
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
-        self._best: list[Candidate | None] = [None] * len(task.choices)
+        self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices
         self._held = _mean_held(program)
         self._random = np.random.default_rng(0)
         self._orders = task.tables.order.orders
@@ -111,7 +112,7 @@ class Candidates:
         if moves > 0 and not self._moved:
             self._moved = True
             self._cut_orders(self._orders[_FIRST_ORDERS:])
-        for index, found in enumerate(self._best):
+        for index, found in enumerate(self._best[:-1]):
             if found is None:
                 continue
             chunk_of, choice = found.chunk_of.copy(), found.choice.copy()
@@ -128,6 +129,31 @@ class Candidates:
                 control,
             )
             self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(batch_s)))
+
+    def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
+        """Looks for the best of all plans that take less than ``target_s``; whether it could in so many steps."""
+        task = self._task
+        if task.mixed.variants is None:
+            return False
+        windows = np.array(task.tables.windows(task.shape.stages), np.int64)
+        chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
+        batch_s, all_tried = best_of_all(
+            task.mixed.tables.layers(task.data_parallel_degree),
+            self._program,
+            task.sync_s_per_byte,
+            task.memory_bytes,
+            task.mixed.variants,
+            windows[:, 0].copy(),
+            windows[:, 1].copy(),
+            target_s,
+            most_steps,
+            control,
+            chunk_of,
+            choice,
+        )
+        if batch_s < target_s:
+            self._take(-1, Candidate(task, task.mixed.tables, chunk_of, choice, float(batch_s)))
+        return all_tried
 
     def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]

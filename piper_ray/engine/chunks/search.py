@@ -45,6 +45,11 @@ LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600
 """What follows for a case that cannot be split."""
 
 
+_FEW_LAYERS = 24
+_STEPS = {0: 20_000, 2: 1_000_000}
+"""After so many efforts all plans of a model of few layers are looked at, if so many steps are enough."""
+
+
 @dataclass
 class Node:
     """A case of a task. done: efforts made. program, candidates: None before the first plan; relaxation: before the
@@ -86,6 +91,8 @@ class Node:
             children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
             if children:
                 return Outcome(None, children)
+        if self.whole and self._try_all(_STEPS.get(self.done, 0), control):
+            return self._found(control)
         effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
         self.done += 1
         self.relaxation.aim(control[0])
@@ -105,6 +112,18 @@ class Node:
             if self.whole and best is not None and best.batch_s <= control[0] * _PROMISING:
                 self.candidates.move(effort.moves, control)
         return self._found(control)
+
+    def _try_all(self, most_steps: int, control: FloatArray) -> bool:
+        """Whether all plans of a small model could be looked at."""
+        assert self.candidates is not None
+        if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
+            return False
+        target_s = control[0]
+        if self.candidates.try_all(most_steps, target_s, control):
+            best = self.candidates.best
+            self.lower_s = max(self.lower_s, target_s if best is None else min(target_s, best.batch_s))
+            return True
+        return False
 
     def _found(self, control: FloatArray) -> Outcome:
         assert self.candidates is not None

@@ -44,6 +44,8 @@ eighths of all chunks, or to all of them where these are few."""
 
 _MOST_ORDERS = 64
 
+_MOST_VARIANTS = 62
+
 _HUB_READERS = 3
 """A layer that fewer others read is no hub."""
 
@@ -313,20 +315,24 @@ class DegreeTables:
                 found[k + 1] += received[sizes].min()
         return found
 
-    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
-        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else windows are as they are.
+    def windows(self, stages: int) -> list[tuple[int, int]]:
+        """For each position the first and the last chunk that the layer may be in.
 
         Chunks are not empty. So a layer is in chunk k only if enough layers are left that may be in those before, and
         in those behind: all but it and those that must come on its other side.
         """
         n = self.order.size
+        sides = zip(self.order.before.tolist(), self.order.behind.tolist(), strict=True)
+        return [(max(0, stages - 1 - (n - 1 - before)), min(stages - 1, n - 1 - behind)) for before, behind in sides]
+
+    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
+        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else as in ``windows``."""
+        n = self.order.size
         figures = np.zeros((int(self.option_start[-1]), KIND_COLUMNS))
         figures[:, :COLUMNS] = self.figures(data_parallel_degree)
         self._charge_hub(figures)
         grouped: dict[tuple[int, int, int, bytes], int] = {}
-        for x in range(n):
-            first = max(0, stages - 1 - (n - 1 - int(self.order.before[x])))
-            last = min(stages - 1, n - 1 - int(self.order.behind[x]))
+        for x, (first, last) in enumerate(self.windows(stages)):
             if rounded and last - first >= _WIDE:
                 step = stages if 2 * stages <= n else max(1, stages // 8)
                 first, last = first // step * step, min(stages - 1, -(-(last + 1) // step) * step - 1)
@@ -353,6 +359,33 @@ class DegreeTables:
                 options = slice(int(self.option_start[x]), int(self.option_start[x + 1]))
                 figures[options, FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
                 figures[options, TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
+
+
+@dataclass(frozen=True)
+class MixedTables:
+    """What chunks may run that decide each for itself on a variant, the same for all of its layers.
+
+    variants: int64[options of ``tables``], a bit for each variant; None if they are too many for that.
+    """
+
+    tables: DegreeTables
+    variants: IndexArray | None
+
+    @classmethod
+    def of(cls, order: ModelOrder, degree: int, variants: Sequence[Variant]) -> MixedTables:
+        """Every layer may run something in one of them."""
+        rows: list[tuple[Tmpc, ...]] = []
+        bits: list[int] = []
+        for layer in order.layers:
+            found: dict[str, tuple[Tmpc, int]] = {}
+            for index, variant in enumerate(variants):
+                for tmpc in _undominated(variant.tmpcs[layer]):
+                    found[tmpc.id] = tmpc, found.get(tmpc.id, (tmpc, 0))[1] | 1 << index
+            listed = sorted(found.values(), key=lambda one: _fastest_first(one[0]))
+            rows.append(tuple(tmpc for tmpc, _ in listed))
+            bits += [mask for _, mask in listed]
+        masks = _integers(bits) if len(variants) <= _MOST_VARIANTS else None
+        return cls(DegreeTables(order, degree, tuple(rows)), masks)
 
 
 def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:

@@ -162,7 +162,7 @@ def _shift(layers: OrderedLayers, chunk_of: IndexArray, a: int, b: int, first: i
 def _move_piece(
     layers: OrderedLayers, x: int, to_later: bool, far: float, chunks: int, chunk_of: IndexArray
 ) -> tuple[int, int]:
-    """Takes a piece that begins at x as far as it may, or less. From which chunk and to which; the same: it is stuck."""
+    """Takes a piece that begins at x as far as it may, or less. From which chunk, to which: the same if it is stuck."""
     a = chunk_of[x]
     limit = _mark_piece(layers, x, to_later, chunks, chunk_of)
     b = a
