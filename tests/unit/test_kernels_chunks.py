@@ -12,6 +12,7 @@ import pytest
 
 import piper_ray
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.chunks.candidates import all_plans
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import ModelOrder
@@ -341,3 +342,46 @@ def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
         sync_s = sync_of_ranks(program, figures, task.sync_s_per_byte)
         assert simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, end_s) == after_s
     assert better > 10
+
+
+def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> None:
+    rng, compared, early = Random(7), 0, 0
+    control = np.array([np.inf, 0.0])
+    for _, task in some_tasks(range(60)):
+        tables, order = task.mixed.tables, task.tables.order
+        program = task.shape.program()
+        assert program is not None
+        assert task.mixed.variants is not None
+        if order.size > 5 or np.prod(np.diff(tables.option_start)) > 100:
+            continue
+        layers, start = tables.layers(task.data_parallel_degree), tables.option_start.tolist()
+        memory_bytes = task.memory_bytes * rng.choice([0.3, 0.6, 1.0])
+        end_s, seconds, peaks = np.empty(program.kind.size + 1), [np.inf], [np.inf]
+        for places in product(range(task.shape.stages), repeat=order.size):
+            along = all(places[x] <= places[y] for x, heads in enumerate(order.successors) for y in heads)
+            if not along or len(set(places)) < task.shape.stages:
+                continue
+            chunk_of = np.array(places, np.int64)
+            for options in product(*(range(first, end) for first, end in pairwise(start))):
+                choice = np.array(options, np.int64)
+                figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
+                peak = max(
+                    peak_bytes(program, r, figures[mine, ACTIVATION].copy(), float(figures[mine, FIXED].sum()))
+                    for r, mine in enumerate(program.stage_of)
+                )
+                peaks.append(peak)
+                if peak <= memory_bytes:
+                    seconds.append(batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s))
+        for by_bytes, expected, limit in ((False, min(seconds), memory_bytes), (True, min(peaks), np.inf)):
+            found = all_plans(task, program, 10**9, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+            assert found is not None
+            assert found.is_least
+            assert found.value == pytest.approx(expected, rel=1e-12)
+            compared += np.isfinite(expected)
+            none = all_plans(task, program, 10**9, 0.0, control, memory_bytes=limit)
+            assert none is not None
+            assert (none.value, none.is_least) == (np.inf, True)
+            few = all_plans(task, program, 3, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+            assert few is not None
+            early += not few.is_least
+    assert min(compared, early) > 15

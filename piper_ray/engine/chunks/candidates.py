@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -132,28 +133,13 @@ class Candidates:
 
     def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
         """Looks for the best of all plans that take less than ``target_s``; whether it could in so many steps."""
-        task = self._task
-        if task.mixed.variants is None:
+        found = all_plans(self._task, self._program, most_steps, target_s, control)
+        if found is None:
             return False
-        windows = np.array(task.tables.windows(task.shape.stages), np.int64)
-        chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
-        batch_s, all_tried = best_of_all(
-            task.mixed.tables.layers(task.data_parallel_degree),
-            self._program,
-            task.sync_s_per_byte,
-            task.memory_bytes,
-            task.mixed.variants,
-            windows[:, 0].copy(),
-            windows[:, 1].copy(),
-            target_s,
-            most_steps,
-            control,
-            chunk_of,
-            choice,
-        )
-        if batch_s < target_s:
-            self._take(-1, Candidate(task, task.mixed.tables, chunk_of, choice, float(batch_s)))
-        return all_tried
+        if found.value < target_s:
+            mixed = self._task.mixed.tables
+            self._take(-1, Candidate(self._task, mixed, found.chunk_of, found.choice, found.value))
+        return found.is_least
 
     def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]
@@ -172,6 +158,48 @@ class Candidates:
         end_s = np.empty(self._program.kind.size + 1)
         batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
         self._take(index, Candidate(task, task.choices[index], chunk_of, choice, float(batch_s)))
+
+
+class LeastPlan(NamedTuple):
+    """value: seconds or bytes; inf if no plan was found. is_least: whether all plans were looked at."""
+
+    value: float
+    is_least: bool
+    chunk_of: IndexArray
+    choice: IndexArray
+
+
+def all_plans(
+    task: Task,
+    program: ChunkProgram,
+    most_steps: int,
+    target_s: float,
+    control: FloatArray,
+    *,
+    memory_bytes: float | None = None,
+    by_bytes: bool = False,
+) -> LeastPlan | None:
+    """``best_of_all`` of a task. None if its variants are too many. memory_bytes: instead of the task's own."""
+    if task.mixed.variants is None:
+        return None
+    windows = np.array(task.tables.windows(task.shape.stages), np.int64)
+    chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
+    value, is_least = best_of_all(
+        task.mixed.tables.layers(task.data_parallel_degree),
+        program,
+        task.sync_s_per_byte,
+        task.memory_bytes if memory_bytes is None else memory_bytes,
+        task.mixed.variants,
+        windows[:, 0].copy(),
+        windows[:, 1].copy(),
+        target_s,
+        by_bytes,
+        most_steps,
+        control,
+        chunk_of,
+        choice,
+    )
+    return LeastPlan(float(value), bool(is_least), chunk_of, choice)
 
 
 def _mean_held(program: ChunkProgram) -> FloatArray:

@@ -209,6 +209,11 @@ class DegreeTables:
     def least_weights_bytes(self) -> float:
         return sum(min(tmpc.weights_bytes for tmpc in row) for row in self.tmpcs)
 
+    def least_fixed_bytes(self, data_parallel_degree: int) -> float:
+        """Of all layers together."""
+        figures = self.figures(data_parallel_degree)
+        return float(np.minimum.reduceat(figures[:, FIXED], self.option_start[:-1]).sum())
+
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""
         found = np.zeros((int(self.option_start[-1]), COLUMNS))
@@ -365,10 +370,11 @@ class DegreeTables:
 class MixedTables:
     """What chunks may run that decide each for itself on a variant, the same for all of its layers.
 
-    variants: int64[options of ``tables``], a bit for each variant; None if they are too many for that.
+    count: of variants. variants: int64[options of ``tables``], a bit for each; None if they are too many for that.
     """
 
     tables: DegreeTables
+    count: int
     variants: IndexArray | None
 
     @classmethod
@@ -385,7 +391,7 @@ class MixedTables:
             rows.append(tuple(tmpc for tmpc, _ in listed))
             bits += [mask for _, mask in listed]
         masks = _integers(bits) if len(variants) <= _MOST_VARIANTS else None
-        return cls(DegreeTables(order, degree, tuple(rows)), masks)
+        return cls(DegreeTables(order, degree, tuple(rows)), len(variants), masks)
 
 
 def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:

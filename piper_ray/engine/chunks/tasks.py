@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from piper_ray.cost.step import sync_s_per_byte
@@ -12,7 +11,6 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
-from piper_ray.engine.kernels.chunk_bound import FIXED
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import StepTerms
@@ -34,6 +32,15 @@ class PlanSpace:
     ranks: int | None
     all_devices: bool
     step: StepTerms = StepTerms()
+
+
+class TaskKey(NamedTuple):
+    """Of the tasks of one problem."""
+
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+    ranks: int
+    chunks: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,16 @@ class Task:
     def devices(self) -> int:
         """Of all ranks: d t p."""
         return self.data_parallel_degree * self.tensor_parallel_degree * self.shape.ranks
+
+    @property
+    def key(self) -> TaskKey:
+        """The same on any number of devices."""
+        return TaskKey(self.data_parallel_degree, self.tensor_parallel_degree, self.shape.ranks, self.shape.chunks)
+
+    @property
+    def least_fixed_bytes(self) -> float:
+        """Of all layers together."""
+        return self.tables.least_fixed_bytes(self.data_parallel_degree)
 
 
 def list_tasks(instance: Instance, order: ModelOrder, space: PlanSpace) -> list[Task]:
@@ -122,18 +139,18 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -
     tables = known.tables
     m = instance.microbatches // d
     sync_of_byte_s = sync_s_per_byte(space.step, d, instance.bandwidth_bytes_per_s)
-    figures = tables.figures(d)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-    fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))
+    fixed_bytes = tables.least_fixed_bytes(d)
+    chunks = [schedule.v for schedule in space.schedules]
     found = []
     for p in _ranks(instance, space, d * tables.degree):
         if fixed_bytes > p * memory_bytes:
             continue
-        # On one rank no number of chunks is faster than the least, or holds less.
-        least_chunks = min(schedule.v for schedule in space.schedules)
+        # On one rank no number of chunks is faster than the least, or holds less, where chunks have nothing to decide.
+        most_chunks = min(chunks) if p == 1 and known.mixed.count == 1 else max(chunks)
         for schedule in space.schedules:
             shape = PipelineShape(schedule, p, m)
-            if shape.stages > tables.order.size or not shape.runs or (p == 1 and schedule.v > least_chunks):
+            if shape.stages > tables.order.size or not shape.runs or schedule.v > most_chunks:
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
             lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p

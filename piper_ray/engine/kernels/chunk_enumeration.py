@@ -25,6 +25,7 @@ def best_of_all(
     first_chunk: IndexArray,
     last_chunk: IndexArray,
     target_s: float,
+    by_bytes: bool,
     most_steps: int,
     control: FloatArray,
     chunk_of: IndexArray,
@@ -32,7 +33,7 @@ def best_of_all(
 ) -> tuple[float, bool]:
     """Of the plans that fit and take less than ``target_s`` the least seconds, inf if there is none, and whether all
     were looked at: it ends early after so many steps, or when control[1] is not zero. The plan is written to
-    ``chunk_of`` and ``choice``.
+    ``chunk_of`` and ``choice``. by_bytes: the least bytes instead that a rank holds which holds the most.
 
     Layer by layer, after those that it reads: every chunk of its window, first_chunk .. last_chunk, and every option. A
     branch ends where a rank holds too much, or has more to do than ``target_s``, or too few layers are left for chunks
@@ -49,13 +50,13 @@ def best_of_all(
     count, empty = np.zeros(s, np.int64), s
     tried = np.zeros(n, np.int64)  # of the layer's chunks and options
     first = np.zeros(n, np.int64)  # the least chunk, after what it reads
-    best_s, steps = np.inf, 0
+    best, steps = np.inf, 0
     x, back = 0, False
     first[0] = first_chunk[0]
     while x >= 0:
         steps += 1
         if steps > most_steps or control[1] != 0.0:
-            return best_s, False
+            return best, False
         options = layers.option_start[x + 1] - layers.option_start[x]
         if back:  # takes the layer out again
             k = now_chunk_of[x]
@@ -92,10 +93,18 @@ def best_of_all(
             for e in range(layers.predecessor_start[x], layers.predecessor_start[x + 1]):
                 first[x] = max(first[x], now_chunk_of[layers.predecessor[e]])
             continue
+        if by_bytes:
+            best = 0.0
+            for r in range(p):
+                best = max(best, peak_bytes(program, r, activation[r], fixed[r]))
+            memory_bytes = np.nextafter(best, -1.0)
+            copy_into(chunk_of, now_chunk_of)
+            copy_into(choice, now_choice)
+            continue
         steps += program.kind.size // _PASSES_A_STEP
         found_s = batch_seconds(layers, program, sync_s_per_byte, now_chunk_of, now_choice, end_s)
         if found_s < target_s:
-            best_s = target_s = found_s
+            best = target_s = found_s
             copy_into(chunk_of, now_chunk_of)
             copy_into(choice, now_choice)
-    return best_s, True
+    return best, True
