@@ -29,7 +29,7 @@ SCHEDULES = [
 
 def small(seed: int) -> Instance:
     """Of few plans; in every third, memory is what some plan needs and no more."""
-    instance = random_instance(seed, most_layers=4 + seed % 2, most_tmpcs=2, most_devices=6)
+    instance = random_instance(seed, most_layers=4 + seed % 2, most_tmpcs=2, most_devices=4)
     return replace(instance, name=f"seed {seed}")
 
 
@@ -64,7 +64,7 @@ def test_chunks_decide_on_recomputation_each_for_itself(rule: str) -> None:
     for schedule in (Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1)):
         for seed in range(8):
             instance = small(seed)
-            tight = replace(instance, memory_bytes=0.7 * instance.memory_bytes)
+            tight = instance.replace(memory_bytes=0.7 * instance.memory_bytes)
             kept += assert_best(tight, schedule, rules).status is Status.OPTIMAL
     assert kept >= 4
 
@@ -82,13 +82,13 @@ def test_on_one_rank_several_chunks_may_pay_where_each_decides() -> None:
 def test_where_none_fits_the_least_memory_that_would_do_is_said(schedule: Schedule) -> None:
     told = 0
     for seed in range(12):
-        instance = replace(small(seed), memory_bytes=1.0)
+        instance = small(seed).replace(memory_bytes=1.0)
         found = assert_best(instance, schedule)
         why = found.infeasibility
         if why is None or why.least_memory_bytes is None:
             continue
         told += 1
-        assert_best(replace(instance, memory_bytes=why.least_memory_bytes), schedule)
-        less = replace(instance, memory_bytes=why.least_memory_bytes * (1 - 1e-6))
+        assert_best(instance.replace(memory_bytes=why.least_memory_bytes), schedule)
+        less = instance.replace(memory_bytes=why.least_memory_bytes * (1 - 1e-6))
         assert least_step_s(less, schedule) is None
     assert told >= 4
