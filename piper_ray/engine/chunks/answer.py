@@ -26,13 +26,11 @@ def most_chunks(given: Schedule | ScheduleName | str) -> int | None:
 
 
 def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...]:
-    """A schedule as it is; for a name those with every number of chunks that may pay."""
-    if isinstance(given, Schedule):
-        return (given,)
+    """A schedule as it is; where its chunks are open those with every number of them that may pay."""
     usual = Schedule.of(given)
-    if usual.name in (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS):
-        return tuple(Schedule(usual.name, chunks) for chunks in range(1, MOST_CHUNKS + 1))
-    return (usual,)
+    if not usual.chunks_are_open:
+        return (usual,)
+    return tuple(Schedule(usual.name, chunks, usual.group) for chunks in range(1, MOST_CHUNKS + 1))
 
 
 def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
