@@ -9,18 +9,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from piper_ray.model.errors import InputError, UsageError
-from piper_ray.workloads.estimate.architectures import FAMILIES
+from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
 from piper_ray.workloads.estimate.families import Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse, repeated_keys
-from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, repeated_keys
+from piper_ray.workloads.formats.faults import Faults, names_of, shown
 from piper_ray.workloads.formats.fields import Open
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model and how it is trained if nothing else is said. tokens: None where the length is no choice."""
+    """A model and how it is trained if nothing else is said. tokens: None where the length is no choice.
+
+    notes: what was assumed of it.
+    """
 
     name: str
     family: Family
@@ -28,6 +31,7 @@ class ModelConfig:
     tokens: int | None
     samples: int
     batch: int
+    notes: tuple[str, ...] = ()
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
         """Its layers for that microbatch. Raises UsageError for a length that the model does not have."""
@@ -68,17 +72,33 @@ def _known() -> Mapping[str, Mapping[str, Any]]:
     return parse_toml("models.toml", text)  # type: ignore[return-value]
 
 
+@cache
+def _defaults() -> Mapping[str, Mapping[str, object]]:
+    text = files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8")
+    return parse_toml("defaults.toml", text)  # type: ignore[return-value]
+
+
 def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
 ) -> ModelConfig:
+    notes: list[str] = []
     model_type = document.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
-        refuse(source, "model_type", f"{what}; expected one of {', '.join(FAMILIES)}")
-    family = FAMILIES[model_type]
-    config = faults.model(family.config, document, "")
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    if not known and isinstance(document.get("text_config"), Mapping):
+        inner = _nested(document)
+        notes.append(f"{source}: a model of several parts; only its text_config is estimated")
+        document, model_type = inner, inner.get("model_type")
+        known = isinstance(model_type, str) and model_type in FAMILIES
+    family = FAMILIES[str(model_type)] if known else USUAL
+    config = faults.model(family.config, _completed(family, str(model_type), document, notes, source), "")
     if config is not None:
         family.check(config, faults)
+    if not known:
+        what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
+        if config is None or faults:
+            text = f"{what}; expected one of {', '.join(FAMILIES)}, or the usual keys of a decoder"
+            raise InputError(source, [Fault("model_type", text), *faults.found])
+        notes.insert(0, f"{source}: model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
     if config is None or faults:
         raise InputError(source, faults.found)
     most = family.most_tokens(config)
@@ -89,4 +109,29 @@ def _model(
         tokens=training.get("tokens", None if most is None else min(most, family.tokens)),
         samples=training.get("samples", family.samples),
         batch=training.get("batch", family.batch),
+        notes=tuple(notes),
     )
+
+
+def _nested(document: Mapping[str, object]) -> Mapping[str, object]:
+    """The part of a model that writes text, under the keys around it."""
+    text = document["text_config"]
+    return {**document, "model_type": None, **text} if isinstance(text, Mapping) else document
+
+
+def _completed(
+    family: Family, model_type: str, document: Mapping[str, object], notes: list[str], source: str
+) -> Mapping[str, object]:
+    """With its family's defaults for what it leaves out; that of the vocabulary is worth a note."""
+    missing = {
+        name: default
+        for name, default in _defaults().get(model_type, {}).items()
+        for key, field in family.config.model_fields.items()
+        if name in names_of(key, field) and not any(other in document for other in names_of(key, field))
+    }
+    vocabulary = family.config.model_fields.get("vocab_size")
+    if vocabulary is not None and all(document.get(name) is None for name in names_of("vocab_size", vocabulary)):
+        size = missing.get("vocab_size", vocabulary.default)
+        if isinstance(size, int):
+            notes.append(f"{source}: vocab_size is missing; {size:,} taken, as the family has it")
+    return {**document, **missing}

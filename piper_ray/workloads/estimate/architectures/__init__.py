@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from piper_ray.workloads.estimate.architectures import decoder, encoder, experts, inception, resnet, t5, towers, vision
+from piper_ray.workloads.estimate.architectures import (
+    encoder,
+    gpt,
+    inception,
+    llama,
+    mixtures,
+    resnet,
+    t5,
+    towers,
+    vision,
+)
+from piper_ray.workloads.estimate.architectures.usual import USUAL as USUAL
 from piper_ray.workloads.estimate.families import Family
 
 FAMILIES: Mapping[str, Family] = {
     name: family
-    for module in (decoder, experts, encoder, t5, vision, towers, resnet, inception)
+    for module in (gpt, llama, mixtures, encoder, t5, vision, towers, resnet, inception)
     for name, family in module.FAMILIES.items()
 }
