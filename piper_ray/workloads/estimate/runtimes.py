@@ -1,0 +1,72 @@
+"""How training runtimes hold memory, beside the formulas of layers: states, losses, buffers, fragments, context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.workloads.estimate.states import DEEPSPEED_BF16, FULLY_SHARDED, HALF_GRADIENTS, MEGATRON, States
+
+MIB = 2.0**20
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What differs between runtimes. The defaults are Megatron's.
+
+    fused_loss: the gradient of the logits takes the place of the logits (TransformerEngine's cross entropy); else the
+    loss is in fp32 beside them. fp8: products of layers keep their inputs in a byte a number. reused_gradients: a
+    product whose gradient of weights is summed in place still hands autograd a tensor of that shape, one for each
+    shape, for good (TransformerEngine since 2.3). alternate: selective recomputation keeps the results of attention and
+    of every second product, and nothing else (torchtitan). context_all_to_all: context parallelism sends heads about,
+    not keys and values around a ring.
+
+    workspace_bytes: of matrix products; grouped_workspace_bytes: of experts' besides. buffers_bytes: to reduce and
+    gather in. context_bytes: of the GPU, for CUDA's context and kernels; communicator_bytes: of each group of ranks
+    that exchange something. fragments: what the allocator holds beyond what is in use, as a share of all that is no
+    state; grouped_fragments: the same with experts, whose tokens are sent about; stuck: what it cannot give back of
+    that when memory runs out.
+    """
+
+    states: States = MEGATRON
+    fused_loss: bool = False
+    fp8: bool = False
+    reused_gradients: bool = False
+    alternate: bool = False
+    context_all_to_all: bool = False
+    workspace_bytes: float = 64.0 * MIB
+    grouped_workspace_bytes: float = 128.0 * MIB
+    buffers_bytes: float = 0.0
+    context_bytes: float = 0.75 * GIB
+    communicator_bytes: float = 0.4 * GIB
+    fragments: float = 0.18
+    grouped_fragments: float = 0.4
+    stuck: float = 0.05
+
+
+MEGATRON_CORE = Runtime(reused_gradients=True)
+
+NEMO = Runtime(HALF_GRADIENTS)
+"""NeMo's and Megatron-Bridge's recipes for speed: gradients are summed and reduced in bf16."""
+
+MEGATRON_2021 = Runtime()
+
+MEGATRON_2021_FP16 = Runtime(HALF_GRADIENTS)
+
+_BUCKET_NUMBERS = 5e8
+_DEEPSPEED_BUFFERS_BYTES = _BUCKET_NUMBERS * (4.0 + 2.0)
+"""DeepSpeed's pipelines reduce gradients, and its ZeRO gathers weights, in buckets of 5e8 numbers by default
+(MEMORY_OPT_ALLREDUCE_SIZE, allgather_bucket_size): fp32 gradients, bf16 weights."""
+
+_DEEPSPEED_COMMUNICATOR_BYTES = 1.0 * GIB
+"""Each pair of neighbouring stages is a group of its own, and NCCL before 2.12 sets up all channels of each."""
+
+DEEPSPEED = Runtime(
+    DEEPSPEED_BF16, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
+)
+
+DEEPSPEED_FP16 = Runtime(
+    HALF_GRADIENTS, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
+)
+
+FSDP = Runtime(FULLY_SHARDED, alternate=True)
