@@ -120,6 +120,15 @@ def test_torchtitan_keeps_every_second_product_s_result() -> None:
     assert kept_bytes(block, selective, FSDP) == HIDDEN + results / 2 + 2 * S * B * A * D
 
 
+def test_megatron_core_makes_only_attention_again() -> None:
+    """Which keeps its denominators if it is fused, and its scores if it is not (Korthikanti et al. 2022)."""
+    selective = Mode(1, recomputation=Recomputation.SELECTIVE)
+    block = kinds(llama())["block"]
+    assert kept_bytes(block, Mode(1)) - kept_bytes(block, selective, MEGATRON_CORE) == 4 * S * B * A
+    unfused = kinds(gpt(2, 4096, 32, tokens=2048), fused=False)["block"]
+    assert kept_bytes(unfused, selective, MEGATRON_CORE) == kept_bytes(unfused, selective) == 34 * 2048 * B * 4096
+
+
 def test_fp8_halves_the_inputs_of_products_but_not_attention_s_result() -> None:
     """Norm outputs and the inner product's input in a byte a number; attention's result in bf16, and in fp8 besides."""
     block, plain = kinds(llama())["block"], Mode(1)

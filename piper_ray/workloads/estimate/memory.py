@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
-from piper_ray.workloads.estimate.runtimes import MEGATRON_CORE, Runtime
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Runtime, Selective
 from piper_ray.workloads.estimate.working import backward_bytes, result_bytes
 
 
@@ -31,7 +29,7 @@ def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
     return parameters_on_device(kind, mode) * (whole + sharded / mode.zero_shards)
 
 
-def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_CORE) -> float:
+def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
     Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what is
@@ -40,18 +38,22 @@ def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_CORE) ->
     checkpoint = kind.value(kind.checkpoint) / mode.parts(Split.SEQUENCE)
     if mode.recomputation is Recomputation.FULL:
         return checkpoint
-    if mode.recomputation is Recomputation.SELECTIVE and runtime.alternate:
+    if mode.recomputation is Recomputation.NONE:
+        return needed_bytes(kind, mode, runtime)
+    if runtime.selective is Selective.ALTERNATE:
         return checkpoint + _alternate_bytes(kind, mode)
-    selective = mode.recomputation is Recomputation.SELECTIVE
-    return _listed_bytes(kind, mode, runtime, lambda saved: not (selective and saved.cheap))
+    return needed_bytes(kind, mode, runtime) - _made_again_bytes(kind, mode, runtime)
 
 
-def needed_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_CORE) -> float:
+def needed_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """All that a microbatch's backward pass through the layer reads: kept, or made again."""
-    return _listed_bytes(kind, mode, runtime, lambda _saved: True)
+    kept = sum(
+        _kept_bytes(operator, saved, kind, mode, runtime) for operator in kind.operators for saved in operator.saved
+    )
+    return kept + _sent_attention_bytes(kind, mode, runtime)
 
 
-def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_CORE) -> float:
+def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What is needed beyond that while the layer's backward pass runs, once per device and not per microbatch.
 
     Recomputation: all that was not kept; full recomputation also makes anew what it kept, the layer's result.
@@ -66,26 +68,29 @@ def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_COR
     return again + (2.0 * kept if mode.offload else 0.0)
 
 
-def working_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_CORE) -> float:
+def working_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """``transient_bytes``, and the gradients that are on their way at the worst moment of that pass."""
     return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, fused_loss=runtime.fused_loss)
 
 
-def activation_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = MEGATRON_CORE) -> float:
+def activation_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
     return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
 
 
-def _listed_bytes(kind: LayerKind, mode: Mode, runtime: Runtime, listed: Callable[[KeptBytes], bool]) -> float:
-    total = 0.0
-    for operator in kind.operators:
-        kept = sum(
-            _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / mode.parts(saved.split)
-            for saved in operator.saved
-            if listed(saved)
-        )
-        total += kept
-    return total + _sent_attention_bytes(kind, mode, runtime)
+def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+    """What selective recomputation makes again."""
+    attention = runtime.selective is Selective.ATTENTION
+    return sum(
+        _kept_bytes(operator, saved, kind, mode, runtime)
+        for operator in kind.operators
+        for saved in operator.saved
+        if (attention and operator.on_chip) or (saved.cheap and not (attention and operator.products))
+    )
+
+
+def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / mode.parts(saved.split)
 
 
 def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Runtime) -> float:

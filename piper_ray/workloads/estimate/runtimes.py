@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from piper_ray.workloads.estimate.states import DEEPSPEED_BF16, FULLY_SHARDED, HALF_GRADIENTS, MEGATRON, States
 
 MIB = 2.0**20
 GIB = 2.0**30
+
+
+class Selective(Enum):
+    """What selective recomputation makes again: what operators say is cheap; the core of attention alone, Megatron-Core's
+    default, which is next to nothing where that is fused; or all but the results of attention and of every second
+    product (torchtitan).
+    """
+
+    CHEAP = "cheap"
+    ATTENTION = "attention"
+    ALTERNATE = "alternate"
 
 
 @dataclass(frozen=True)
@@ -17,9 +29,8 @@ class Runtime:
     fused_loss: the gradient of the logits takes the place of the logits (TransformerEngine's cross entropy); else the
     loss is in fp32 beside them. fp8: products of layers keep their inputs in a byte a number. reused_gradients: a
     product whose gradient of weights is summed in place still hands autograd a tensor of that shape, one for each
-    shape, for good (TransformerEngine since 2.3). alternate: selective recomputation keeps the results of attention and
-    of every second product, and nothing else (torchtitan). context_all_to_all: context parallelism sends heads about,
-    not keys and values around a ring.
+    shape, for good (TransformerEngine since 2.3). selective: what that means here. context_all_to_all: context
+    parallelism sends heads about, not keys and values around a ring.
 
     workspace_bytes: of matrix products; grouped_workspace_bytes: of experts' besides. buffers_bytes: to reduce and
     gather in. context_bytes: of the GPU, for CUDA's context and kernels; communicator_bytes: of each group of ranks
@@ -32,7 +43,7 @@ class Runtime:
     fused_loss: bool = False
     fp8: bool = False
     reused_gradients: bool = False
-    alternate: bool = False
+    selective: Selective = Selective.CHEAP
     context_all_to_all: bool = False
     workspace_bytes: float = 64.0 * MIB
     grouped_workspace_bytes: float = 128.0 * MIB
@@ -44,9 +55,11 @@ class Runtime:
     stuck: float = 0.05
 
 
-MEGATRON_CORE = Runtime(reused_gradients=True)
+DEFAULT = Runtime()
 
-NEMO = Runtime(HALF_GRADIENTS)
+MEGATRON_CORE = Runtime(reused_gradients=True, selective=Selective.ATTENTION)
+
+NEMO = Runtime(HALF_GRADIENTS, selective=Selective.ATTENTION)
 """NeMo's and Megatron-Bridge's recipes for speed: gradients are summed and reduced in bf16."""
 
 MEGATRON_2021 = Runtime()
@@ -69,4 +82,4 @@ DEEPSPEED_FP16 = Runtime(
     HALF_GRADIENTS, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
 )
 
-FSDP = Runtime(FULLY_SHARDED, alternate=True)
+FSDP = Runtime(FULLY_SHARDED, selective=Selective.ALTERNATE)
