@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,6 +11,7 @@ from typing import Any
 
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
+from piper_ray.workloads.estimate.defaults import completed
 from piper_ray.workloads.estimate.families import Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, repeated_keys
@@ -72,17 +73,11 @@ def _known() -> Mapping[str, Mapping[str, Any]]:
     return parse_toml("models.toml", text)  # type: ignore[return-value]
 
 
-@cache
-def _defaults() -> Mapping[str, Mapping[str, object]]:
-    text = files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8")
-    return parse_toml("defaults.toml", text)  # type: ignore[return-value]
-
-
 def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
 ) -> ModelConfig:
     notes: list[str] = []
-    model_type = document.get("model_type")
+    model_type = document.get("model_type", document.get("_class_name"))
     known = isinstance(model_type, str) and model_type in FAMILIES
     if not known and isinstance(document.get("text_config"), Mapping):
         inner = _nested(document)
@@ -90,9 +85,10 @@ def _model(
         document, model_type = inner, inner.get("model_type")
         known = isinstance(model_type, str) and model_type in FAMILIES
     family = FAMILIES[str(model_type)] if known else USUAL
-    config = faults.model(family.config, _completed(family, str(model_type), document, notes, source), "")
+    config = faults.model(family.config, completed(family.config, str(model_type), document), "")
     if config is not None:
         family.check(config, faults)
+        notes += [f"{source}: {text}" for text in _vocabulary_note(family, document, config)]
     if not known:
         what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
         if config is None or faults:
@@ -119,19 +115,8 @@ def _nested(document: Mapping[str, object]) -> Mapping[str, object]:
     return {**document, "model_type": None, **text} if isinstance(text, Mapping) else document
 
 
-def _completed(
-    family: Family, model_type: str, document: Mapping[str, object], notes: list[str], source: str
-) -> Mapping[str, object]:
-    """With its family's defaults for what it leaves out; that of the vocabulary is worth a note."""
-    missing = {
-        name: default
-        for name, default in _defaults().get(model_type, {}).items()
-        for key, field in family.config.model_fields.items()
-        if name in names_of(key, field) and not any(other in document for other in names_of(key, field))
-    }
-    vocabulary = family.config.model_fields.get("vocab_size")
-    if vocabulary is not None and all(document.get(name) is None for name in names_of("vocab_size", vocabulary)):
-        size = missing.get("vocab_size", vocabulary.default)
-        if isinstance(size, int):
-            notes.append(f"{source}: vocab_size is missing; {size:,} taken, as the family has it")
-    return {**document, **missing}
+def _vocabulary_note(family: Family, document: Mapping[str, object], config: Open) -> Iterator[str]:
+    """A missing vocabulary is worth a note: the family's may not be this model's."""
+    field = family.config.model_fields.get("vocab_size")
+    if field is not None and all(document.get(name) is None for name in names_of("vocab_size", field)):
+        yield f"vocab_size is missing; {getattr(config, 'vocab_size', 0):,} taken, as the family has it"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from piper_ray.workloads.estimate.architectures import experts, latent
+from piper_ray.workloads.estimate.architectures import experts, latent, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
     Attention,
     Dense,
@@ -41,6 +41,7 @@ LEGEND = {
     "P": "learned positions",
     **experts.LEGEND,
     **latent.LEGEND,
+    **state_space.LEGEND,
 }
 
 Window = Annotated[int, Field(strict=True, ge=1, description="a whole number >= 1")]

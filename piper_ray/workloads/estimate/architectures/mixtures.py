@@ -75,7 +75,7 @@ class ExpertsConfig(LlamaConfig):
     def check(self, faults: Faults) -> None:
         """A token has no more experts than there are."""
         super().check(faults)
-        if self.num_experts and self.num_experts_per_tok > self.num_experts:
+        if self.num_experts > 1 and self.num_experts_per_tok > self.num_experts:
             faults.at(
                 self.called("num_experts_per_tok"),
                 f"{self.num_experts_per_tok}, more than {self.called('num_experts')}; expected fewer",

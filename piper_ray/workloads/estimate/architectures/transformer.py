@@ -24,8 +24,9 @@ class BlockStyle:
 
     fused: attention as one kernel that keeps no scores (FlashAttention); selective recomputation then makes the
     outputs of norms and activation functions again. Otherwise it is that of Korthikanti et al.: the attention core.
-    norm_parameters: of one norm. query_bias: of queries, keys and values; output_bias: of attention's output;
-    inner_bias: of the feed-forward part, in and out. gated: SwiGLU and the like, with two inner projections.
+    norm_parameters: of one norm. query_bias: of queries, keys and values, but of keys only with key_bias;
+    output_bias: of attention's output; inner_bias: of the feed-forward part, in and out. gated: SwiGLU and the like,
+    with two inner projections.
     query_norm: parameters of the norms of queries and keys, "" where they have none. window: a sliding one. sinks: a
     learned one for each head. gate: of attention's output, as wide as the queries.
     """
@@ -34,6 +35,7 @@ class BlockStyle:
     causal: bool = True
     norm_parameters: str = "2 h"
     query_bias: bool = True
+    key_bias: bool = True
     output_bias: bool = True
     inner_bias: bool = True
     gated: bool = False
@@ -78,7 +80,7 @@ def attention(style: BlockStyle) -> tuple[Operator, ...]:
     query = Operator(
         "queries, keys, values",
         products=(Product("s b", f"{queries} + 2 g d", "h", divided="columns"),),
-        parameters=f"h {queries} + 2 h g d" + (f" + {queries} + 2 g d" if style.query_bias else ""),
+        parameters=f"h {queries} + 2 h g d" + (f" + {queries} + {_key_biases(style)}" if style.query_bias else ""),
         saved=(
             KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
             KeptBytes(f"2 s b {queries} + 4 s b g d", Split.TENSOR),
@@ -155,18 +157,22 @@ def cross_attention(style: BlockStyle) -> tuple[Operator, ...]:
         Operator(
             "cross queries",
             products=(Product("s b", "a d", "h", divided="columns"),),
-            parameters="h a d",
+            parameters="h a d + a d" if style.query_bias else "h a d",
             saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("2 s b a d", Split.TENSOR)),
         ),
         Operator(
             "cross keys and values",
             products=(Product("z b", "2 g d", "h", divided="columns"),),
-            parameters="2 h g d",
+            parameters="2 h g d" + (f" + {_key_biases(style)}" if style.query_bias else ""),
             saved=(KeptBytes("2 z b h", Split.SEQUENCE), KeptBytes("4 z b g d", Split.TENSOR)),
         ),
         *core(style, keys="z", prefix="cross "),
         attention_output("cross "),
     )
+
+
+def _key_biases(style: BlockStyle) -> str:
+    return "2 g d" if style.key_bias else "g d"
 
 
 def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
