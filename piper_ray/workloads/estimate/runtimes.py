@@ -12,9 +12,9 @@ GIB = 2.0**30
 
 
 class Selective(Enum):
-    """What selective recomputation makes again: what operators say is cheap; the core of attention alone, Megatron-Core's
-    default, which is next to nothing where that is fused; or all but the results of attention and of every second
-    product (torchtitan).
+    """What selective recomputation makes again: what operators say is cheap; the core of attention alone, which is
+    Megatron-Core's default and next to nothing where that is fused; or all but the results of attention and of every
+    second product (torchtitan).
     """
 
     CHEAP = "cheap"
