@@ -11,6 +11,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
@@ -26,7 +27,8 @@ class EstimateRequest:
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
     fused: attention as one kernel. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
-    offload: activations in host memory as a further choice.
+    offload: activations in host memory as a further choice. lora: rank of adapters that are trained in the model's
+    place; 0: the model itself is.
     """
 
     nodes: int
@@ -37,6 +39,7 @@ class EstimateRequest:
     fused: bool = True
     zero_shards: int = 1
     offload: bool = False
+    lora: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
     architecture = model.architecture(microbatch)
+    if request.lora:
+        architecture = with_adapters(architecture, request.lora)
     degrees = degrees_of(architecture.kinds, per_node)
     modes = {
         kind.key: tuple(

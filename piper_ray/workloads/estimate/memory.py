@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
@@ -11,22 +13,35 @@ from piper_ray.workloads.estimate.working import backward_bytes, result_bytes
 
 def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
     """Parameters that each device holds."""
-    return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in kind.operators)
+    return _numbers_on_device(kind.operators, kind, mode)
 
 
-def routed_parameters_on_device(kind: LayerKind, mode: Mode) -> float:
+def routed_on_device(kind: LayerKind, mode: Mode) -> float:
     """Those of them that are experts'."""
-    routed = (operator for operator in kind.operators if operator.routed)
-    return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in routed)
+    return _numbers_on_device((operator for operator in kind.operators if operator.routed), kind, mode)
+
+
+def trained_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Those of them that have gradients and optimizer state."""
+    return _numbers_on_device((operator for operator in kind.operators if not operator.frozen), kind, mode)
+
+
+def trained_routed_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Those of them that are experts'."""
+    trained = (operator for operator in kind.operators if operator.routed and not operator.frozen)
+    return _numbers_on_device(trained, kind, mode)
+
+
+def _numbers_on_device(operators: Iterable[Operator], kind: LayerKind, mode: Mode) -> float:
+    return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in operators)
 
 
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
     """Weights, gradients and optimizer state, which ``mode.zero_shards`` replicas share; FSDP's share all of it."""
-    sharded = training.optimizer_bytes
-    whole = training.weight_bytes + training.gradient_bytes
-    if mode.fsdp:
-        sharded, whole = sharded + whole, 0.0
-    return parameters_on_device(kind, mode) * (whole + sharded / mode.zero_shards)
+    whole = mode.zero_shards if mode.fsdp else 1
+    weights = parameters_on_device(kind, mode) * training.weight_bytes / whole
+    trained = training.gradient_bytes / whole + training.optimizer_bytes / mode.zero_shards
+    return weights + trained_on_device(kind, mode) * trained
 
 
 def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
@@ -139,7 +154,7 @@ def gradient_shapes(kind: LayerKind, mode: Mode) -> dict[tuple[int, int], float]
     """Bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
     found: dict[tuple[int, int], float] = {}
     for operator in kind.operators:
-        if not kind.value(operator.parameters) or operator.on_chip:
+        if not kind.value(operator.parameters) or operator.on_chip or operator.frozen:
             continue
         for rows, columns in _weight_shapes(operator, kind, mode):
             found[round(rows), round(columns)] = 2.0 * rows * columns

@@ -14,7 +14,9 @@ from piper_ray.workloads.estimate.memory import (
     activation_bytes,
     gradient_shapes,
     parameters_on_device,
-    routed_parameters_on_device,
+    routed_on_device,
+    trained_on_device,
+    trained_routed_on_device,
     working_bytes,
 )
 from piper_ray.workloads.estimate.modes import Mode
@@ -142,12 +144,14 @@ def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], flo
     step_bytes = 0.0
     for chunk in layout.chunks:
         for kind, mode in chunk:
-            routed = routed_parameters_on_device(kind, mode)
+            routed, trained_routed = routed_on_device(kind, mode), trained_routed_on_device(kind, mode)
             dense = parameters_on_device(kind, mode) - routed
-            for parameters, replicas in ((dense, layout.replicas), (routed, layout.expert_replicas)):
+            trained = trained_on_device(kind, mode) - trained_routed
+            of_replicas = ((dense, trained, layout.replicas), (routed, trained_routed, layout.expert_replicas))
+            for parameters, learned, replicas in of_replicas:
                 for name, size in runtime.states.held(layout.sharding, replicas).items():
-                    items[name] = items.get(name, 0.0) + parameters * size
-                step_bytes += parameters * runtime.states.step_bytes(layout.sharding, replicas)
+                    items[name] = items.get(name, 0.0) + (parameters if name == "weights" else learned) * size
+                step_bytes += learned * runtime.states.step_bytes(layout.sharding, replicas)
     return items, step_bytes
 
 

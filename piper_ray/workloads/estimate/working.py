@@ -68,7 +68,8 @@ def _gradient_bytes(operator: Operator, kind: LayerKind, mode: Mode, arriving: f
     if operator.products:
         return _product_gradient_bytes(operator, operator.products, kind, mode)
     # Of weights that no product has, a table's above all: before it is added to that of other microbatches.
-    learned = _NUMBER_BYTES * kind.value(operator.parameters) / mode.parameter_parts(operator)
+    numbers = 0.0 if operator.frozen else kind.value(operator.parameters) / mode.parameter_parts(operator)
+    learned = _NUMBER_BYTES * numbers
     kept = saved_bytes(operator, kind, mode)
     if kept < arriving / 2.0:  # not even a mask of a byte a number: the gradient goes on as it is, or ends with a table
         return 0.0, learned
