@@ -11,7 +11,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import gradient_shapes, kept_bytes, needed_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Runtime
+from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Loss, Runtime
 from piper_ray.workloads.estimate.working import backward_bytes
 from tests.estimate_support import gpt, model_of
 
@@ -20,7 +20,7 @@ HIDDEN = 2.0 * S * B * H
 INNER = 2.0 * S * B * F
 LOGITS = 2.0 * S * B * V
 
-FUSED_LOSS = replace(MEGATRON_CORE, fused_loss=True)
+FUSED_LOSS = replace(MEGATRON_CORE, loss=Loss.FUSED)
 
 
 def llama(**more: object) -> ModelConfig:
@@ -91,6 +91,8 @@ def test_logits_are_in_fp32_beside_their_gradient_or_give_way_to_it() -> None:
     assert working_bytes(head, Mode(1)) == LOGITS
     assert kept_bytes(head, Mode(1), FUSED_LOSS) == 2 * HIDDEN + LOGITS
     assert working_bytes(head, Mode(1), FUSED_LOSS) == HIDDEN
+    assert kept_bytes(head, Mode(1), FSDP) == 2 * HIDDEN + 2 * LOGITS
+    assert working_bytes(head, Mode(1), FSDP) == 2 * LOGITS + LOGITS
     shared = Mode(4, sequence_parallel=True)
     assert kept_bytes(head, shared, FUSED_LOSS) == (2 * HIDDEN + LOGITS) / 4
     assert working_bytes(head, shared, FUSED_LOSS) == 2 * HIDDEN + HIDDEN / 4

@@ -15,7 +15,7 @@ from piper_ray.workloads.estimate.memory import kept_bytes, parameters_on_device
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
-from piper_ray.workloads.estimate.runtimes import FSDP, GIB, MEGATRON_CORE, MIB, NEMO, Runtime
+from piper_ray.workloads.estimate.runtimes import FSDP, GIB, MEGATRON_CORE, MIB, NEMO, Loss, Runtime
 from piper_ray.workloads.estimate.states import Sharding
 from tests.estimate_support import model_of
 
@@ -27,7 +27,7 @@ MODEL = model_of(
     intermediate_size=F, vocab_size=V, max_position_embeddings=S,
 )  # fmt: skip
 LAYER_PARAMETERS = H * (A + 2 * G) * D + A * D * H + 3 * H * F
-FUSED_LOSS = replace(MEGATRON_CORE, fused_loss=True)
+FUSED_LOSS = replace(MEGATRON_CORE, loss=Loss.FUSED)
 
 Passes = Iterable[tuple[str, int]]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
-from piper_ray.workloads.estimate.runtimes import DEFAULT, Runtime, Selective
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime, Selective
 from piper_ray.workloads.estimate.working import backward_bytes, result_bytes
 
 
@@ -85,7 +85,7 @@ def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> 
 
 def working_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """``transient_bytes``, and the gradients that are on their way at the worst moment of that pass."""
-    return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, fused_loss=runtime.fused_loss)
+    return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, runtime.loss)
 
 
 def activation_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
@@ -114,16 +114,20 @@ def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: 
     What attention keeps of its own result stays in half precision; its projection's copy in fp8 comes on top.
     """
     if operator.name == LOSS:
-        return 0.5 if runtime.fused_loss else 1.0
-    learned = runtime.fp8 and kind.recomputable and operator.products and kind.value(operator.parameters) > 0.0
-    if not learned:
+        return 0.5 if runtime.loss is Loss.FUSED else 1.0
+    if not (runtime.fp8 and kind.recomputable):
         return 1.0
-    product = operator.products[0]
+    place = kind.operators.index(operator)
+    after = kind.operators[place + 1] if place + 1 < len(kind.operators) else operator
+    # Experts' first product reads what the dispatch before it keeps.
+    reader = after if after.routed and not operator.products else operator
+    if not reader.products or not kind.value(reader.parameters):
+        return 1.0
+    product = reader.products[0]
     inputs = 2.0 * kind.value(product.rows) * kind.value(product.depth) * kind.value(product.count)
     if kind.value(saved.bytes) != inputs:
         return 1.0
-    before = kind.operators.index(operator) - 1
-    return 1.5 if before >= 0 and kind.operators[before].on_chip else 0.5
+    return 1.5 if place and kind.operators[place - 1].on_chip else 0.5
 
 
 def _sent_attention_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:

@@ -11,6 +11,11 @@ MIB = 2.0**20
 GIB = 2.0**30
 
 
+_PLANNED_GROUPS = 3
+_PASSING = 0.6
+"""Of a device: groups of tensor, data and pipeline parallelism, and the share that is no state of parameters."""
+
+
 class Selective(Enum):
     """What selective recomputation makes again: what operators say is cheap; the core of attention alone, which is
     Megatron-Core's default and next to nothing where that is fused; or all but the results of attention and of every
@@ -22,15 +27,25 @@ class Selective(Enum):
     ALTERNATE = "alternate"
 
 
+class Loss(Enum):
+    """Of logits in half precision. IN_PLACE: in fp32, whose softmax turns into their gradient, which is handed on in
+    half precision (Megatron). FUSED: their gradient takes their place (TransformerEngine's cross entropy). SEPARATE:
+    softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
+    """
+
+    IN_PLACE = "in place"
+    FUSED = "fused"
+    SEPARATE = "separate"
+
+
 @dataclass(frozen=True)
 class Runtime:
     """What differs between runtimes. The defaults are Megatron's.
 
-    fused_loss: the gradient of the logits takes the place of the logits (TransformerEngine's cross entropy); else the
-    loss is in fp32 beside them. fp8: products of layers keep their inputs in a byte a number. reused_gradients: a
-    product whose gradient of weights is summed in place still hands autograd a tensor of that shape, one for each
-    shape, for good (TransformerEngine since 2.3). selective: what that means here. context_all_to_all: context
-    parallelism sends heads about, not keys and values around a ring.
+    loss, selective: what these are here. fp8: products of layers keep their inputs in a byte a number.
+    reused_gradients: a product whose gradient of weights is summed in place still hands autograd a tensor of that
+    shape, one for each shape, for good (TransformerEngine since 2.3). context_all_to_all: context parallelism sends
+    heads about, not keys and values around a ring.
 
     workspace_bytes: of matrix products; grouped_workspace_bytes: of experts' besides. buffers_bytes: to reduce and
     gather in. context_bytes: of the GPU, for CUDA's context and kernels; communicator_bytes: of each group of ranks
@@ -40,7 +55,7 @@ class Runtime:
     """
 
     states: States = MEGATRON
-    fused_loss: bool = False
+    loss: Loss = Loss.IN_PLACE
     fp8: bool = False
     reused_gradients: bool = False
     selective: Selective = Selective.CHEAP
@@ -53,6 +68,12 @@ class Runtime:
     fragments: float = 0.18
     grouped_fragments: float = 0.4
     stuck: float = 0.05
+
+    def reserve_bytes(self, device_bytes: float) -> float:
+        """What a planner leaves free of a device of which it knows no more: for context, products' workspace,
+        communicators of three groups, and what is stuck if of the device's memory so much comes and goes."""
+        communicators = _PLANNED_GROUPS * self.communicator_bytes
+        return self.context_bytes + communicators + self.workspace_bytes + self.stuck * _PASSING * device_bytes
 
 
 DEFAULT = Runtime()
@@ -82,4 +103,8 @@ DEEPSPEED_FP16 = Runtime(
     HALF_GRADIENTS, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
 )
 
-FSDP = Runtime(FULLY_SHARDED, selective=Selective.ALTERNATE)
+FSDP = Runtime(FULLY_SHARDED, loss=Loss.SEPARATE, selective=Selective.ALTERNATE)
+
+HAI_LLM = Runtime(States(optimizer=8.0))
+"""DeepSeek-V3's own (DeepSeek-AI 2024, sections 3.2.3 and 3.3.2): moments in bf16; norms, activation functions and what
+latent attention makes of its latent vectors are made again."""

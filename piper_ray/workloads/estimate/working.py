@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LOSS, LayerKind, Operator, Product, Split
+from piper_ray.workloads.estimate.runtimes import Loss
 
 _NUMBER_BYTES = 2.0
 
@@ -20,11 +21,8 @@ _INNER_COPIES = 6.0
 weighted activation function is differentiated; from the peaks of layers with 160 and with 256 experts (SimuMax)."""
 
 
-def backward_bytes(kind: LayerKind, mode: Mode, *, fused_loss: bool = False) -> float:
-    """The most that the backward pass of a layer holds beyond all that the layer had kept when it began.
-
-    fused_loss: the gradient of the logits takes their place, so that these stay until the projection is through.
-    """
+def backward_bytes(kind: LayerKind, mode: Mode, loss: Loss = Loss.IN_PLACE) -> float:
+    """The most that the backward pass of a layer holds beyond all that the layer had kept when it began."""
     residual = kind.value(kind.output) / mode.parts(Split.SEQUENCE)
     # What goes along the residual stream stays to the end; it is counted once while it is an operator's gradient, too.
     arriving, beyond_residual, freed, most = residual, 0.0, 0.0, residual
@@ -32,8 +30,10 @@ def backward_bytes(kind: LayerKind, mode: Mode, *, fused_loss: bool = False) -> 
     for operator in reversed(kind.operators):
         kept = saved_bytes(operator, kind, mode)
         if operator.name == LOSS:
-            handed, beside = (0.0, 0.0) if fused_loss else (kept / 2.0, 0.0)
-            kept, logits = (0.0, kept / 2.0) if fused_loss else (kept, 0.0)
+            # Kept in fp32, or in half precision where the gradient takes that place until the projection is through.
+            handed = 0.0 if loss is Loss.FUSED else kept / 2.0
+            beside = kept if loss is Loss.SEPARATE else 0.0
+            kept, logits = (0.0, kept / 2.0) if loss is Loss.FUSED else (kept, 0.0)
         else:
             handed, beside = _gradient_bytes(operator, kind, mode, arriving)
             kept, logits = (kept + logits, 0.0) if operator.products else (kept, logits)
@@ -73,7 +73,8 @@ def _gradient_bytes(operator: Operator, kind: LayerKind, mode: Mode, arriving: f
     kept = saved_bytes(operator, kind, mode)
     if kept < arriving / 2.0:  # not even a mask of a byte a number: the gradient goes on as it is, or ends with a table
         return 0.0, learned
-    return max(arriving, kept), learned + _routed_copies_bytes(operator, kind, mode, arriving)
+    inputs = max(1.0, kept // arriving) if arriving else 1.0  # tensors of that size; what is left is a mask
+    return inputs * arriving, learned + _routed_copies_bytes(operator, kind, mode, arriving)
 
 
 def _product_gradient_bytes(
