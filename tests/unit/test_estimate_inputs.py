@@ -46,6 +46,7 @@ def test_a_config_json_is_called_as_its_folder(tmp_path: Path) -> None:
 
 def test_names_are_known_in_any_case() -> None:
     assert read_model("GPT3-175B").name == "gpt3-175b"
+    assert read_model("Llama_3-70b").name == "llama3-70b"
     assert {read_model(name).name for name in model_names()} == set(model_names())
 
 
@@ -125,8 +126,8 @@ def test_what_is_no_config(tmp_path: Path, text: str) -> None:
 
 
 def test_neither_file_nor_name() -> None:
-    with pytest.raises(UsageError, match=r"no such file, and no model of that name; expected .*llama3-405b"):
-        read_model("llama4-1t")
+    with pytest.raises(UsageError, match=r"no model of that name; was llama3-\S+ .*meant; expected .*llama3-405b"):
+        read_model("llama3-80b")
     with pytest.raises(InputError, match="cannot be read"):
         read_model("nowhere/config.json")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -54,13 +55,17 @@ def read_model(model: str) -> ModelConfig:
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, faults)
     known = _known()
-    entry = known.get(model.lower())
-    if entry is None:
+    spelt = {_squeezed(name): name for name in known}
+    found = spelt.get(_squeezed(model))
+    if found is None:
+        near = [spelt[name] for name in get_close_matches(_squeezed(model), spelt, n=3)]
+        guess = f"; was {' or '.join(near)} meant" if near else ""
         raise UsageError(
-            f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
+            f"{model}: no such file, and no model of that name{guess}; expected a Hugging Face config.json or one of "
             f"{', '.join(known)}"
         )
-    return _model(model, model.lower(), entry["config"], entry, Faults())
+    entry = known[found]
+    return _model(model, found, entry["config"], entry, Faults())
 
 
 def model_names() -> list[str]:
@@ -127,7 +132,7 @@ def _family_of(document: Mapping[str, object]) -> str | None:
 
 
 def _squeezed(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    return re.sub(r"[-_. ]", "", name.lower())
 
 
 def _inner(document: Mapping[str, object], part: str) -> Mapping[str, object]:
