@@ -40,10 +40,11 @@ def estimate(
         typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas.")
+        int | None,
+        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas."),
     ] = None,
     microbatch: Annotated[
-        int | None, typer.Option("--microbatch", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
+        int | None, typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
     ] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
     unfused_attention: Annotated[

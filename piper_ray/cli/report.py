@@ -31,7 +31,7 @@ def report(
     plan_file: PlanFile,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The page to write, as report.html."),
+        typer.Option("-o", "--out", metavar="FILE", show_default=False, help="The page to write, as report.html."),
     ],
     devices: Devices = None,
     microbatches: Microbatches = None,

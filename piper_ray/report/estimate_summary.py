@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from piper_ray.model.figures import flop_text, given_size_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, printable, size_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 
 
@@ -50,11 +50,11 @@ def summary_lines(result: Estimate) -> list[str]:
     instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
     tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
-    memory = given_size_text(gpu.memory_bytes)
+    memory, both_ways = memory_text(gpu.memory_bytes), given_size_text(result.setting.bytes_per_s)
     return [
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
-        f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)}",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)} each way: B = {both_ways}/s",
         _work_line(result),
         memory_line(result),
     ]
@@ -70,8 +70,8 @@ def _work_line(result: Estimate) -> str:
     each = "".join(f", {flop_text(step / count)} a {unit}" for count, unit in units if count)
     peak = result.peak_flop_per_s
     return (
-        f"Work      {flop_text(step)} a step{each}; MFU is {time_text(step / peak, 4)} over the step's time, HFU "
-        f"{time_text(again / peak, 4)} if all is recomputed"
+        f"Work      {flop_text(step)} a step{each}; MFU = {time_text(step / peak, 4)} / step "
+        f"(HFU, all recomputed: {time_text(again / peak, 4)})"
     )
 
 
@@ -90,7 +90,7 @@ def memory_line(result: Estimate) -> str:
         for layer in instance.layers
     )
     least = math.ceil(needed_bytes / instance.memory_bytes)
-    text = f"Memory    at least {given_size_text(needed_bytes)} with one microbatch in flight: {plural(least, 'GPU')}"
+    text = f"Memory    at least {size_text(needed_bytes)} with one microbatch in flight: {plural(least, 'GPU')}"
     return f"{text} or more" + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
 
 

@@ -126,7 +126,9 @@ def test_what_is_no_config(tmp_path: Path, text: str) -> None:
 
 
 def test_neither_file_nor_name() -> None:
-    with pytest.raises(UsageError, match=r"no model of that name; was llama3-\S+ .*meant; expected .*llama3-405b"):
+    with pytest.raises(
+        UsageError, match=r"no such file, and no model of that name; expected .*llama3-405b.*; did you mean llama3-"
+    ):
         read_model("llama3-80b")
     with pytest.raises(InputError, match="cannot be read"):
         read_model("nowhere/config.json")
@@ -135,7 +137,7 @@ def test_neither_file_nor_name() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (EstimateRequest(nodes=1, batch=7, samples=2), "--batch 7 is no multiple"),
+        (EstimateRequest(nodes=1, batch=7, samples=2), "--global-batch 7 is no multiple"),
         (EstimateRequest(nodes=1, tokens=10**6), "has positions for 4096"),
         (EstimateRequest(nodes=10**6), "expected at most 100,000"),
         (EstimateRequest(nodes=1, samples=2**20, batch=2**20), "more than a GPU has"),

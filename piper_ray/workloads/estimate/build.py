@@ -77,7 +77,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
     samples, batch = request.samples or model.samples, request.batch or model.batch
     if batch % samples:
-        raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
+        raise UsageError(f"--global-batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
     architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, per_node)
@@ -98,7 +98,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
     if setting.workspace_bytes >= gpu.memory_bytes:
         raise UsageError(
             f"recomputing one layer takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has; expected a "
-            "smaller --microbatch or fewer --tokens"
+            "smaller --microbatch-size or fewer --tokens"
         )
     links = links_of(gpu, request.nodes, per_node)
     instance = _instance(architecture, modes, setting, devices, links, microbatch)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
 from piper_ray.workloads.estimate.defaults import completed
@@ -19,6 +19,7 @@ from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, repeated_keys
 from piper_ray.workloads.formats.faults import Faults, names_of, shown
 from piper_ray.workloads.formats.fields import Open
+from piper_ray.workloads.formats.recognise import HUGGING_FACE, advice
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def read_model(model: str) -> ModelConfig:
     """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
-        document = parse_json(model, read_text(model))
+        text = read_text(model)
+        toml = path.suffix.lower() == ".toml"
+        document = parse_toml(model, text) if toml else parse_json(model, text)
         faults = Faults(repeated_keys(document))
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, faults)
@@ -58,11 +61,9 @@ def read_model(model: str) -> ModelConfig:
     spelt = {_squeezed(name): name for name in known}
     found = spelt.get(_squeezed(model))
     if found is None:
-        near = [spelt[name] for name in get_close_matches(_squeezed(model), spelt, n=3)]
-        guess = f"; was {' or '.join(near)} meant" if near else ""
         raise UsageError(
-            f"{model}: no such file, and no model of that name{guess}; expected a Hugging Face config.json or one of "
-            f"{', '.join(known)}"
+            f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
+            f"{', '.join(known)}{did_you_mean(model, known)}"
         )
     entry = known[found]
     return _model(model, found, entry["config"], entry, Faults())
@@ -89,6 +90,9 @@ def _model(
         notes.append(f"a model of several parts; only its {part} is estimated")
         document = _inner(document, part)
         model_type = _family_of(document)
+    kind = advice(document)
+    if model_type is None and kind is not None and kind is not HUGGING_FACE:
+        raise InputError(source, [Fault("", f"not a model's config but {kind}")])
     family = USUAL if model_type is None else FAMILIES[model_type]
     document = document if model_type is None else {**document, "model_type": model_type}
     config = faults.model(family.config, completed(family.config, str(model_type), document), "")
