@@ -21,6 +21,7 @@ from piper_ray.cli.common import (
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
+    Chunks,
     Gap,
     MemoryLimit,
     NoDataParallel,
@@ -33,6 +34,7 @@ from piper_ray.cli.search_options import (
     Threads,
     TimeLimit,
     UseAllDevices,
+    asked_schedule,
     constraints_of,
 )
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
@@ -41,7 +43,7 @@ from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 
@@ -92,6 +94,7 @@ def frontier(
     no_data_parallel: NoDataParallel = False,
     recompute: RecomputeRule = Recompute.AUTO,
     schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
     same_degrees: SameForAll = False,
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
@@ -120,14 +123,16 @@ def frontier(
     most = None if wanted is None else wanted[-1]
     instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.engine.chunks.answer import most_chunks
     from piper_ray.engine.flush.answer import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier
     from piper_ray.report.layout import console
     from piper_ray.report.summary import schedule_line
 
-    planned_for = Schedule.first_of(schedule, instance.schedule)
-    if budgets is not None and is_by_degrees(planned_for, restrictions):
+    asked = asked_schedule(schedule, chunks, instance.schedule)
+    planned_for = Schedule.of(asked)
+    if budgets is not None and (planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions)):
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
     screen = console(stderr=json)
     log = FrontierLog(screen)
@@ -143,7 +148,7 @@ def frontier(
             options=options,
             listener=log,
             stop=first,
-            schedule=planned_for,
+            schedule=asked,
         )
         if budgets is None or found.stopped_by is not None:
             return found, ()
@@ -152,7 +157,7 @@ def frontier(
 
     with log:
         log.begin(instance)
-        log.line(schedule_line(planned_for))
+        log.line(schedule_line(planned_for, most_chunks(asked)))
         found, of_budgets = current().run(search)
     print_frontier(screen, found, of_budgets)
     if json:

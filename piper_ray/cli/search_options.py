@@ -122,8 +122,8 @@ Chunks = Annotated[
     typer.Option(
         "--chunks",
         metavar="V",
-        help="Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, "
-        "solve tries 1 to 8 for the former two.",
+        help="Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, 1 "
+        "to 8 are tried for the former two.",
     ),
 ]
 SameForAll = Annotated[

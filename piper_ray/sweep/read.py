@@ -218,5 +218,5 @@ def _load(
 def _point(draft: _Draft, graph: Instance) -> Point:
     own = [getattr(graph, quantity) for quantity in _CLUSTER.values()]
     k, n, m, b = (mine if given is None else given for given, mine in zip(draft.figures, own, strict=True))
-    schedule = Schedule.first_of(draft.schedule, graph.schedule)
+    schedule = Schedule.first_of(draft.schedule, graph.schedule).settled
     return Point(draft.workload, draft.planner, k, n, float(m), float(b), draft.restrictions, schedule)
