@@ -21,7 +21,7 @@ def header_lines(result: Estimate, command: str) -> list[str]:
     setting, gpu = result.setting, result.setting.gpu
     gradient_bytes = setting.training.gradient_bytes
     trained = "trained " if _adapted(result) else ""
-    memory = f"{given_size_text(gpu.memory_bytes)} less {size_text(setting.workspace_bytes, 3)}"
+    found, reserve = size_text(gpu.device_bytes, 3), size_text(setting.reserve_bytes, 3)
     return [
         f"{result.architecture.name} on {result.devices:,} GPUs ({gpu.name}), estimated by formulas and not measured:",
         f"  {command}",
@@ -39,7 +39,8 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"fixed          weights, gradients and optimizer state, {_state_text(result)}",
         f"inputs         a GPU's share of a tensor over t = {setting.largest_degree}",
         "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
-        f"memory         {memory} for one layer while it is recomputed",
+        f"memory         {found} that programs find, less {reserve} for CUDA's context, communicators and",
+        f"               fragments, and less {size_text(setting.workspace_bytes, 3)} for one layer's backward pass",
         f"bandwidth      {_link_text(result)}, both directions together",
         *([] if result.one_node else [f"links          {gpu.link} within a node, likewise"]),
     ]

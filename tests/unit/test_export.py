@@ -87,15 +87,19 @@ def test_stages_and_ranks_must_agree() -> None:
         ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", "Et*2|(t*2|)*4,t*2L", 3),
         ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", "Et*3|(t*3|)*2,t*3L", 2),
         (
-            ("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2"
-            " --decoder-last-pipeline-num-layers 4"),
+            (
+                "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2"
+                " --decoder-last-pipeline-num-layers 4"
+            ),
             "Et*2|(t*3|)*2,t*4L",
             1,
         ),
         ("--pipeline-model-parallel-size 3 --decoder-last-pipeline-num-layers 2", "Et*5|t*5|t*2L", 1),
         (
-            ("--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split"
-            " --account-for-loss-in-pipeline-split"),
+            (
+                "--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split"
+                " --account-for-loss-in-pipeline-split"
+            ),
             "Et*6|t*6L",
             1,
         ),

@@ -47,6 +47,7 @@ class Gpu(Closed):
 
     name: str = Field(description="a text")
     memory_bytes: PositiveSize = Field(alias="memory", description="a size > 0, such as 80GB")
+    memory_found: _Fraction
     usual: bool = Field(default=False, description="true or false")
     matrix_flop_per_s: Positive = Field(alias="matrix", description="FLOP/s > 0")
     matrix_tf32_flop_per_s: Figure = Field(default=0.0, alias="matrix_tf32", description="FLOP/s >= 0")
@@ -67,6 +68,11 @@ class Gpu(Closed):
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")
+
+    @property
+    def device_bytes(self) -> float:
+        """What programs find of the memory: makers count GiB as GB, and some is the driver's."""
+        return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
 
     def ring_bytes_per_s(self, degree: int) -> float:
         """What a ring of ``degree`` GPUs of a node carries in one direction."""
