@@ -71,8 +71,8 @@ def _work_line(result: Estimate) -> str:
     each = "".join(f", {flop_text(step / count)} a {unit}" for count, unit in units if count)
     peak = result.peak_flop_per_s
     return (
-        f"Work      {flop_text(step)} a step{each}; MFU is {time_text(step / peak, 4)} over the step's time, HFU "
-        f"{time_text(again / peak, 4)} if all is recomputed"
+        f"Work      {flop_text(step)} a step{each}; MFU = {time_text(step / peak, 4)} / step "
+        f"(HFU, all recomputed: {time_text(again / peak, 4)})"
     )
 
 

@@ -1,9 +1,9 @@
 """Workloads from nothing: a model's config and the name of a GPU make an instance that can be planned.
 
-``config`` finds the model, ``architectures`` makes its layers of operators, ``modes`` lists the ways to run a layer,
-``roofline`` and ``memory`` price one, ``costs`` adds them up to a TMPC, ``build`` puts the instance together;
-``states``, ``working``, ``runtimes`` and ``ranks`` say what each rank of a run holds, by item;
-``explain`` and ``describe`` say how and what. In the planner's words:
+``config`` finds the model, ``architectures`` makes its layers of operators, ``adapters`` freezes them and adds LoRA's,
+``modes`` lists the ways to run a layer, ``roofline`` and ``memory`` price one, ``work`` counts its FLOP, ``costs`` adds
+them up to a TMPC, ``build`` puts the instance together; ``states``, ``working``, ``runtimes`` and ``ranks`` say what
+each rank of a run holds, by item. In the planner's words:
 
 - a sample is one microbatch; p is the s of its forward and backward pass, recomputation and the exchanges among t
   devices included, one after the other;

@@ -92,9 +92,9 @@ class Hardware:
         if found is not None:
             return self.gpus[found]
         near = near_gpus(key, self.gpus)
-        guess = f"; was {' or '.join(near)} meant" if near else ""
+        guess = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(
-            f"--gpu {key}: unknown{guess}; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)"
+            f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others){guess}"
         )
 
 
