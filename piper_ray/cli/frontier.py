@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, Unwritten, load_instance
+from piper_ray.cli.common import (
+    Bandwidth,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    Unwritten,
+    counts_text,
+    load_instance,
+)
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Chunks,
@@ -52,7 +62,7 @@ def frontier(
         typer.Option(
             "--devices",
             metavar="RANGE",
-            help="Numbers of devices, as 8..2048, 8..2048:8 or 8,16,32; 1 to the input's number if not given.",
+            help="Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given.",
         ),
     ] = None,
     budgets: Annotated[
@@ -69,7 +79,7 @@ def frontier(
     in_flight: KeptInFlight = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write all points to FILE: a table, .parquet or .csv."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write all points to FILE: a table, .parquet or .csv."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -108,8 +118,8 @@ def frontier(
         ),
     )
     _refuse_unwritable(out, plot, plans)
-    wanted = None if devices is None else parse_numbers(devices, "--devices")
-    bounds = None if budgets in (None, "all") else parse_numbers(str(budgets), "--budgets")
+    wanted = None if devices is None else parse_numbers(counts_text(devices), "--devices")
+    bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
     most = None if wanted is None else wanted[-1]
     instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
 

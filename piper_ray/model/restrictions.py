@@ -143,12 +143,14 @@ class Restrictions:
         if self.plan_wide:
             raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, self.plan_wide))}")
 
-    def require_same_degrees(self, how: str) -> None:
+    def require_same_degrees(self, how: str, *also: type[Constraint]) -> None:
         """Raises UsageError for constraints that plans with one d and one t for all stages are not made to keep.
 
-        how: such plans are made, for the user.
+        how: such plans are made, for the user. also: what the schedule's solver keeps besides.
         """
-        unknown = [rule for rule in self.plan_wide if not isinstance(rule, (SameDegrees, StageCount, AllDevices))]
+        unknown = [
+            rule for rule in self.plan_wide if not isinstance(rule, (SameDegrees, StageCount, AllDevices, *also))
+        ]
         if unknown:
             raise UsageError(f"plans {how} cannot keep {', '.join(map(repr, unknown))} yet")
 

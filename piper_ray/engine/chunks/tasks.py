@@ -23,7 +23,7 @@ _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 class PlanSpace:
     """What plans may be, and what their step takes beside passes. ranks: p; None: any number.
 
-    data_parallel_degrees: those that d may be.
+    data_parallel_degrees: those that d may be. filled: no more ranks than microbatches of a replica.
     """
 
     schedules: Sequence[Schedule]
@@ -32,6 +32,7 @@ class PlanSpace:
     ranks: int | None
     all_devices: bool
     step: StepTerms = StepTerms()
+    filled: bool = False
 
 
 class TaskKey(NamedTuple):
@@ -144,6 +145,8 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -
     chunks = [schedule.v for schedule in space.schedules]
     found = []
     for p in _ranks(instance, space, d * tables.degree):
+        if space.filled and p > m:
+            continue
         if fixed_bytes > p * memory_bytes:
             continue
         # On one rank no number of chunks is faster than the least, or holds less, where chunks have nothing to decide.
