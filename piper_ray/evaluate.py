@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.figures import bytes_text
 from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -257,9 +258,12 @@ def _memory_violations(
             continue
         needed = _memory_bytes(chosen.values(), y, stage.data_parallel_degree)
         if not _fits(needed, limit):
+            held, more, there = f"{needed:.0f} bytes", f"{needed - limit:.6g}", f"{limit:.0f}"
+            if limit >= 2**20:
+                held, more, there = bytes_text(needed), bytes_text(needed - limit), bytes_text(limit)
             violations.append(
-                f"stage {number}: needs {needed:.0f} bytes on each device with {y} microbatches in flight, "
-                f"{needed - limit:.6g} more than the {limit:.0f} there are"
+                f"stage {number}: needs {held} on each device with {y} microbatches in flight, "
+                f"{more} more than the {there} there are"
             )
     return violations
 

@@ -39,6 +39,7 @@ def estimated(
     fused: bool = True,
     zero_shards: int = 1,
     offload: bool = False,
+    lora: int = 0,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
     request = EstimateRequest(
@@ -49,6 +50,7 @@ def estimated(
         fused=fused,
         zero_shards=zero_shards,
         offload=offload,
+        lora=lora,
     )
     return estimate(model, load_hardware(), gpu, request)
 

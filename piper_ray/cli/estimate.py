@@ -40,10 +40,11 @@ def estimate(
         typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas.")
+        int | None,
+        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas."),
     ] = None,
     microbatch: Annotated[
-        int | None, typer.Option("--microbatch", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
+        int | None, typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
     ] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
     unfused_attention: Annotated[
@@ -61,6 +62,15 @@ def estimate(
         ),
     ] = 1,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
+    lora: Annotated[
+        int,
+        typer.Option(
+            "--lora",
+            metavar="RANK",
+            min=0,
+            help="Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        ),
+    ] = 0,
     hardware: Annotated[
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
@@ -90,8 +100,12 @@ def estimate(
         fused=not unfused_attention,
         zero_shards=zero,
         offload=offload,
+        lora=lora,
     )
-    result = run(read_model(model), load_hardware(hardware, note), gpu, request)
+    read = read_model(model)
+    for text in read.notes:
+        note(text)
+    result = run(read, load_hardware(hardware, note), gpu, request)
     if explain is not None:
         from piper_ray.report.estimate_explanation import explanation_lines
 

@@ -13,8 +13,8 @@ from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_
 from piper_ray.cli.cluster import (
     Address,
     Alone,
+    Checkpoint,
     CpusPerWorker,
-    Resume,
     Supervise,
     WithoutWorkers,
     Workers,
@@ -34,6 +34,16 @@ from piper_ray.cli.common import (
     load_instance,
     note,
     refuse_unwritable,
+)
+from piper_ray.cli.export import GpusPerNode
+from piper_ray.cli.for_runtime import (
+    ForRuntime,
+    HowManyPlans,
+    RuntimeSolve,
+    Tolerance,
+    find_alternatives,
+    print_alternatives,
+    write_alternatives,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
@@ -87,7 +97,7 @@ def solve(
     in_flight: KeptInFlight = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the plan to FILE, in upstream's JSON with our figures."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write the plan to FILE: upstream's JSON and our figures."),
     ] = None,
     json: Json = False,
     no_tensor_parallel: NoTensorParallel = False,
@@ -115,25 +125,29 @@ def solve(
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,
     without_workers: WithoutWorkers = Alone.CONTINUE,
-    resume: Resume = None,
+    checkpoint: Checkpoint = None,
     supervised: Supervise = False,
+    runtime: ForRuntime = None,
+    plans: HowManyPlans = 1,
+    tolerance: Tolerance = 1e-3,
+    gpus_per_node: GpusPerNode = None,
 ) -> None:
     """Find the fastest plan for INPUT, and prove it.
 
     Ctrl-C stops the search and prints the best plan so far with its gap.
     """
     if supervised:
-        if resume is None:
-            raise UsageError("--supervise needs --resume: where the state is kept that a new start takes up")
+        if checkpoint is None:
+            raise UsageError("--supervise needs --checkpoint: where the state is kept that a new start takes up")
         from piper_ray.cli.supervise import supervise, without_supervise
 
-        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume))
+        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), checkpoint))
     options = SolveOptions(
         gap=gap,
         time_limit_s=time_limit,
         threads=threads,
         memory_limit_bytes=memory_limit,
-        resume=resume,
+        resume=checkpoint,
         contract=contract,
     )
     restrictions = Restrictions(
@@ -162,17 +176,25 @@ def solve(
             contract=blocks,
             memory_limit=memory_limit,
             address=address,
-            resume=resume,
+            checkpoint=checkpoint,
             chunks=chunks,
             sustained=sustained,
             all_reduce=all_reduce,
             all_reduce_overlap=all_reduce_overlap,
             optimizer=optimizer,
+            runtime=runtime,
+            plans=plans > 1,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         planned_for = Schedule.first_of(schedule, instance.schedule)
         raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    for_runtime = None
+    if runtime is None:
+        asked = asked_schedule(schedule, chunks, instance.schedule)
+    else:
+        for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
+        asked, restrictions = for_runtime.schedule, for_runtime.restrictions
 
     from piper_ray.engine.chunks.answer import most_chunks
     from piper_ray.report.document import solution_document, to_text
@@ -185,7 +207,6 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        asked = asked_schedule(schedule, chunks, instance.schedule)
         log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
         def search(stop: Stop[Solution]) -> Solution:
@@ -224,6 +245,17 @@ def solve(
     print_outcome(screen, instance, solution)
     if simulation is not None:
         print_simulated(screen, instance, solution, simulation)
+    free = None
+    if for_runtime is not None and solution.stopped_by is not StoppedBy.INTERRUPT:
+        free = for_runtime.without_rules(instance, solution, options)
+        screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
+        for_runtime.print_ranks(screen, solution)
+    if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
+        others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
+        screen.print()
+        print_alternatives(screen, instance, others, tolerance)
+        if out is not None:
+            write_alternatives(out, instance, others, unwritten)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         typer.echo(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.model import limits
 from piper_ray.model.batch import Batch
@@ -11,13 +11,15 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.memory import transient_bytes
-from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
+from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.work import step_flop
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class EstimateRequest:
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
     fused: attention as one kernel. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
-    offload: activations in host memory as a further choice.
+    offload: activations in host memory as a further choice. lora: rank of adapters that are trained in the model's
+    place; 0: the model itself is.
     """
 
     nodes: int
@@ -37,11 +40,15 @@ class EstimateRequest:
     fused: bool = True
     zero_shards: int = 1
     offload: bool = False
+    lora: int = 0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links."""
+    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links.
+
+    model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
+    """
 
     instance: Instance
     architecture: Architecture
@@ -49,9 +56,16 @@ class Estimate:
     modes: dict[str, tuple[Mode, ...]]
     devices: int
     one_node: bool
+    model_flop: float
+    hardware_flop: float
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Of all devices in bf16: what utilisation is measured against."""
+        return self.devices * self.setting.gpu.matrix_flop_per_s
 
     def costs(self, kind: LayerKind, mode: Mode) -> Costs:
-        return costs_of(kind, mode, self.setting)
+        return costs_of(kind.on(mode.degree), mode, self.setting)
 
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
@@ -63,9 +77,9 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
     samples, batch = request.samples or model.samples, request.batch or model.batch
     if batch % samples:
-        raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
+        raise UsageError(f"--global-batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
-    architecture = model.architecture(microbatch)
+    architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, per_node)
     modes = {
         kind.key: tuple(
@@ -84,11 +98,26 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
     if setting.workspace_bytes >= gpu.memory_bytes:
         raise UsageError(
             f"recomputing one layer takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has; expected a "
-            "smaller --microbatch or fewer --tokens"
+            "smaller --microbatch-size or fewer --tokens"
         )
     links = links_of(gpu, request.nodes, per_node)
     instance = _instance(architecture, modes, setting, devices, links, microbatch)
-    return Estimate(instance, architecture, setting, modes, devices, request.nodes == 1)
+    causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
+    return Estimate(
+        instance,
+        architecture,
+        setting,
+        modes,
+        devices,
+        request.nodes == 1,
+        model_flop=step_flop(causal, batch // samples),
+        hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
+    )
+
+
+def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateRequest) -> Architecture:
+    architecture = model.architecture(microbatch)
+    return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
 def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
@@ -113,7 +142,7 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ..
     needed = [0.0]
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
-        needed += [transient_bytes(kind, mode) for mode in modes[kind.key] if mode.degree == largest]
+        needed += [transient_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
     return max(needed)
 
 
@@ -131,7 +160,11 @@ def _instance(
         for source in node.inputs:
             readers[source].append(index)
     output = [node.kind.value(node.kind.output) for node in nodes]
-    costs = {(kind.key, mode): costs_of(kind, mode, setting) for kind in architecture.kinds for mode in modes[kind.key]}
+    costs = {
+        (kind.key, mode): costs_of(kind.on(mode.degree), mode, setting)
+        for kind in architecture.kinds
+        for mode in modes[kind.key]
+    }
     layers = []
     for index, node in enumerate(nodes):
         arriving = {source: output[source] for source in node.inputs}

@@ -14,6 +14,7 @@ from piper_ray.workloads.estimate.memory import (
     kept_bytes,
     parameters_on_device,
     state_bytes,
+    trained_on_device,
     transient_bytes,
 )
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
@@ -55,6 +56,7 @@ class Costs:
     offload_s: float
     zero_s: float
     parameters: float
+    trained: float
     gradient_bytes: float
     state_bytes: float
     activation_bytes: float
@@ -100,7 +102,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     talk_forward = sum(ex.forward * exchange_s(ex, kind, gpu, degree, sequence) for ex in kind.exchanges)
     talk_backward = sum(ex.backward * exchange_s(ex, kind, gpu, degree, sequence) for ex in kind.exchanges)
     talk_again = talk_forward if mode.recomputation is Recomputation.FULL else 0.0
-    parameters = parameters_on_device(kind, mode)
+    trained = trained_on_device(kind, mode)
     transient = transient_bytes(kind, mode)
     passes_s = (sum(forward) + talk_forward, backward + talk_backward + again + talk_again)
     offload = [offload_s(kept_bytes(kind, mode), pass_s, gpu) if mode.offload else 0.0 for pass_s in passes_s]
@@ -112,9 +114,10 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         exchange_backward_s=talk_backward,
         exchange_recompute_s=talk_again,
         offload_s=sum(offload),
-        zero_s=_zero_s(parameters, mode, setting),
-        parameters=parameters,
-        gradient_bytes=parameters * setting.training.gradient_bytes,
+        zero_s=_zero_s(trained, mode, setting),
+        parameters=parameters_on_device(kind, mode),
+        trained=trained,
+        gradient_bytes=trained * setting.training.gradient_bytes,
         state_bytes=state_bytes(kind, mode, setting.training),
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,

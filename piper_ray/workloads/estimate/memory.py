@@ -17,10 +17,20 @@ def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
     )
 
 
+def trained_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Those of them that have gradients and optimizer state."""
+    return sum(
+        kind.value(operator.parameters) / operator.parameters_split.parts(mode.degree, mode.sequence_parallel)
+        for operator in kind.operators
+        if not operator.frozen
+    )
+
+
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
     """Weights, gradients and optimizer state; the last is shared by ``mode.zero_shards`` replicas (ZeRO-1)."""
     optimizer = training.optimizer_bytes / mode.zero_shards
-    return parameters_on_device(kind, mode) * (training.weight_bytes + training.gradient_bytes + optimizer)
+    weights = parameters_on_device(kind, mode) * training.weight_bytes
+    return weights + trained_on_device(kind, mode) * (training.gradient_bytes + optimizer)
 
 
 def kept_bytes(kind: LayerKind, mode: Mode) -> float:

@@ -45,7 +45,7 @@ def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tupl
     """
     candidates = [t for t in range(1, gpus_per_node + 1) if gpus_per_node % t == 0]
     with_heads = {
-        kind.key: tuple(t for t in candidates if all(heads % t == 0 for heads in kind.heads))
+        kind.key: tuple(t for t in candidates if kind.divides(t))
         for kind in kinds
         if kind.tensor_parallel and kind.heads
     }

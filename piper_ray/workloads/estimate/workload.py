@@ -21,6 +21,7 @@ def estimate(
     fused_attention: bool = True,
     zero: int = 1,
     offload: bool = False,
+    lora: int | None = None,
     hardware: str | os.PathLike[str] | None = None,
 ) -> Instance:
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
@@ -28,7 +29,8 @@ def estimate(
     model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: of the table of hardware,
     such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
     samples. None: what the model's own training or the GPU's node has. zero: optimizer state over so many replicas as a
-    further choice. offload: activations in host memory as a further choice.
+    further choice. offload: activations in host memory as a further choice. lora: rank of adapters that are trained in
+    the model's place (LoRA).
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
     """
@@ -49,8 +51,10 @@ def estimate(
         fused=arguments.flag("fused_attention", fused_attention),
         zero_shards=arguments.positive("zero", zero),
         offload=arguments.flag("offload", offload),
+        lora=given("lora", lora) or 0,
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
-    found = build.estimate(read_model(arguments.location("model", model)), table, gpu, request)
-    return replace(found.instance, notes=tuple(notes))
+    read = read_model(arguments.location("model", model))
+    found = build.estimate(read, table, gpu, request)
+    return replace(found.instance, notes=(*read.notes, *notes))
