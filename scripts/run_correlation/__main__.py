@@ -58,7 +58,7 @@ def profiled(model: str, arguments: dict[str, str], repeats: int, *, at_once: in
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.toml" for number in range(at_once)]
         given = [text for name, value in arguments.items() for text in ("--arg", f"{name}={value}")]
-        settings = ["--microbatch", str(MICROBATCH), "--repeats", str(repeats), "--devices", "8", *given]
+        settings = ["--microbatch-size", str(MICROBATCH), "--repeats", str(repeats), "--devices", "8", *given]
         command = [sys.executable, "-m", "piper_ray", "profile", model, *settings]
         processes = [subprocess.Popen([*command, "-o", str(file)], stdout=subprocess.DEVNULL) for file in files]
         if any(process.wait() for process in processes):

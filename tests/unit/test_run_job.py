@@ -160,7 +160,7 @@ def test_a_plan_that_does_not_say_its_batch_is_told() -> None:
     }  # fmt: skip
     with pytest.raises(UsageError, match="how many microbatches a batch has; expected --microbatches N"):
         made(document)
-    with pytest.raises(UsageError, match="how many samples a microbatch has; expected --microbatch SAMPLES"):
+    with pytest.raises(UsageError, match="how many samples a microbatch has; expected --microbatch-size SAMPLES"):
         made(document, microbatches=4)
     assert made(document, microbatches=4, microbatch=2)[0].ranks == 1
 
