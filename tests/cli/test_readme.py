@@ -45,8 +45,9 @@ def test_solve_command_prints_what_readme_shows() -> None:
 
 def test_every_command_of_readme_exists() -> None:
     named = set(re.findall(r"`piper-ray ([\w-]+) ", _readme()))
-    commands = "solve verify simulate report info convert estimate profile frontier sweep sweep-report"
-    assert named == set(commands.split())
+    commands = "solve verify simulate report info convert estimate profile frontier sweep sweep-report".split()
+    commands += ["export", "import-plan", "compare"]
+    assert named == set(commands)
     for name in named:
         finished = subprocess.run([sys.executable, "-m", "piper_ray", name, "--help"], capture_output=True, check=False)
         assert finished.returncode == 0, name
