@@ -36,6 +36,7 @@ def simulated_plans(
     instance: Instance, schedule: Schedule, restrictions: Restrictions = Restrictions()
 ) -> Iterator[tuple[float, tuple[int, int, tuple[Choice, ...]]]]:
     """Seconds of the step, d, t and the chunks, of all plans that fit."""
+    restricted = restrictions != Restrictions()
     for d in divisors(instance.microbatches):
         for t in instance.degrees:
             for p in range(1, min(instance.devices // (d * t), len(instance.layers) // schedule.v) + 1):
@@ -46,10 +47,11 @@ def simulated_plans(
                     for tmpcs in product(*(_options(instance, layer.id, d, t) for layer in instance.layers)):
                         chosen = {layer.id: tmpc for layer, tmpc in zip(instance.layers, tmpcs, strict=True)}
                         plan = tuple({layer: chosen[layer] for layer in chunk} for chunk in chunks)
-                        if any(restrictions.violations(instance, _as_plan(plan, d, t), schedule)):
+                        if not _fits(instance, schedule, lists, plan, d):
                             continue
-                        if _fits(instance, schedule, lists, plan, d):
-                            yield step_s(instance, schedule, lists, plan, d), (d, t, plan)
+                        if restricted and any(restrictions.violations(instance, _as_plan(plan, d, t), schedule)):
+                            continue
+                        yield step_s(instance, schedule, lists, plan, d), (d, t, plan)
 
 
 def _as_plan(chunks: tuple[Choice, ...], d: int, t: int) -> Plan:

@@ -39,6 +39,8 @@ def estimated(
     fused: bool = True,
     zero_shards: int = 1,
     offload: bool = False,
+    reserve_bytes: float | None = None,
+    lora: int = 0,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
     request = EstimateRequest(
@@ -49,6 +51,8 @@ def estimated(
         fused=fused,
         zero_shards=zero_shards,
         offload=offload,
+        reserve_bytes=reserve_bytes,
+        lora=lora,
     )
     return estimate(model, load_hardware(), gpu, request)
 

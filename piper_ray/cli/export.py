@@ -156,7 +156,8 @@ def import_plan(
     )
     found = read_layout(instance, _layout_text(layout), run_as)
     piper_ray.dump_plan(found.plan, out, instance, found.schedule)
-    typer.echo(f"{out}: {found.plan!r} under {found.schedule.text}")
+    ranks = found.plan.by_rank(found.schedule)
+    typer.echo(f"{out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
 
 
 def _layout_text(layout: str) -> str:

@@ -43,7 +43,10 @@ def profile(
         ),
     ],
     microbatch: Annotated[
-        int, typer.Option("--microbatch", metavar="SAMPLES", min=1, show_default=False, help="Samples of a microbatch.")
+        int,
+        typer.Option(
+            "--microbatch-size", metavar="SAMPLES", min=1, show_default=False, help="Samples of a microbatch."
+        ),
     ],
     out: Annotated[
         Path,
@@ -95,7 +98,8 @@ def profile(
         int | None, typer.Option("--devices", metavar="K", min=1, help="Devices to plan for, in place of those here.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch; 32 microbatches.")
+        int | None,
+        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch; 32 microbatches."),
     ] = None,
     memory: Annotated[
         float | None,
@@ -124,7 +128,8 @@ def profile(
     degrees = _degrees(tensor_parallel)
     from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
-    from piper_ray.workloads.measure.factory import find_factory, parse_argument
+    from piper_ray.workloads.measure.arguments import parse_argument
+    from piper_ray.workloads.measure.factory import find_factory
     from piper_ray.workloads.measure.inputs import parse_input
     from piper_ray.workloads.measure.passes import Repeats
     from piper_ray.workloads.measure.session import ProfileRequest, store_of

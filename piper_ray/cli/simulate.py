@@ -16,6 +16,7 @@ from piper_ray.cli.common import (
     KeptInFlight,
     Memory,
     Microbatches,
+    PlanFile,
     Unwritten,
     load_instance,
     option_value,
@@ -49,21 +50,15 @@ def _schedule(name: ScheduleName | None, chunks: int | None, group: int | None, 
 
 def simulate(
     source: Input,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            show_default=False,
-            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
-        ),
-    ],
+    plan_file: PlanFile,
     schedule: Annotated[
         ScheduleName | None,
         typer.Option(
             "--schedule",
+            metavar="NAME",
             help="How each rank orders its passes; if not given as the plan says, else the input. 2bw, Piper's model, "
-            "and pipedream never drain; the others flush each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold "
-            "several of the plan's stages on a rank.",
+            "and pipedream never drain; gpipe, 1f1b, zb-h1, interleaved, looped-bfs, zb-v and dualpipe-v flush each "
+            "batch. The latter four hold several of the plan's stages on a rank.",
         ),
     ] = None,
     chunks: Annotated[

@@ -13,8 +13,8 @@ from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_
 from piper_ray.cli.cluster import (
     Address,
     Alone,
+    Checkpoint,
     CpusPerWorker,
-    Resume,
     Supervise,
     WithoutWorkers,
     Workers,
@@ -98,7 +98,7 @@ def solve(
     in_flight: KeptInFlight = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the plan to FILE, in upstream's JSON with our figures."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write the plan to FILE: upstream's JSON and our figures."),
     ] = None,
     json: Json = False,
     no_tensor_parallel: NoTensorParallel = False,
@@ -126,7 +126,7 @@ def solve(
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,
     without_workers: WithoutWorkers = Alone.CONTINUE,
-    resume: Resume = None,
+    checkpoint: Checkpoint = None,
     supervised: Supervise = False,
     runtime: ForRuntime = None,
     plans: HowManyPlans = 1,
@@ -138,17 +138,17 @@ def solve(
     Ctrl-C stops the search and prints the best plan so far with its gap.
     """
     if supervised:
-        if resume is None:
-            raise UsageError("--supervise needs --resume: where the state is kept that a new start takes up")
+        if checkpoint is None:
+            raise UsageError("--supervise needs --checkpoint: where the state is kept that a new start takes up")
         from piper_ray.cli.supervise import supervise, without_supervise
 
-        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume))
+        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), checkpoint))
     options = SolveOptions(
         gap=gap,
         time_limit_s=time_limit,
         threads=threads,
         memory_limit_bytes=memory_limit,
-        resume=resume,
+        resume=checkpoint,
         contract=contract,
     )
     restrictions = Restrictions(
@@ -177,7 +177,7 @@ def solve(
             contract=blocks,
             memory_limit=memory_limit,
             address=address,
-            resume=resume,
+            checkpoint=checkpoint,
             chunks=chunks,
             sustained=sustained,
             all_reduce=all_reduce,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
+from piper_ray.cli.common import (
+    Bandwidth,
+    Devices,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    PlanFile,
+    load_instance,
+)
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Chunks,
@@ -27,7 +36,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
 from piper_ray.simulate.options import SimulationOptions
-from piper_ray.workloads.formats.load import plan_claims
+from piper_ray.workloads.formats.load import plan_claims, plan_made_for
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -35,14 +44,7 @@ if TYPE_CHECKING:
 
 def verify(
     source: Input,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            show_default=False,
-            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
-        ),
-    ],
+    plan_file: PlanFile,
     devices: Devices = None,
     microbatches: Microbatches = None,
     memory: Memory = None,
@@ -65,6 +67,7 @@ def verify(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     claims = plan_claims(plan_file)
+    made_for = plan_made_for(plan_file, instance)
     valued_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
     step = step_terms(all_reduce, all_reduce_overlap, optimizer, claims.step_under(valued_for))
 
@@ -80,6 +83,10 @@ def verify(
         if json:
             found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
             typer.echo(to_text(found), nl=False)
+        if made_for is not None:
+            raise InvalidPlan(
+                [str(made_for)] if made_for.other_workload else [*error.violations, str(made_for)]
+            ) from None
         raise
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import given_size_text, range_text, time_text
+from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.formulas import number_text, substituted
-from piper_ray.workloads.estimate.memory import kept_bytes
+from piper_ray.workloads.estimate.hardware import Training
+from piper_ray.workloads.estimate.memory import kept_bytes, transient_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 from piper_ray.workloads.estimate.roofline import (
@@ -21,10 +22,16 @@ from piper_ray.workloads.estimate.roofline import (
     shape_on,
     traffic_s,
 )
+from piper_ray.workloads.estimate.work import hardware_flop, model_flop
+from piper_ray.workloads.estimate.working import backward_bytes
+from piper_ray.workloads.formats.workload_writer import type_keys
 
 
 def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
-    """All about one kind of layer; ``layer`` is its key, its name or the number of a layer. Raises UsageError."""
+    """All about one kind of layer; ``layer`` is its key, its name, its type in the file or the number of a layer.
+
+    Raises UsageError.
+    """
     kind = _find(result, layer)
     numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
     yield f"{kind.name} ({kind.key}): layers {range_text(numbers)} of {result.architecture.name}"
@@ -36,14 +43,17 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     for operator in kind.operators:
         if kind.value(operator.parameters):
             yield f"  {_term(operator.name, operator.parameters, kind)}{_share(kind, operator.parameters_split)}"
+    recomputed = hardware_flop(kind, Recomputation.FULL)
+    again = f"; {flop_text(recomputed)} with full recomputation" if kind.recomputable else ""
+    yield f"Work of a microbatch, forward and backward: {flop_text(model_flop(kind))}{again}"
     yield ""
     yield from _saved(kind)
     for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
         yield ""
-        yield from _passes(result, kind, *sharing)
+        yield from _passes(result, kind.on(sharing[0]), *sharing)
         for mode in result.modes[kind.key]:
             if (mode.degree, mode.sequence_parallel) == sharing:
-                yield from _figures(result, kind, mode)
+                yield from _figures(result, kind.on(mode.degree), mode)
 
 
 def _find(result: Estimate, layer: str) -> LayerKind:
@@ -54,6 +64,9 @@ def _find(result: Estimate, layer: str) -> LayerKind:
     for kind in kinds:
         if layer in (kind.key, kind.name):
             return kind
+    for number, key in type_keys(result.instance).items():
+        if key == layer:
+            return nodes[number].kind
     raise UsageError(
         f"--explain {layer}: no such layer; expected a number from 0 to {len(nodes) - 1} or one of "
         f"{', '.join(kind.key for kind in kinds)}"
@@ -90,7 +103,9 @@ def _rules(result: Estimate) -> Iterator[str]:
     yield f"  other work: bytes / ({memory})"
     yield f"  all-reduce over {gpu.link}: 2 (t-1) x (bytes / t / ({ring}) + {time_text(gpu.link_latency_s, 1)})"
     yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
-    yield f"  set aside for one layer while it is recomputed: {setting.workspace_bytes:,.0f} bytes"
+    yield f"  memory: {gpu.device_bytes:,.0f} bytes that programs find, of {given_size_text(gpu.memory_bytes)};"
+    yield f"    left free for CUDA's context, communicators and fragments: {setting.reserve_bytes:,.0f} bytes;"
+    yield f"    set aside for one layer's backward pass: {setting.workspace_bytes:,.0f} bytes"
 
 
 def _half_b(result: Estimate) -> str:
@@ -171,13 +186,35 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     training = result.setting.training
     zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
     yield (
-        f"    b = {costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + "
-        f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer)"
-        f"{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
+        f"    b = {_state_text(costs, training, zero)}{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
     )
-    yield f"    w = {costs.parameters:,.0f} x {training.gradient_bytes:g} = {costs.gradient_bytes:,.0f} bytes"
+    yield from (f"        {line}" for line in _memory_lines(result, kind, mode, costs))
+    yield f"    w = {costs.trained:,.0f} x {training.gradient_bytes:g} = {costs.gradient_bytes:,.0f} bytes"
     if kind.value(kind.output):
         yield f"    {_edge_text(result, kind, mode)}"
+
+
+def _state_text(costs: Costs, training: Training, zero: str) -> str:
+    of_trained = f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer"
+    if costs.trained == costs.parameters:
+        return f"{costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + {of_trained})"
+    weights = f"{costs.parameters:,.0f} parameters x {training.weight_bytes:g} weights"
+    return f"{weights} + {costs.trained:,.0f} trained x ({of_trained})"
+
+
+def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> Iterator[str]:
+    """What b is for, and what the backward pass holds beside a and b."""
+    training, shards = result.setting.training, mode.zero_shards
+    whole = shards if mode.fsdp else 1
+    states = [
+        ("weights", costs.parameters * training.weight_bytes / whole),
+        ("gradients", costs.trained * training.gradient_bytes / whole),
+        ("optimizer state", costs.trained * training.optimizer_bytes / shards),
+    ]
+    yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
+    again, gradients = transient_bytes(kind, mode), backward_bytes(kind, mode)
+    made = f" and {again:,.0f} made again or brought back" if again else ""
+    yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
 
 def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
@@ -219,7 +256,7 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
 def _zero_text(result: Estimate, mode: Mode, costs: Costs) -> str:
     weight_bytes, shards = result.setting.training.weight_bytes, mode.zero_shards
     return (
-        f"{costs.parameters:,.0f} x {weight_bytes:g} bytes x {shards - 1}/{shards} / ({_half_b(result)}) x {shards} "
+        f"{costs.trained:,.0f} x {weight_bytes:g} bytes x {shards - 1}/{shards} / ({_half_b(result)}) x {shards} "
         f"replicas / {result.setting.microbatches:,} microbatches = {time_text(costs.zero_s, 4)}"
     )
 
@@ -239,4 +276,4 @@ def _time_terms(costs: Costs) -> str:
 def _excess_text(result: Estimate, costs: Costs) -> str:
     if not costs.excess_bytes:
         return ""
-    return f" + {costs.transient_bytes:,.0f} while recomputing - {result.setting.workspace_bytes:,.0f} set aside"
+    return f" + {costs.transient_bytes:,.0f} in its backward pass - {result.setting.workspace_bytes:,.0f} set aside"

@@ -14,7 +14,9 @@ from piper_ray.workloads.estimate.memory import (
     kept_bytes,
     parameters_on_device,
     state_bytes,
+    trained_on_device,
     transient_bytes,
+    working_bytes,
 )
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind
@@ -26,7 +28,8 @@ class Setting:
     """What the costs depend on besides layer and mode.
 
     bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for
-    one layer's recomputation; largest_degree: of the whole workload; an edge's own cost is its share at that degree.
+    one layer's backward pass; reserve_bytes: left free of it. largest_degree: of the whole workload; an edge's own cost
+    is its share at that degree.
     """
 
     gpu: Gpu
@@ -35,6 +38,12 @@ class Setting:
     bytes_per_s: float
     workspace_bytes: float
     largest_degree: int
+    reserve_bytes: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """M: what is there for states and activations."""
+        return self.gpu.device_bytes - self.reserve_bytes - self.workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Costs:
     offload_s: float
     zero_s: float
     parameters: float
+    trained: float
     gradient_bytes: float
     state_bytes: float
     activation_bytes: float
@@ -81,7 +91,7 @@ class Costs:
 
     @property
     def fixed_bytes(self) -> float:
-        """b: state, and what a recomputation needs beyond the workspace set aside for all layers together."""
+        """b: state, and what a backward pass needs beyond the workspace set aside for all layers together."""
         return self.state_bytes + self.excess_bytes
 
 
@@ -100,8 +110,11 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     talk_forward = sum(ex.forward * exchange_s(ex, kind, gpu, degree, sequence) for ex in kind.exchanges)
     talk_backward = sum(ex.backward * exchange_s(ex, kind, gpu, degree, sequence) for ex in kind.exchanges)
     talk_again = talk_forward if mode.recomputation is Recomputation.FULL else 0.0
-    parameters = parameters_on_device(kind, mode)
-    transient = transient_bytes(kind, mode)
+    trained = trained_on_device(kind, mode)
+    transient = working_bytes(kind, mode)
+    # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
+    # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
+    charged = not kind.recomputable or transient_bytes(kind, mode) > 0.0
     passes_s = (sum(forward) + talk_forward, backward + talk_backward + again + talk_again)
     offload = [offload_s(kept_bytes(kind, mode), pass_s, gpu) if mode.offload else 0.0 for pass_s in passes_s]
     return Costs(
@@ -112,13 +125,14 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         exchange_backward_s=talk_backward,
         exchange_recompute_s=talk_again,
         offload_s=sum(offload),
-        zero_s=_zero_s(parameters, mode, setting),
-        parameters=parameters,
-        gradient_bytes=parameters * setting.training.gradient_bytes,
+        zero_s=_zero_s(trained, mode, setting),
+        parameters=parameters_on_device(kind, mode),
+        trained=trained,
+        gradient_bytes=trained * setting.training.gradient_bytes,
         state_bytes=state_bytes(kind, mode, setting.training),
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,
-        excess_bytes=max(0.0, transient - setting.workspace_bytes),
+        excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
         weight_s=sum(weight_gradients_s(operator, kind, gpu, degree, sequence) for operator in kind.operators),
     )

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.estimate.gpu_names import find_gpu, near_gpus
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
@@ -39,11 +40,19 @@ class Training(Closed):
 
 
 class Gpu(Closed):
-    """One kind of GPU in its node; see hardware.toml for what each constant means. Rates are in one direction."""
+    """One kind of GPU in its node; see hardware.toml for what each constant means. Rates are in one direction.
+
+    matrix_flop_per_s: in bf16; those of other precisions are 0 where it has no units for them.
+    """
 
     name: str = Field(description="a text")
     memory_bytes: PositiveSize = Field(alias="memory", description="a size > 0, such as 80GB")
+    memory_found: _Fraction
+    usual: bool = Field(default=False, description="true or false")
     matrix_flop_per_s: Positive = Field(alias="matrix", description="FLOP/s > 0")
+    matrix_tf32_flop_per_s: Figure = Field(default=0.0, alias="matrix_tf32", description="FLOP/s >= 0")
+    matrix_fp8_flop_per_s: Figure = Field(default=0.0, alias="matrix_fp8", description="FLOP/s >= 0")
+    matrix_fp4_flop_per_s: Figure = Field(default=0.0, alias="matrix_fp4", description="FLOP/s >= 0")
     matrix_fraction: _Fraction
     edge: Figure = Field(description="a number >= 0")
     depth_edge: Figure = Field(description="a number >= 0")
@@ -60,6 +69,11 @@ class Gpu(Closed):
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")
 
+    @property
+    def device_bytes(self) -> float:
+        """What programs find of the memory: makers count GiB as GB, and some is the driver's."""
+        return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
+
     def ring_bytes_per_s(self, degree: int) -> float:
         """What a ring of ``degree`` GPUs of a node carries in one direction."""
         return self.link_bytes_per_s * self.link_fraction * (max(1, degree - 1) if self.mesh else 1)
@@ -73,11 +87,15 @@ class Hardware:
     training: Training
 
     def gpu(self, key: str) -> Gpu:
-        """The GPU of that key, in any case. Raises UsageError."""
-        for known, gpu in self.gpus.items():
-            if known.lower() == key.lower():
-                return gpu
-        raise UsageError(f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)")
+        """The GPU of that key, or that people call so: "h100", "NVIDIA A100-SXM4-80GB". Raises UsageError."""
+        found = find_gpu(key, self.gpus)
+        if found is not None:
+            return self.gpus[found]
+        near = near_gpus(key, self.gpus)
+        guess = f"; was {' or '.join(near)} meant" if near else ""
+        raise UsageError(
+            f"--gpu {key}: unknown{guess}; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)"
+        )
 
 
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005

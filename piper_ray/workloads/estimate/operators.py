@@ -6,12 +6,15 @@ divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Kor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
 from piper_ray.workloads.estimate.formulas import evaluate
+
+LOSS = "loss"
+"""The name of the operator that turns logits into a loss."""
 
 
 class Split(Enum):
@@ -55,6 +58,7 @@ class Operator:
 
     parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
     products is done in the backward pass: twice, for the gradients of both operands.
+    matrices: of the model that its product multiplies by at once. frozen: its parameters are not trained.
     cheap: selective recomputation does it again. on_chip: operands and results of its products do not go through the
     device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
     """
@@ -70,6 +74,13 @@ class Operator:
     backward_products: float = 2.0
     cheap: bool = False
     on_chip: bool = False
+    matrices: int = 1
+    frozen: bool = False
+
+    @property
+    def routed(self) -> bool:
+        """Whether these are experts' products: as many as there are experts, each of the tokens that go to one."""
+        return any(product.count == "E" for product in self.products)
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,8 @@ class LayerKind:
 
     key: a short label. output: bytes it hands to each layer that reads it. checkpoint: bytes that full recomputation
     keeps, as a rule the tensors it reads. heads: what a tensor-parallel degree must divide; a layer without heads runs
-    at any degree that others have. tensor_parallel: False for what runs at t = 1 only. recomputable: whether
+    at any degree that others have. key_heads: those of keys and values, g of its formulas, of which more devices have
+    a copy each; 0 without such. tensor_parallel: False for what runs at t = 1 only. recomputable: whether
     recomputing it is offered. tied: parameters that another layer has too and that are counted there.
     """
 
@@ -105,6 +117,7 @@ class LayerKind:
     checkpoint: str = "0"
     exchanges: tuple[Exchange, ...] = ()
     heads: tuple[int, ...] = ()
+    key_heads: int = 0
     tensor_parallel: bool = True
     recomputable: bool = False
     tied: str = "0"
@@ -112,9 +125,26 @@ class LayerKind:
     def value(self, formula: str) -> float:
         return evaluate(formula, self.symbols)
 
+    def divides(self, degree: int) -> bool:
+        """Whether so many devices can run it: each has as many heads, and keys and values for them."""
+        shared = not self.key_heads or self.key_heads % degree == 0 or degree % self.key_heads == 0
+        return shared and all(heads % degree == 0 for heads in self.heads)
+
+    def on(self, degree: int) -> LayerKind:
+        """The kind as that many devices have it: with a copy of keys and values on each where there are fewer heads."""
+        if not 0 < self.key_heads < degree:
+            return self
+        return replace(self, symbols={**self.symbols, "g": degree})
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Those that are not trained, those of tied weights left out."""
+        frozen = [operator for operator in self.operators if operator.frozen]
+        return round(sum(self.value(operator.parameters) for operator in frozen) - self.value(self.tied) * bool(frozen))
+
     @property
     def parameters(self) -> int:
-        """Numbers that are learned, those of tied weights included."""
+        """Numbers that the layer has, those of tied weights included."""
         return round(sum(self.value(operator.parameters) for operator in self.operators))
 
 
@@ -123,12 +153,14 @@ class LayerNode:
     """A layer of the graph: its kind and the indices of the layers that it reads.
 
     path: the module's name in Hugging Face's model of this family, its main one where it takes several (a last norm
-    goes with the projection); empty where there is none.
+    goes with the projection); empty where there is none. training_only: not part of the model that comes of it, as the
+    predictors of further tokens.
     """
 
     kind: LayerKind
     inputs: tuple[int, ...] = ()
     path: str = ""
+    training_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,9 +177,25 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """The model's parameter count, tied weights counted once."""
-        return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in self.nodes)
+        """The model's parameter count, tied weights counted once; without what only training has."""
+        return _counted(node for node in self.nodes if not node.training_only)
+
+    @property
+    def trained_parameters(self) -> int:
+        """All of them, those that only training has too, but those that stand still beside adapters."""
+        everything = self.parameters + self.training_only_parameters
+        return everything - sum(node.kind.frozen_parameters for node in self.nodes)
+
+    @property
+    def training_only_parameters(self) -> int:
+        """Of layers that the finished model does without."""
+        return _counted(node for node in self.nodes if node.training_only)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         return tuple({node.kind.key: node.kind for node in self.nodes}.values())
+
+
+def _counted(nodes: Iterable[LayerNode]) -> int:
+    """Parameters, those of tied weights once."""
+    return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in nodes)

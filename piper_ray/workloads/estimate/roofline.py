@@ -77,7 +77,7 @@ def backward_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, seque
 
 def weight_gradients_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
     """Of the backward pass, the products that give gradients of weights: as many as in the forward pass."""
-    learns = kind.value(operator.parameters) > 0.0
+    learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
     return _products_s(operator, kind, gpu, degree, sequence_parallel) if learns else 0.0
 
 

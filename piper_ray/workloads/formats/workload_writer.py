@@ -42,7 +42,7 @@ def to_toml(instance: Instance) -> str:
         "samples_per_microbatch": instance.batch.samples_per_microbatch,
         "tokens_per_sample": instance.batch.tokens_per_sample,
         "schedule": None if schedule is None else _text(schedule.name.value),
-        "chunks": None if schedule is None or schedule.v == 1 else schedule.v,
+        "chunks": None if schedule is None or schedule.chunks_are_open or schedule.v == 1 else schedule.v,
         "group": None if schedule is None else schedule.group,
     }
     if any(value is not None for value in counts.values()):
@@ -140,6 +140,11 @@ class _Type:
         for (_, figures, times), ts in degrees.items():
             yield f"  {{ {', '.join(_row(ts, figures, times))} }},"
         yield "]"
+
+
+def type_keys(instance: Instance) -> dict[int, str]:
+    """The key of each layer's type in the file, by the layer's id."""
+    return {layer: kind.key for layer, kind in _types(instance, _Graph(instance)).items()}
 
 
 def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:

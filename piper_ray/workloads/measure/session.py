@@ -17,6 +17,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.estimate.build import links_of
+from piper_ray.workloads.estimate.gpu_names import find_gpu
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.measure.build import ProfileTarget, instance_of
 from piper_ray.workloads.measure.factory import Factory, TrainableModel
@@ -153,7 +154,9 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
     devices = request.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)
     batch = request.batch or request.microbatch * _MICROBATCHES
     if batch % request.microbatch:
-        raise UsageError(f"--batch {batch} is no multiple of --microbatch {request.microbatch}; expected one")
+        raise UsageError(
+            f"--global-batch {batch} is no multiple of --microbatch-size {request.microbatch}; expected one"
+        )
     memory_bytes = request.memory_bytes if request.memory_bytes is not None else _memory_bytes(device)
     if request.bandwidth_bytes_per_s is not None or gpu is None:
         links: tuple[Link, ...] = (Link(request.bandwidth_bytes_per_s or _BYTES_PER_S),)
@@ -174,12 +177,11 @@ def _memory_bytes(device: torch.device) -> float:
 
 
 def _recognised(hardware: Hardware, device: torch.device) -> Gpu | None:
-    """The table's GPU whose model is in the device's name, and of those the one of nearest memory."""
+    """The table's GPU that the driver names."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device).upper()
-    known = [gpu for key, gpu in hardware.gpus.items() if key.partition("-")[0].upper() in name]
-    return min(known, key=lambda gpu: abs(gpu.memory_bytes - _memory_bytes(device)), default=None)
+    key = find_gpu(torch.cuda.get_device_name(device), hardware.gpus)
+    return None if key is None else hardware.gpus[key]
 
 
 def _check_shard(spec: str, degree: int, layers: Sequence[TracedLayer], whole: Sequence[TracedLayer]) -> None:
