@@ -11,7 +11,7 @@ import piper_ray
 from piper_ray.cli.common import command_text, note
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
-from piper_ray.export.targets import Target, export_plan
+from piper_ray.export.target import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.runtimes.named import RUNTIMES
@@ -156,6 +156,7 @@ def plan(
 
 def _write(demand: Demand, found: Proposal, out: Path, command: str) -> list[Path]:
     """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
+    from piper_ray.export.targets import export_plan
     from piper_ray.report.document import plan_document, proof_document, to_text
     from piper_ray.report.estimate_summary import file_text
     from piper_ray.runtimes.runtime import gpus_per_node_of
