@@ -84,8 +84,9 @@ class Job:
 
     def to_json(self) -> str:
         """What ``from_json`` reads."""
-        texts = {"arguments": repr(dict(self.arguments))}  # tuples stay tuples
-        return json.dumps(dataclasses.asdict(self) | texts)
+        # Tuples among the arguments stay tuples.
+        own = {"arguments": repr(dict(self.arguments)), "schedule": self.schedule.to_dict()}
+        return json.dumps(dataclasses.asdict(self) | own)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
@@ -96,7 +97,7 @@ class Job:
             | {
                 "arguments": ast.literal_eval(read["arguments"]),
                 "stages": tuple(tuple(LayerJob(**layer) for layer in stage) for stage in read["stages"]),
-                "schedule": Schedule(**read["schedule"]),
+                "schedule": Schedule(*map(read["schedule"].get, ("schedule", "chunks", "group"))),
                 "sharing": Replicas(read["sharing"]),
             }
         )
