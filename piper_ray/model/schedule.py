@@ -59,6 +59,9 @@ class Schedule:
     chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others.
     group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
     None: the least that the number of microbatches allows.
+
+    >>> Schedule(ScheduleName("interleaved"), chunks=4).v
+    4
     """
 
     name: ScheduleName
