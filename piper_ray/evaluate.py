@@ -108,6 +108,12 @@ def evaluate(
     step: terms of such a step.
     Raises InputError for an instance or plan that is not sound in itself, UsageError for arguments that are something
     else, and for a schedule that cannot run the batch.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> plan = piper_ray.solve(bert, threads=1).plan
+    >>> piper_ray.evaluate(bert, plan).devices
+    8
     """
     instance = _checked(instance, plan, restrictions)
     under = Schedule.first_of(schedule, instance.schedule)

@@ -11,11 +11,11 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.units import OnNote, doubtful
 from piper_ray.workloads.estimate.gpu_names import find_gpu, near_gpus
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
-from piper_ray.workloads.formats.units import OnNote, doubtful
 
 _RATE = "a rate > 0, such as 300GB/s"
 _FRACTION_WORDS = "a share > 0 and at most 1"

@@ -46,6 +46,10 @@ def estimate(
     of what is usual.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
+
+    >>> import piper_ray
+    >>> piper_ray.estimate("llama3-70b", gpu="H100-SXM", nodes=64).devices
+    512
     """
     from piper_ray.workloads.estimate import build
     from piper_ray.workloads.estimate.config import read_model
