@@ -168,12 +168,14 @@ def test_frontier_takes_the_keywords_of_solve() -> None:
 
 
 def test_sizes_are_texts_or_numbers_wherever_they_are_given() -> None:
-    layer = piper_ray.Layer(0, "a", {1: [piper_ray.Tmpc("x", 1.0, weights_bytes="1GiB", fixed_bytes="1MB")]})
+    sizes: dict[str, Any] = {"weights_bytes": "1GiB", "fixed_bytes": "1MB"}
+    layer = piper_ray.Layer(0, "a", {1: (piper_ray.Tmpc("x", 1.0, **sizes),)})
     made = piper_ray.Instance([layer], [], 1, 1, "80GB", "25GB/s")
     assert (made.memory_bytes, made.bandwidth_bytes_per_s) == (80e9, 25e9)
     assert made.layers[0].tmpcs[1][0].weights_bytes == 2.0**30
     assert made.replace(memory_bytes="8GiB").memory_bytes == 8 * 2.0**30
-    assert piper_ray.Edge(0, 1, "16MiB").communication_bytes == 2.0**24
+    sent: Any = "16MiB"
+    assert piper_ray.Edge(0, 1, sent).communication_bytes == 2.0**24
     assert piper_ray.solve(made).plan is not None
     with pytest.raises(piper_ray.InputError, match="memory_bytes"):
         piper_ray.solve(piper_ray.Instance([layer], [], 1, 1, "plenty", "25GB/s"))
