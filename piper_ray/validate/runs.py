@@ -116,7 +116,7 @@ class Run(Open):
     @property
     def told(self) -> str:
         """All that is said in words, in small letters."""
-        return f"{self.software} {self.source} {self.citation} {self.notes}".lower()
+        return f"{self.id} {self.software} {self.source} {self.citation} {self.notes}".lower()
 
     @property
     def measured_step_s(self) -> float | None:

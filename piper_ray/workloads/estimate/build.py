@@ -18,6 +18,7 @@ from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.memory import transient_bytes
 from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.software import Stack, software_named
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         for kind in architecture.kinds
     }
     setting = Setting(
-        gpu=gpu,
+        stack=Stack(gpu, software_named("megatron-core"), gpus_per_node=per_node),
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=planner_bytes_per_s(gpu, request.nodes),

@@ -11,16 +11,16 @@ from piper_ray.workloads.estimate.operators import KeptBytes, LayerKind, Split
 
 def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
     """Parameters that each device holds."""
-    return sum(
-        kind.value(operator.parameters) / operator.parameters_split.parts(mode.degree, mode.sequence_parallel)
-        for operator in kind.operators
-    )
+    return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in kind.operators)
 
 
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
-    """Weights, gradients and optimizer state; the last is shared by ``mode.zero_shards`` replicas (ZeRO-1)."""
-    optimizer = training.optimizer_bytes / mode.zero_shards
-    return parameters_on_device(kind, mode) * (training.weight_bytes + training.gradient_bytes + optimizer)
+    """Weights, gradients and optimizer state; the last is shared by ``mode.zero_shards`` replicas, all of it by FSDP's."""
+    sharded = training.optimizer_bytes
+    whole = training.weight_bytes + training.gradient_bytes
+    if mode.fsdp:
+        sharded, whole = sharded + whole, 0.0
+    return parameters_on_device(kind, mode) * (whole + sharded / mode.zero_shards)
 
 
 def kept_bytes(kind: LayerKind, mode: Mode) -> float:
@@ -30,7 +30,7 @@ def kept_bytes(kind: LayerKind, mode: Mode) -> float:
     cheap to make again.
     """
     if mode.recomputation is Recomputation.FULL:
-        return kind.value(kind.checkpoint) / Split.SEQUENCE.parts(mode.degree, mode.sequence_parallel)
+        return kind.value(kind.checkpoint) / mode.parts(Split.SEQUENCE)
     selective = mode.recomputation is Recomputation.SELECTIVE
     return _saved_bytes(kind, mode, (saved for saved in _all_saved(kind) if not (selective and saved.cheap)))
 
@@ -56,4 +56,4 @@ def _all_saved(kind: LayerKind) -> Iterable[KeptBytes]:
 
 
 def _saved_bytes(kind: LayerKind, mode: Mode, listed: Iterable[KeptBytes]) -> float:
-    return sum(kind.value(saved.bytes) / saved.split.parts(mode.degree, mode.sequence_parallel) for saved in listed)
+    return sum(kind.value(saved.bytes) / mode.parts(saved.split) for saved in listed)

@@ -71,6 +71,11 @@ class Operator:
     cheap: bool = False
     on_chip: bool = False
 
+    @property
+    def routed(self) -> bool:
+        """Whether these are experts' products: as many as there are experts, each of the tokens that go to one."""
+        return any(product.count == "E" for product in self.products)
+
 
 @dataclass(frozen=True)
 class Exchange:
