@@ -91,7 +91,10 @@ def estimate(
         zero_shards=zero,
         offload=offload,
     )
-    result = run(read_model(model), load_hardware(hardware, note), gpu, request)
+    read = read_model(model)
+    for text in read.notes:
+        note(text)
+    result = run(read, load_hardware(hardware, note), gpu, request)
     if explain is not None:
         from piper_ray.report.estimate_explanation import explanation_lines
 

@@ -144,7 +144,7 @@ lies between that of H100 NVL, which is taken here, and SXM (Liang et al. 2024, 
 
 
 def _gpu(run: Run, name: str, hardware: Hardware) -> Gpu:
-    gpu = hardware.gpu({"B200": "B200-SXM", "H100": "H100-SXM", "H200": "H200-SXM"}.get(name.upper(), name))
+    gpu = hardware.gpu(name)
     found = _NODE_RATE.search(run.told)
     gbit_per_s = float(found.group(1).replace(",", "")) if found else 0.0
     for words, rate in _CLUSTERS:

@@ -161,7 +161,7 @@ def test_the_explained_times_are_those_of_the_file(config: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--gpu", "V100", "--nodes", 1), 2, "--gpu V100: unknown; expected one of A100-40"),
+        (("--gpu", "H1000", "--nodes", 1), 2, "--gpu H1000: unknown; was H100-SXM or"),
         (("--gpu", "L40S", "--nodes", 0), 2, "--nodes"),
         (("--gpu", "L40S"), 2, "--nodes"),
         (("--gpu", "L40S", "--nodes", 1, "--batch", "many"), 2, "--batch"),
@@ -182,7 +182,7 @@ def test_bad_input_is_a_message_and_a_code(config: Path, arguments: tuple[object
 
 def test_a_bad_config_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
-    path.write_text('{"model_type": "mamba"}')
+    path.write_text('{"model_type": "unheard-of"}')
     result = run(path, "--gpu", "L40S", "--nodes", 1)
     assert result.exit_code == 3
-    assert 'model_type: unknown ("mamba"); expected one of gpt2' in result.stderr
+    assert 'model_type: unknown ("unheard-of"); expected one of gpt2' in result.stderr

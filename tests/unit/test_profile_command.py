@@ -175,7 +175,7 @@ def test_a_stopped_profile_goes_on_and_measures_nothing_twice(tmp_path: Path, mo
         ((GPT, "--tensor-parallel", "2"), 2, "expected --gpu NAME, one of A100-40"),
         ((GPT, "--tensor-parallel", "two"), 2, "--tensor-parallel two: expected whole numbers, such as 2,4,8"),
         ((GPT, "--tensor-parallel", "3", "--gpu", "H100-SXM"), 3, "ValueError: 8 heads cannot be divided over 3 dev"),
-        ((GPT, "--gpu", "V100"), 2, "--gpu V100: unknown"),
+        ((GPT, "--gpu", "K80"), 2, "--gpu K80: unknown"),
         ((GPT, "--memory", "1kB", *SMALL), 2, "recomputing one layer takes"),
         ((GPT, "--device", "tpu"), 2, "--device"),
         ((GPT, "--repeats", "1"), 2, "--repeats"),

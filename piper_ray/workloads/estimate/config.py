@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from piper_ray.model.errors import InputError, UsageError
-from piper_ray.workloads.estimate.architectures import FAMILIES
+from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
+from piper_ray.workloads.estimate.defaults import completed
 from piper_ray.workloads.estimate.families import Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse, repeated_keys
-from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, repeated_keys
+from piper_ray.workloads.formats.faults import Faults, names_of, shown
 from piper_ray.workloads.formats.fields import Open
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model and how it is trained if nothing else is said. tokens: None where the length is no choice."""
+    """A model and how it is trained if nothing else is said. tokens: None where the length is no choice.
+
+    notes: what was assumed of it.
+    """
 
     name: str
     family: Family
@@ -28,6 +32,7 @@ class ModelConfig:
     tokens: int | None
     samples: int
     batch: int
+    notes: tuple[str, ...] = ()
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
         """Its layers for that microbatch. Raises UsageError for a length that the model does not have."""
@@ -76,14 +81,25 @@ def _known() -> Mapping[str, Mapping[str, Any]]:
 def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
 ) -> ModelConfig:
+    notes: list[str] = []
     model_type = document.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
-        refuse(source, "model_type", f"{what}; expected one of {', '.join(FAMILIES)}")
-    family = FAMILIES[model_type]
-    config = faults.model(family.config, document, "")
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    if not known and isinstance(document.get("text_config"), Mapping):
+        inner = _nested(document)
+        notes.append(f"{source}: a model of several parts; only its text_config is estimated")
+        document, model_type = inner, inner.get("model_type")
+        known = isinstance(model_type, str) and model_type in FAMILIES
+    family = FAMILIES[str(model_type)] if known else USUAL
+    config = faults.model(family.config, completed(family.config, str(model_type), document), "")
     if config is not None:
         family.check(config, faults)
+        notes += [f"{source}: {text}" for text in _vocabulary_note(family, document, config)]
+    if not known:
+        what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
+        if config is None or faults:
+            text = f"{what}; expected one of {', '.join(FAMILIES)}, or the usual keys of a decoder"
+            raise InputError(source, [Fault("model_type", text), *faults.found])
+        notes.insert(0, f"{source}: model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
     if config is None or faults:
         raise InputError(source, faults.found)
     most = family.most_tokens(config)
@@ -94,4 +110,18 @@ def _model(
         tokens=training.get("tokens", None if most is None else min(most, family.tokens)),
         samples=training.get("samples", family.samples),
         batch=training.get("batch", family.batch),
+        notes=tuple(notes),
     )
+
+
+def _nested(document: Mapping[str, object]) -> Mapping[str, object]:
+    """The part of a model that writes text, under the keys around it."""
+    text = document["text_config"]
+    return {**document, "model_type": None, **text} if isinstance(text, Mapping) else document
+
+
+def _vocabulary_note(family: Family, document: Mapping[str, object], config: Open) -> Iterator[str]:
+    """A missing vocabulary is worth a note: the family's may not be this model's."""
+    field = family.config.model_fields.get("vocab_size")
+    if field is not None and all(document.get(name) is None for name in names_of("vocab_size", field)):
+        yield f"vocab_size is missing; {getattr(config, 'vocab_size', 0):,} taken, as the family has it"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.faults import Faults, names_of
 from piper_ray.workloads.formats.fields import Open
-
-Config = TypeVar("Config", bound=Open)
 
 _MOST = 2**24
 _MOST_LAYERS = 2000
@@ -20,6 +18,34 @@ Count = Annotated[int, Field(strict=True, ge=1, le=_MOST, description=f"a whole 
 Layers = Annotated[int, Field(strict=True, ge=1, le=_MOST_LAYERS, description=f"a whole number to {_MOST_LAYERS}")]
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a share from 0 to 1")]
 Flag = Annotated[bool, Field(strict=True, description="true or false")]
+
+
+class Config(Open):
+    """A model's config as Hugging Face writes it: a key that may not be null and is counts as missing.
+
+    given: the keys that the document had.
+    """
+
+    given: frozenset[str] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, document: object) -> object:
+        if not isinstance(document, Mapping):
+            return document
+        optional = {
+            name
+            for key, field in cls.model_fields.items()
+            if type(None) in get_args(field.annotation)
+            for name in names_of(key, field)
+        }
+        kept = {key: value for key, value in document.items() if value is not None or key in optional}
+        return {**kept, "given": frozenset(key for key in document if isinstance(key, str))}
+
+    def called(self, field: str) -> str:
+        """What the document calls a field."""
+        names = names_of(field, type(self).model_fields[field])
+        return next((name for name in names if name in self.given), names[0])
 
 
 @dataclass(frozen=True)

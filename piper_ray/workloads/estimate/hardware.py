@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.estimate.gpu_names import find_gpu, near_gpus
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
@@ -39,11 +40,18 @@ class Training(Closed):
 
 
 class Gpu(Closed):
-    """One kind of GPU in its node; see hardware.toml for what each constant means. Rates are in one direction."""
+    """One kind of GPU in its node; see hardware.toml for what each constant means. Rates are in one direction.
+
+    matrix_flop_per_s: in bf16; those of other precisions are 0 where it has no units for them.
+    """
 
     name: str = Field(description="a text")
     memory_bytes: PositiveSize = Field(alias="memory", description="a size > 0, such as 80GB")
+    usual: bool = Field(default=False, description="true or false")
     matrix_flop_per_s: Positive = Field(alias="matrix", description="FLOP/s > 0")
+    matrix_tf32_flop_per_s: Figure = Field(default=0.0, alias="matrix_tf32", description="FLOP/s >= 0")
+    matrix_fp8_flop_per_s: Figure = Field(default=0.0, alias="matrix_fp8", description="FLOP/s >= 0")
+    matrix_fp4_flop_per_s: Figure = Field(default=0.0, alias="matrix_fp4", description="FLOP/s >= 0")
     matrix_fraction: _Fraction
     edge: Figure = Field(description="a number >= 0")
     depth_edge: Figure = Field(description="a number >= 0")
@@ -57,8 +65,8 @@ class Gpu(Closed):
     network_bytes_per_s: PositiveRate = Field(alias="network_bandwidth", description=_RATE)
     network_fraction: _Fraction
     network_latency_s: Figure = Field(default=5e-6, alias="network_latency", description="seconds >= 0")
+    attention_gain: Positive = Field(default=1.0, description="a number > 0")
     fp8_gain: Positive = Field(default=1.0, description="a number > 0")
-    attention_fraction: _Fraction | None = None
     kernel_s: Figure = Field(default=0.0, alias="kernel", description="seconds >= 0")
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
@@ -77,11 +85,15 @@ class Hardware:
     training: Training
 
     def gpu(self, key: str) -> Gpu:
-        """The GPU of that key, in any case. Raises UsageError."""
-        for known, gpu in self.gpus.items():
-            if known.lower() == key.lower():
-                return gpu
-        raise UsageError(f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)")
+        """The GPU of that key, or that people call so: "h100", "NVIDIA A100-SXM4-80GB". Raises UsageError."""
+        found = find_gpu(key, self.gpus)
+        if found is not None:
+            return self.gpus[found]
+        near = near_gpus(key, self.gpus)
+        guess = f"; was {' or '.join(near)} meant" if near else ""
+        raise UsageError(
+            f"--gpu {key}: unknown{guess}; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)"
+        )
 
 
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005

@@ -61,9 +61,9 @@ def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, ga
     Filling tiles and pipelines takes as long in 8 bits: at a rate that is ``gain`` times higher it costs more of it.
     """
     edge, depth_edge = gpu.edge * gain, gpu.depth_edge * gain
-    best = gpu.matrix_fraction if gpu.attention_fraction is None or not on_chip else gpu.attention_fraction
     return (
-        best
+        gpu.matrix_fraction
+        * (gpu.attention_gain if on_chip else 1.0)
         * (shape.rows / (shape.rows + edge))
         * (shape.columns / (shape.columns + edge))
         * (shape.depth / (shape.depth + depth_edge))

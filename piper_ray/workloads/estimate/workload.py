@@ -52,5 +52,6 @@ def estimate(
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
-    found = build.estimate(read_model(arguments.location("model", model)), table, gpu, request)
-    return replace(found.instance, notes=tuple(notes))
+    read = read_model(arguments.location("model", model))
+    found = build.estimate(read, table, gpu, request)
+    return replace(found.instance, notes=(*read.notes, *notes))

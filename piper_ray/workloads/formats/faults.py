@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from piper_ray.model.errors import Fault
 
@@ -56,7 +57,9 @@ class Faults:
         try:
             return model.model_validate(value)
         except ValidationError as error:
-            expected = {field.alias or name: field.description for name, field in model.model_fields.items()}
+            expected = {
+                name: field.description for key, field in model.model_fields.items() for name in names_of(key, field)
+            }
             self._note(error, path, {name: text for name, text in expected.items() if text}, "an object")
             return None
 
@@ -75,6 +78,12 @@ class Faults:
             if found["type"] == "extra_forbidden":
                 expected = "one of " + ", ".join(expected_at)
             self.at(path_of(path, *where), f"{_problem(found)}; expected {expected}")
+
+
+def names_of(key: str, field: FieldInfo) -> list[str]:
+    """What a document may call a field of that key."""
+    choices = field.validation_alias
+    return [str(name) for name in choices.choices] if isinstance(choices, AliasChoices) else [field.alias or key]
 
 
 def path_of(path: str, *parts: int | str) -> str:

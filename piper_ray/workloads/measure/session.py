@@ -17,6 +17,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.estimate.build import links_of
+from piper_ray.workloads.estimate.gpu_names import find_gpu
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.measure.build import ProfileTarget, instance_of
 from piper_ray.workloads.measure.factory import Factory, TrainableModel
@@ -174,12 +175,11 @@ def _memory_bytes(device: torch.device) -> float:
 
 
 def _recognised(hardware: Hardware, device: torch.device) -> Gpu | None:
-    """The table's GPU whose model is in the device's name, and of those the one of nearest memory."""
+    """The table's GPU that the driver names."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device).upper()
-    known = [gpu for key, gpu in hardware.gpus.items() if key.partition("-")[0].upper() in name]
-    return min(known, key=lambda gpu: abs(gpu.memory_bytes - _memory_bytes(device)), default=None)
+    key = find_gpu(torch.cuda.get_device_name(device), hardware.gpus)
+    return None if key is None else hardware.gpus[key]
 
 
 def _check_shard(spec: str, degree: int, layers: Sequence[TracedLayer], whole: Sequence[TracedLayer]) -> None:

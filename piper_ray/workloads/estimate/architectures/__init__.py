@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from piper_ray.workloads.estimate.architectures import decoder, encoder, experts, inception, resnet, t5, towers, vision
+from piper_ray.workloads.estimate.architectures import (
+    encoder,
+    gpt,
+    hybrids,
+    inception,
+    llama,
+    mixtures,
+    multimodal,
+    resnet,
+    seq2seq,
+    t5,
+    towers,
+    vision,
+)
+from piper_ray.workloads.estimate.architectures.usual import USUAL as USUAL
 from piper_ray.workloads.estimate.families import Family
 
 FAMILIES: Mapping[str, Family] = {
     name: family
-    for module in (decoder, experts, encoder, t5, vision, towers, resnet, inception)
+    for module in (gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, resnet, inception)
     for name, family in module.FAMILIES.items()
 }

@@ -1,16 +1,31 @@
-"""GPT and Llama-style decoders: embedding, equal layers, and the vocabulary projection as a layer of its own."""
+"""Decoders of text: embedding, layers, and the vocabulary projection as a layer of its own.
+
+A family is a config, read from the keys of Hugging Face's, and what its layers are by their definition there: its
+``rules``, and what mixes tokens (``mixing``) and feeds forward (``feeding``) in each layer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from pydantic import AliasChoices, Field
+
+from piper_ray.workloads.estimate.architectures import experts, latent, state_space
+from piper_ray.workloads.estimate.architectures.layers import (
+    Attention,
+    Dense,
+    Described,
+    LayerShape,
+    Norms,
+    layer_kinds,
+)
 from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, parallel_block
-from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share
+from piper_ray.workloads.estimate.architectures.transformer import BlockStyle
+from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import Open
 
 LEGEND = {
     "s": "tokens of a sample",
@@ -19,10 +34,18 @@ LEGEND = {
     "a": "attention heads",
     "g": "key-value heads",
     "d": "size of a head",
+    "W": "tokens of the sliding window",
+    "u": "share of the window's scores that the causal mask leaves",
     "f": "inner width of the feed-forward part",
     "V": "size of the vocabulary",
     "P": "learned positions",
+    **experts.LEGEND,
+    **latent.LEGEND,
+    **state_space.LEGEND,
 }
+
+Window = Annotated[int, Field(strict=True, ge=1, description="a whole number >= 1")]
+Texts = Annotated[list[str], Field(description="a list of texts")]
 
 
 @dataclass(frozen=True)
@@ -35,181 +58,120 @@ class Paths:
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """A decoder's shape. positions: learned ones, 0 if positions are rotary. parallel_norms: of a layer that runs
-    attention and feed-forward part side by side; 0 for one after the other. tied: the vocabulary projection uses the
-    embedding's weights.
+class Rules:
+    """What is the same in all layers of a decoder, and what is around them.
+
+    norm: parameters of one norm of width h. parallel_norms: of a layer that runs attention and feed-forward part side
+    by side; 0 for one after the other. positions: learned ones, 0 for none. Biases as in ``BlockStyle``; head_bias: of
+    the vocabulary projection. embedding_norm: after the embedding.
     """
 
-    layers: int
-    width: int
-    heads: int
-    key_heads: int
-    head_size: int
-    inner: int
-    vocabulary: int
-    positions: int
-    tied: bool
-    style: BlockStyle
+    norm: str = "h"
+    norms: Norms = "before"
     parallel_norms: int = 0
+    gated: bool = True
+    query_bias: bool = False
+    output_bias: bool = False
+    inner_bias: bool = False
+    head_bias: bool = False
+    query_norm: str = ""
+    positions: int = 0
+    rotary: bool = True
+    dropout: bool = False
+    embedding_norm: bool = False
     paths: Paths = Paths()
 
-    def symbols(self, microbatch: Microbatch) -> dict[str, float]:
-        tokens = microbatch.tokens or 1
-        return {
-            "s": tokens, "b": microbatch.samples, "h": self.width, "a": self.heads, "g": self.key_heads,
-            "d": self.head_size, "f": self.inner, "V": self.vocabulary, "P": self.positions,
-        }  # fmt: skip
-
-
-def block_kind(decoder: Decoder, symbols: dict[str, float], style: BlockStyle) -> LayerKind:
-    """One layer of a decoder."""
-    if decoder.parallel_norms:
-        operators, exchanges = parallel_block(style, decoder.parallel_norms)
-    else:
-        operators, exchanges = block(style)
-    return LayerKind(
-        "block",
-        "decoder layer",
-        symbols,
-        operators,
-        output=HIDDEN,
-        checkpoint=HIDDEN,
-        exchanges=exchanges,
-        heads=(decoder.heads, decoder.key_heads),
-        recomputable=True,
-    )
-
-
-def decoder_nodes(
-    decoder: Decoder, embedding: LayerKind, layers: Sequence[LayerKind], head: LayerKind
-) -> tuple[LayerNode, ...]:
-    """Embedding, layers, head, one after the other."""
-    paths = decoder.paths
-    return chain(
-        LayerNode(embedding, path=paths.embedding), *stack(layers, paths.layers), LayerNode(head, path=paths.head)
-    )
-
-
-def build_decoder(decoder: Decoder, microbatch: Microbatch, name: str) -> Architecture:
-    """Embedding, layers, head, one after the other."""
-    symbols = decoder.symbols(microbatch)
-    style = replace(decoder.style, fused=microbatch.fused)
-    layer = block_kind(decoder, symbols, style)
-    tables = [("position embedding", "P h")] if decoder.positions else []
-    nodes = decoder_nodes(
-        decoder,
-        embedding_kind(symbols, style, tables=tables),
-        [layer] * decoder.layers,
-        head_kind(symbols, style, tied=decoder.tied),
-    )
-    return Architecture(name, nodes, sequences_text(microbatch), LEGEND)
-
-
-class Gpt2Config(Open):
-    """``gpt2``."""
-
-    n_embd: Count
-    n_layer: Layers
-    n_head: Count
-    vocab_size: Count
-    n_positions: Count = 1024
-    n_inner: Count | None = None
-    resid_pdrop: Share = 0.1
-    tie_word_embeddings: Flag = True
-
-    def decoder(self) -> Decoder:
-        return Decoder(
-            layers=self.n_layer,
-            width=self.n_embd,
-            heads=self.n_head,
-            key_heads=self.n_head,
-            head_size=self.n_embd // self.n_head,
-            inner=self.n_inner or 4 * self.n_embd,
-            vocabulary=self.vocab_size,
-            positions=self.n_positions,
-            tied=self.tie_word_embeddings,
-            style=BlockStyle(dropout=self.resid_pdrop > 0),
-            paths=Paths("transformer.wte", "transformer.h"),
+    def style(self, fused: bool) -> BlockStyle:
+        return BlockStyle(
+            fused=fused,
+            norm_parameters=self.norm,
+            query_bias=self.query_bias,
+            output_bias=self.output_bias,
+            inner_bias=self.inner_bias,
+            gated=self.gated,
+            dropout=self.dropout,
+            rotary=self.rotary,
+            query_norm=self.query_norm,
         )
 
 
-class NeoxConfig(Open):
-    """``gpt_neox``."""
+LAYER_NORM = "2 h"
+"""Parameters of a layer norm: weights and biases; an RMS norm has h."""
 
-    hidden_size: Count
-    num_hidden_layers: Layers
-    num_attention_heads: Count
-    intermediate_size: Count
-    vocab_size: Count
-    max_position_embeddings: Count = 2048
-    hidden_dropout: Share = 0.0
-    use_parallel_residual: Flag = True
-    attention_bias: Flag = True
+
+def key(*names: str, default: Any = ...) -> Any:
+    """A field that a config may call by any of ``names``."""
+    return Field(default, validation_alias=AliasChoices(*names))
+
+
+class DecoderConfig(Config):
+    """What nearly every decoder's config says, under the names that are in use for it."""
+
+    hidden_size: Count = key("hidden_size", "n_embd", "d_model", "n_embed", "dim", "model_dim")
+    num_hidden_layers: Layers = key("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    num_attention_heads: Count = key("num_attention_heads", "n_head", "n_heads", "num_heads")
+    vocab_size: Count = key("vocab_size", "padded_vocab_size", "n_vocab")
+    num_key_value_heads: Count | None = key(
+        "num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_query_groups",
+        default=None,
+    )  # fmt: skip
+    head_dim: Count | None = key("head_dim", "kv_channels", "attention_head_dim", "d_head", "head_size", default=None)
+    intermediate_size: Count | None = key(
+        "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "inner_dim", "mlp_hidden_size",
+        default=None,
+    )  # fmt: skip
+    max_position_embeddings: Count = key(
+        "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length",
+        default=2048,
+    )  # fmt: skip
     tie_word_embeddings: Flag = False
+    sliding_window: Window | None = None
+    layer_types: Texts | None = None
 
-    def decoder(self) -> Decoder:
-        return Decoder(
-            layers=self.num_hidden_layers,
-            width=self.hidden_size,
-            heads=self.num_attention_heads,
-            key_heads=self.num_attention_heads,
-            head_size=self.hidden_size // self.num_attention_heads,
-            inner=self.intermediate_size,
-            vocabulary=self.vocab_size,
-            positions=0,
-            tied=self.tie_word_embeddings,
-            style=BlockStyle(dropout=self.hidden_dropout > 0, rotary=True, query_bias=self.attention_bias),
-            parallel_norms=2 if self.use_parallel_residual else 0,
-            paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
-        )
+    @property
+    def layers(self) -> int:
+        return self.num_hidden_layers
 
+    @property
+    def key_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
 
-class LlamaConfig(Open):
-    """``llama`` and its likes: RMS norm, rotary positions, SwiGLU, grouped-query attention."""
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    hidden_size: Count
-    num_hidden_layers: Layers
-    num_attention_heads: Count
-    intermediate_size: Count
-    vocab_size: Count
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
-    max_position_embeddings: Count = 2048
-    attention_bias: Flag = False
-    tie_word_embeddings: Flag = False
+    @property
+    def inner(self) -> int:
+        """Of the dense feed-forward part."""
+        return self.intermediate_size or 4 * self.hidden_size
 
-    def style(self) -> BlockStyle:
-        return BlockStyle(norm_parameters="h", bias=False, query_bias=self.attention_bias, gated=True, rotary=True)
+    def rules(self) -> Rules:
+        return Rules()
 
-    def decoder(self) -> Decoder:
-        return Decoder(
-            layers=self.num_hidden_layers,
-            width=self.hidden_size,
-            heads=self.num_attention_heads,
-            key_heads=self.num_key_value_heads or self.num_attention_heads,
-            head_size=self.head_dim or self.hidden_size // self.num_attention_heads,
-            inner=self.intermediate_size,
-            vocabulary=self.vocab_size,
-            positions=0,
-            tied=self.tie_word_embeddings,
-            style=self.style(),
-        )
+    def slides(self, layer: int) -> bool:  # noqa: ARG002
+        """Whether a layer's attention has the sliding window where ``layer_types`` does not say it."""
+        return False
 
+    def window(self, layer: int) -> int | None:
+        """How many tokens a layer's attention sees; None: all before."""
+        if self.layer_types and layer < len(self.layer_types):
+            return self.sliding_window if "sliding" in self.layer_types[layer] else None
+        return self.sliding_window if self.slides(layer) else None
 
-class Qwen2Config(LlamaConfig):
-    """``qwen2``: as Llama, with a bias on queries, keys and values."""
+    def mixing(self, layer: int) -> Described | None:
+        return Attention(self.num_attention_heads, self.key_heads, self.head_size, self.window(layer))
 
-    attention_bias: Flag = True
+    def feeding(self, layer: int) -> Described | None:  # noqa: ARG002
+        return Dense(self.inner)
 
-
-class Qwen3Config(LlamaConfig):
-    """``qwen3``: as Llama, with norms of queries and keys."""
-
-    head_dim: Count | None = 128
-
-    def style(self) -> BlockStyle:
-        return replace(super().style(), query_norm="2 d")
+    def check(self, faults: Faults) -> None:
+        """Heads divide the width where their size is not given, and groups of keys divide the heads."""
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
+        if self.head_dim is None:
+            check_heads(self.called("hidden_size"), self.hidden_size, self.called("num_attention_heads"), heads, faults)
+        if key_heads is not None and heads % key_heads:
+            names = self.called("num_key_value_heads"), self.called("num_attention_heads")
+            faults.at(names[0], f"{key_heads} does not divide {names[1]} = {heads}")
 
 
 def check_heads(width_key: str, width: int, heads_key: str, heads: int, faults: Faults) -> None:
@@ -218,42 +180,48 @@ def check_heads(width_key: str, width: int, heads_key: str, heads: int, faults: 
         faults.at(width_key, f"{width} is no multiple of {heads_key} = {heads}; expected one")
 
 
-def check_groups(heads: int, key_heads: int | None, faults: Faults) -> None:
-    """Key-value heads must divide the heads."""
-    if key_heads is not None and heads % key_heads:
-        faults.at("num_key_value_heads", f"{key_heads} does not divide num_attention_heads = {heads}")
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder's layers at a given microbatch, and its style for what others put around it."""
+
+    embedding: LayerKind
+    layers: Sequence[LayerKind]
+    head: LayerKind
+    paths: Paths
+
+    @property
+    def nodes(self) -> tuple[LayerNode, ...]:
+        """Embedding, layers, head, one after the other."""
+        return chain(
+            LayerNode(self.embedding, path=self.paths.embedding),
+            *stack(self.layers, self.paths.layers),
+            LayerNode(self.head, path=self.paths.head),
+        )
 
 
-def check_gpt2(config: Gpt2Config, faults: Faults) -> None:
-    """Heads divide the width."""
-    check_heads("n_embd", config.n_embd, "n_head", config.n_head, faults)
+def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
+    """The layers that a config describes."""
+    rules = config.rules()
+    style = rules.style(microbatch.fused)
+    symbols: dict[str, float] = {
+        "s": microbatch.tokens or 1, "b": microbatch.samples, "h": config.hidden_size,
+        "V": config.vocab_size, "P": rules.positions,
+    }  # fmt: skip
+    shapes = [LayerShape(config.mixing(layer), config.feeding(layer)) for layer in range(config.layers)]
+    tables = [("position embedding", "P h")] if rules.positions else []
+    return Decoder(
+        embedding_kind(symbols, style, tables=tables, normed=rules.embedding_norm),
+        layer_kinds(shapes, symbols, style, rules.norms, rules.parallel_norms),
+        head_kind(symbols, style, tied=config.tie_word_embeddings, bias=rules.head_bias),
+        rules.paths,
+    )
 
 
-def check_neox(config: NeoxConfig, faults: Faults) -> None:
-    """Heads divide the width."""
-    check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
+def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> Architecture:
+    """Embedding, layers, head, one after the other."""
+    return Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), LEGEND)
 
 
-def check_llama(config: LlamaConfig, faults: Faults) -> None:
-    """Heads divide the width where their size is not given, and groups of keys divide the heads."""
-    if config.head_dim is None:
-        check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
-    check_groups(config.num_attention_heads, config.num_key_value_heads, faults)
-
-
-def _build(config: Gpt2Config | NeoxConfig | LlamaConfig, microbatch: Microbatch, name: str) -> Architecture:
-    return build_decoder(config.decoder(), microbatch, name)
-
-
-def _positions(config: LlamaConfig | NeoxConfig) -> int:
-    return config.max_position_embeddings
-
-
-FAMILIES = {
-    "gpt2": Family(Gpt2Config, _build, check_gpt2, lambda config: config.n_positions),
-    "gpt_neox": Family(NeoxConfig, _build, check_neox, _positions),
-    "llama": Family(LlamaConfig, _build, check_llama, _positions),
-    "mistral": Family(LlamaConfig, _build, check_llama, _positions),
-    "qwen2": Family(Qwen2Config, _build, check_llama, _positions),
-    "qwen3": Family(Qwen3Config, _build, check_llama, _positions),
-}
+def family(config: type[DecoderConfig]) -> Family:
+    """The family of that config's models."""
+    return Family(config, build, lambda read, faults: read.check(faults), lambda read: read.max_position_embeddings)

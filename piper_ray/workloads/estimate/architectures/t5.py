@@ -73,8 +73,9 @@ def build(config: T5Config, microbatch: Microbatch, name: str) -> Architecture:
         fused=microbatch.fused,
         causal=False,
         norm_parameters="h",
-        bias=False,
         query_bias=False,
+        output_bias=False,
+        inner_bias=False,
         gated=config.feed_forward_proj.startswith("gated"),
         dropout=config.dropout_rate > 0,
     )

@@ -65,18 +65,23 @@ def dropout() -> Operator:
 
 
 def head_kind(
-    symbols: Mapping[str, float], style: BlockStyle, *, tied: bool, before: Sequence[Operator] | None = None
+    symbols: Mapping[str, float],
+    style: BlockStyle,
+    *,
+    tied: bool,
+    bias: bool = False,
+    before: Sequence[Operator] | None = None,
 ) -> LayerKind:
     """Vocabulary projection divided by columns, and the loss on logits in fp32; ``before`` it: a norm if not said.
 
-    tied: the projection's weights are the embedding's.
+    tied: the projection's weights are the embedding's; its bias is its own.
     """
     operators = (
         *([norm(style, "last norm")] if before is None else before),
         Operator(
             "vocabulary projection",
             products=(Product("s b", "V", "h", divided="columns"),),
-            parameters="h V",
+            parameters="h V + V" if bias else "h V",
             saved=(KeptBytes(HIDDEN, Split.SEQUENCE),),
         ),
         Operator(

@@ -1,10 +1,10 @@
 """The parts of transformer layers, with Megatron's tensor parallelism (Shoeybi et al. 2019; Narayanan et al. 2021).
 
-Symbols: s tokens of a sample, b samples of a microbatch, h width, a heads, g key-value heads, d size of a head,
-f inner width of the feed-forward part, z tokens of
-another tensor that attention looks at. Activations have 2 bytes a number, dropout
-masks 1. With GPT's shape (f = 4h, a d = h, g = a) what is saved sums to s b h (34 + 5 a s / h), the published figure
-(Korthikanti et al. 2022, equation 1); its parts are named there.
+Symbols: s tokens of a sample, b samples of a microbatch, h width, a heads, g key-value heads, d size of a head, f inner
+width of the feed-forward part, z tokens of another tensor that attention looks at, W tokens of a sliding window and u
+the share of its scores that a causal mask leaves. Activations have 2 bytes a number, dropout masks 1. With GPT's shape
+(f = 4h, a d = h, g = a) what is saved sums to s b h (34 + 5 a s / h), the published figure (Korthikanti et al. 2022,
+equation 1); its parts are named there.
 """
 
 from __future__ import annotations
@@ -24,18 +24,27 @@ class BlockStyle:
 
     fused: attention as one kernel that keeps no scores (FlashAttention); selective recomputation then makes the
     outputs of norms and activation functions again. Otherwise it is that of Korthikanti et al.: the attention core.
-    norm_parameters: of one norm. gated: SwiGLU and the like, with two inner projections.
+    norm_parameters: of one norm. query_bias: of queries, keys and values, but of keys only with key_bias;
+    output_bias: of attention's output; inner_bias: of the feed-forward part, in and out. gated: SwiGLU and the like,
+    with two inner projections.
+    query_norm: parameters of the norms of queries and keys, "" where they have none. window: a sliding one. sinks: a
+    learned one for each head. gate: of attention's output, as wide as the queries.
     """
 
     fused: bool = True
     causal: bool = True
     norm_parameters: str = "2 h"
-    bias: bool = True
     query_bias: bool = True
+    key_bias: bool = True
+    output_bias: bool = True
+    inner_bias: bool = True
     gated: bool = False
     dropout: bool = False
     rotary: bool = False
-    query_norm: str = "0"
+    query_norm: str = ""
+    window: bool = False
+    sinks: bool = False
+    gate: bool = False
 
 
 def norm(style: BlockStyle, name: str = "norm") -> Operator:
@@ -52,14 +61,14 @@ def norm(style: BlockStyle, name: str = "norm") -> Operator:
     )
 
 
-def residual(style: BlockStyle, name: str, biases: str = "h") -> Operator:
+def residual(style: BlockStyle, name: str, biases: str = "0") -> Operator:
     """Biases of the parts before it, dropout and the sum with the residual stream."""
     return Operator(
         name,
         forward_bytes="7 s b h" if style.dropout else "6 s b h",
         backward_bytes="5 s b h" if style.dropout else "4 s b h",
         split=Split.SEQUENCE,
-        parameters=biases if style.bias else "0",
+        parameters=biases,
         parameters_split=Split.WHOLE,
         saved=(KeptBytes("s b h", Split.SEQUENCE),) if style.dropout else (),
     )
@@ -67,46 +76,53 @@ def residual(style: BlockStyle, name: str, biases: str = "h") -> Operator:
 
 def attention(style: BlockStyle) -> tuple[Operator, ...]:
     """Attention of s tokens to themselves, without its norm and residual."""
-    query_bias = " + a d + 2 g d" if style.query_bias else ""
+    queries = "2 a d" if style.gate else "a d"
     query = Operator(
         "queries, keys, values",
-        products=(Product("s b", "a d + 2 g d", "h", divided="columns"),),
-        parameters=f"h a d + 2 h g d{query_bias}",
+        products=(Product("s b", f"{queries} + 2 g d", "h", divided="columns"),),
+        parameters=f"h {queries} + 2 h g d" + (f" + {queries} + {_key_biases(style)}" if style.query_bias else ""),
         saved=(
             KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
-            KeptBytes("2 s b a d + 4 s b g d", Split.TENSOR),
+            KeptBytes(f"2 s b {queries} + 4 s b g d", Split.TENSOR),
         ),
     )
     turned = []
-    if style.rotary or style.query_norm != "0":
+    if style.rotary or style.query_norm:
         turned = [
             Operator(
                 "rotary positions" if style.rotary else "query and key norms",
                 forward_bytes="4 s b a d + 4 s b g d",
                 backward_bytes="4 s b a d + 4 s b g d",
-                parameters=style.query_norm,
+                parameters=style.query_norm or "0",
                 parameters_split=Split.WHOLE,
             )
         ]
-    return (query, *turned, *core(style), attention_output())
+    gate = Operator(
+        "gate of the output",
+        forward_bytes="6 s b a d",
+        backward_bytes="10 s b a d",
+        saved=(KeptBytes("2 s b a d", Split.TENSOR),),
+    )
+    return (query, *turned, *core(style), *((gate,) if style.gate else ()), attention_output())
 
 
 def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str = "") -> tuple[Operator, ...]:
     """Scores of s queries and ``keys``, softmax, the weighted sum of values (whose size may not be that of keys)."""
     scores = f"a s {keys} b"
     if style.fused:
-        half = "0.5 " if style.causal else ""
+        seen, share = ("W", "u ") if style.window else (keys, "0.5 " if style.causal else "")
         return (
             Operator(
                 f"{prefix}attention core, fused",
                 products=(
-                    Product("s", keys, "d", f"{half}b a", "count"),
-                    Product("s", value_size, keys, f"{half}b a", "count"),
+                    Product("s", seen, "d", f"{share}b a", "count"),
+                    Product("s", value_size, seen, f"{share}b a", "count"),
                 ),
                 backward_products=2.5,  # the scores are made again
                 forward_bytes=f"4 s b a d + 4 {keys} b g d",
                 backward_bytes=f"8 s b a d + 8 {keys} b g d",
                 on_chip=True,
+                parameters="a" if style.sinks else "0",
                 saved=(KeptBytes("4 s b a", Split.TENSOR),),  # the softmax's denominators
             ),
         )
@@ -123,6 +139,7 @@ def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str 
         Operator(f"{prefix}scores", products=(Product("s", keys, "d", "b a", "count"),), cheap=True),
         Operator(
             f"{prefix}softmax",
+            parameters="a" if style.sinks else "0",
             forward_bytes=f"4 {scores}",
             backward_bytes=f"6 {scores}",
             saved=(KeptBytes(f"2 {scores}", Split.TENSOR, cheap=True),),
@@ -140,18 +157,22 @@ def cross_attention(style: BlockStyle) -> tuple[Operator, ...]:
         Operator(
             "cross queries",
             products=(Product("s b", "a d", "h", divided="columns"),),
-            parameters="h a d",
+            parameters="h a d + a d" if style.query_bias else "h a d",
             saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("2 s b a d", Split.TENSOR)),
         ),
         Operator(
             "cross keys and values",
             products=(Product("z b", "2 g d", "h", divided="columns"),),
-            parameters="2 h g d",
+            parameters="2 h g d" + (f" + {_key_biases(style)}" if style.query_bias else ""),
             saved=(KeptBytes("2 z b h", Split.SEQUENCE), KeptBytes("4 z b g d", Split.TENSOR)),
         ),
         *core(style, keys="z", prefix="cross "),
         attention_output("cross "),
     )
+
+
+def _key_biases(style: BlockStyle) -> str:
+    return "2 g d" if style.key_bias else "g d"
 
 
 def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
@@ -172,7 +193,7 @@ def feed_forward(style: BlockStyle, inner: str = "f", input_saved: bool = True) 
         Operator(
             "feed-forward in",
             products=(Product("s b", f"{into} {f}", "h", divided="columns"),),
-            parameters=f"{into} h {f}" + (f" + {into} {f}" if style.bias else ""),
+            parameters=f"{into} h {f}" + (f" + {into} {f}" if style.inner_bias else ""),
             saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),) if input_saved else (),
         ),
         Operator(
@@ -201,10 +222,10 @@ def block(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]
     operators: Sequence[Operator] = (
         norm(style, "norm before attention"),
         *attention(style),
-        residual(style, "residual after attention"),
+        residual(style, "residual after attention", "h" if style.output_bias else "0"),
         norm(style, "norm before feed-forward"),
         *feed_forward(style),
-        residual(style, "residual after feed-forward"),
+        residual(style, "residual after feed-forward", "h" if style.inner_bias else "0"),
     )
     return tuple(operators), (all_reduce("attention"), all_reduce("feed-forward"))
 
@@ -214,10 +235,11 @@ def parallel_block(style: BlockStyle, norms: int) -> tuple[tuple[Operator, ...],
 
     GPT-NeoX has two norms, ViT-22B (Dehghani et al. 2023) one.
     """
+    biases = [bias for bias in (style.output_bias, style.inner_bias) if bias]
     operators = (
         *(norm(style, "norm" if norms == 1 else f"norm {index + 1}") for index in range(norms)),
         *attention(style),
         *feed_forward(style, input_saved=norms > 1),
-        residual(style, "residual", biases="2 h"),
+        residual(style, "residual", biases=f"{len(biases)} h"),
     )
     return operators, (all_reduce("attention and feed-forward"),)

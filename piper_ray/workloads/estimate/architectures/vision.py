@@ -69,19 +69,24 @@ def tokens_of(image: int, patch: int) -> int:
     return (image // patch) ** 2 + 1
 
 
+def image_projection(bias: bool) -> Operator:
+    """Patches of p numbers to tokens of width h, whole on every device."""
+    return Operator(
+        "patches to tokens",
+        products=(Product("s b", "h", "p", divided="tokens"),),
+        parameters="p h + h" if bias else "p h",
+        parameters_split=Split.WHOLE,
+        saved=(KeptBytes("2 s b p", Split.SEQUENCE),),
+        backward_products=1.0,  # images need no gradient
+    )
+
+
 def patches_kind(
     symbols: Mapping[str, float], *, key: str, name: str, bias: bool, dropped: bool, extra: tuple[Operator, ...] = ()
 ) -> LayerKind:
     """Patches to tokens, whole on every device; ``extra`` operators follow."""
     operators = (
-        Operator(
-            "patches to tokens",
-            products=(Product("s b", "h", "p", divided="tokens"),),
-            parameters="p h + h" if bias else "p h",
-            parameters_split=Split.WHOLE,
-            saved=(KeptBytes("2 s b p", Split.SEQUENCE),),
-            backward_products=1.0,  # images need no gradient
-        ),
+        image_projection(bias),
         Operator(
             "position embedding and class token",
             forward_bytes="4 s b h",

@@ -1,0 +1,372 @@
+"""Decoders in GPT's line: layer norms with biases, a feed-forward part without a gate, learned or other positions.
+
+Each config's rules are those of its class in Hugging Face's transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from piper_ray.workloads.estimate.architectures.decoder import (
+    LAYER_NORM,
+    DecoderConfig,
+    Paths,
+    Rules,
+    Window,
+    family,
+    key,
+)
+from piper_ray.workloads.estimate.architectures.experts import Experts
+from piper_ray.workloads.estimate.architectures.layers import Described
+from piper_ray.workloads.estimate.families import Config, Count, Flag, Share
+
+_GPT = Rules(
+    norm=LAYER_NORM, gated=False, query_bias=True, output_bias=True, inner_bias=True, rotary=False,
+    paths=Paths("transformer.wte", "transformer.h"),
+)  # fmt: skip
+"""GPT-2's rules, but for its positions."""
+
+_OF_KEYS = Paths("model.embed_tokens", "model.layers")
+
+
+class _OwnKeysConfig(DecoderConfig):
+    """Decoders in which each head has its own keys and values, whatever else the config says."""
+
+    @property
+    def key_heads(self) -> int:
+        return self.num_attention_heads
+
+
+class Gpt2Config(_OwnKeysConfig):
+    """``gpt2`` and its likes with learned positions."""
+
+    max_position_embeddings: Count = key("n_positions", "max_position_embeddings", "n_ctx", default=1024)
+    resid_pdrop: Share = 0.1
+    tie_word_embeddings: Flag = True
+
+    def rules(self) -> Rules:
+        return replace(_GPT, positions=self.max_position_embeddings, dropout=self.resid_pdrop > 0)
+
+
+class BigCodeConfig(Gpt2Config):
+    """``gpt_bigcode``: GPT-2 with one head of keys and values."""
+
+    multi_query: Flag = True
+
+    @property
+    def key_heads(self) -> int:
+        return 1 if self.multi_query else self.num_attention_heads
+
+
+class GptNeoConfig(_OwnKeysConfig):
+    """``gpt_neo``: every other layer looks at a window; queries, keys and values have no bias."""
+
+    max_position_embeddings: Count = 2048
+    window_size: Window = 256
+    attention_layers: Annotated[list[str], Field(description="a list of global and local")] | None = None
+    resid_dropout: Share = 0.0
+    tie_word_embeddings: Flag = True
+
+    def rules(self) -> Rules:
+        return replace(_GPT, positions=self.max_position_embeddings, query_bias=False, dropout=self.resid_dropout > 0)
+
+    def window(self, layer: int) -> int | None:
+        kinds = self.attention_layers or ["global", "local"]
+        return self.window_size if kinds[layer % len(kinds)] == "local" else None
+
+
+class GptjConfig(_OwnKeysConfig):
+    """``gptj`` and ``codegen``: attention, without biases, and feed-forward part side by side behind one norm."""
+
+    max_position_embeddings: Count = key("n_positions", "max_position_embeddings", "n_ctx", default=2048)
+    resid_pdrop: Share = 0.0
+
+    def rules(self) -> Rules:
+        return replace(
+            _GPT, query_bias=False, output_bias=False, head_bias=True, rotary=True, parallel_norms=1,
+            dropout=self.resid_pdrop > 0,
+        )  # fmt: skip
+
+
+class NeoxConfig(_OwnKeysConfig):
+    """``gpt_neox``: side by side, with a norm each."""
+
+    hidden_dropout: Share = 0.0
+    use_parallel_residual: Flag = True
+    attention_bias: Flag = True
+
+    def rules(self) -> Rules:
+        return replace(
+            _GPT, rotary=True, query_bias=self.attention_bias, output_bias=self.attention_bias,
+            parallel_norms=2 if self.use_parallel_residual else 0, dropout=self.hidden_dropout > 0,
+            paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
+        )  # fmt: skip
+
+
+class BloomConfig(_OwnKeysConfig):
+    """``bloom``: linear biases for positions (ALiBi), a norm after the embedding."""
+
+    max_position_embeddings: Count = key("seq_length", "max_position_embeddings", default=2048)
+    hidden_dropout: Share = 0.0
+    tie_word_embeddings: Flag = True
+
+    def rules(self) -> Rules:
+        return replace(
+            _GPT, embedding_norm=True, dropout=self.hidden_dropout > 0,
+            paths=Paths("transformer.word_embeddings", "transformer.h"),
+        )  # fmt: skip
+
+
+class OptConfig(_OwnKeysConfig):
+    """``opt``: two positions more than tokens."""
+
+    max_position_embeddings: Count = 2048
+    dropout: Share = 0.1
+    enable_bias: Flag = True
+    layer_norm_elementwise_affine: Flag = True
+    tie_word_embeddings: Flag = True
+
+    def rules(self) -> Rules:
+        bias = self.enable_bias
+        return replace(
+            _GPT, norm=LAYER_NORM if self.layer_norm_elementwise_affine else "0",
+            positions=self.max_position_embeddings + 2, query_bias=bias, output_bias=bias, inner_bias=bias,
+            dropout=self.dropout > 0, paths=Paths("model.decoder.embed_tokens", "model.decoder.layers"),
+        )  # fmt: skip
+
+
+class FalconConfig(DecoderConfig):
+    """``falcon``: side by side, behind one norm or, in the new architecture, one each; keys and values shared."""
+
+    bias: Flag = False
+    alibi: Flag = False
+    multi_query: Flag = True
+    parallel_attn: Flag = True
+    new_decoder_architecture: Flag = False
+    num_ln_in_parallel_attn: Count | None = None
+    hidden_dropout: Share = 0.0
+    tie_word_embeddings: Flag = True
+
+    @property
+    def key_heads(self) -> int:
+        if self.new_decoder_architecture:
+            return self.num_key_value_heads or self.num_attention_heads
+        return 1 if self.multi_query else self.num_attention_heads
+
+    def rules(self) -> Rules:
+        two = (self.num_ln_in_parallel_attn or 2) == 2 if self.new_decoder_architecture else False
+        side_by_side = self.new_decoder_architecture or self.parallel_attn
+        return replace(
+            _GPT, query_bias=self.bias, output_bias=self.bias, inner_bias=self.bias, rotary=not self.alibi,
+            parallel_norms=(2 if two else 1) if side_by_side else 0, dropout=self.hidden_dropout > 0,
+            paths=Paths("transformer.word_embeddings", "transformer.h"),
+        )  # fmt: skip
+
+
+class _MptAttention(Config):
+    """``attn_config`` of ``mpt``."""
+
+    alibi: Flag = True
+    kv_n_heads: Count | None = None
+    attn_type: Annotated[str, Field(description="a text")] = "multihead_attention"
+
+
+class MptConfig(DecoderConfig):
+    """``mpt``: no biases anywhere, norms have none either; positions are learned without ALiBi."""
+
+    expansion_ratio: Annotated[float, Field(gt=0, le=64, description="a number > 0")] = 4
+    attn_config: _MptAttention = Field(default=_MptAttention(), description="an object")
+    no_bias: Flag = True
+    tie_word_embeddings: Flag = True
+
+    @property
+    def key_heads(self) -> int:
+        if self.attn_config.attn_type == "multiquery_attention":
+            return 1
+        return self.attn_config.kv_n_heads or self.num_attention_heads
+
+    @property
+    def inner(self) -> int:
+        return int(self.expansion_ratio * self.hidden_size)
+
+    def rules(self) -> Rules:
+        bias = not self.no_bias
+        return replace(
+            _GPT, norm=LAYER_NORM if bias else "h", query_bias=bias, output_bias=bias, inner_bias=bias,
+            positions=0 if self.attn_config.alibi else self.max_position_embeddings,
+            paths=Paths("transformer.wte", "transformer.blocks"),
+        )  # fmt: skip
+
+
+class PhiConfig(DecoderConfig):
+    """``phi``: side by side behind one norm, biases everywhere."""
+
+    qk_layernorm: Flag = False
+    resid_pdrop: Share = 0.0
+
+    def rules(self) -> Rules:
+        return replace(
+            _GPT, rotary=True, head_bias=True, parallel_norms=1, query_norm="4 d" if self.qk_layernorm else "",
+            dropout=self.resid_pdrop > 0, paths=_OF_KEYS,
+        )  # fmt: skip
+
+
+class PersimmonConfig(_OwnKeysConfig):
+    """``persimmon``: squared ReLU, norms of queries and keys."""
+
+    qk_layernorm: Flag = True
+
+    def rules(self) -> Rules:
+        return replace(_GPT, rotary=True, query_norm="4 d" if self.qk_layernorm else "", paths=_OF_KEYS)
+
+
+class Starcoder2Config(DecoderConfig):
+    """``starcoder2``."""
+
+    use_bias: Flag = True
+    residual_dropout: Share = 0.0
+    tie_word_embeddings: Flag = True
+
+    def slides(self, layer: int) -> bool:  # noqa: ARG002
+        return True
+
+    def rules(self) -> Rules:
+        bias = self.use_bias
+        return replace(
+            _GPT, rotary=True, query_bias=bias, output_bias=bias, inner_bias=bias,
+            dropout=self.residual_dropout > 0, paths=_OF_KEYS,
+        )  # fmt: skip
+
+
+class StablelmConfig(DecoderConfig):
+    """``stablelm``: layer norms around Llama's parts."""
+
+    use_qkv_bias: Flag = False
+    qk_layernorm: Flag = False
+    use_parallel_residual: Flag = False
+
+    def rules(self) -> Rules:
+        return Rules(
+            norm=LAYER_NORM, query_bias=self.use_qkv_bias, parallel_norms=1 if self.use_parallel_residual else 0,
+            query_norm="a d + g d" if self.qk_layernorm else "",
+        )  # fmt: skip
+
+
+class NemotronConfig(DecoderConfig):
+    """``nemotron``: squared ReLU without a gate, layer norms, no other biases."""
+
+    attention_bias: Flag = False
+    mlp_bias: Flag = False
+    max_position_embeddings: Count = 4096
+
+    def rules(self) -> Rules:
+        return Rules(
+            norm=LAYER_NORM, gated=False, query_bias=self.attention_bias, output_bias=self.attention_bias,
+            inner_bias=self.mlp_bias,
+        )  # fmt: skip
+
+
+class CohereConfig(DecoderConfig):
+    """``cohere``: side by side behind one norm without biases."""
+
+    attention_bias: Flag = False
+    use_qk_norm: Flag = False
+    max_position_embeddings: Count = 8192
+    tie_word_embeddings: Flag = True
+
+    def rules(self) -> Rules:
+        bias = self.attention_bias
+        return Rules(
+            parallel_norms=1, query_bias=bias, output_bias=bias, query_norm="a d + g d" if self.use_qk_norm else ""
+        )
+
+
+class Cohere2Config(CohereConfig):
+    """``cohere2``: three of four layers have a sliding window."""
+
+    sliding_window: Window | None = 4096
+    sliding_window_pattern: Count = 4
+
+    def slides(self, layer: int) -> bool:
+        return (layer + 1) % self.sliding_window_pattern != 0
+
+
+class _DbrxAttention(Config):
+    """``attn_config`` of ``dbrx``."""
+
+    kv_n_heads: Count = 1
+
+
+class _DbrxExperts(Config):
+    """``ffn_config`` of ``dbrx``."""
+
+    ffn_hidden_size: Count = 3584
+    moe_num_experts: Count = 4
+    moe_top_k: Count = 1
+
+
+class DbrxConfig(DecoderConfig):
+    """``dbrx``: experts in every layer, norms without biases."""
+
+    attn_config: _DbrxAttention = Field(default=_DbrxAttention(), description="an object")
+    ffn_config: _DbrxExperts = Field(default=_DbrxExperts(), description="an object")
+
+    @property
+    def key_heads(self) -> int:
+        return self.attn_config.kv_n_heads
+
+    def rules(self) -> Rules:
+        return Rules(paths=Paths("transformer.wte", "transformer.blocks"))
+
+    def feeding(self, layer: int) -> Described:  # noqa: ARG002
+        own = self.ffn_config
+        return Experts(own.moe_num_experts, own.moe_top_k, own.ffn_hidden_size)
+
+
+class LegacyQwenConfig(DecoderConfig):
+    """``qwen``, the first of them: the width that its config gives is that of gate and values together."""
+
+    max_position_embeddings: Count = key("seq_length", "max_position_embeddings", default=8192)
+    no_bias: Flag = True
+
+    @property
+    def inner(self) -> int:
+        return super().inner // 2
+
+    def rules(self) -> Rules:
+        return Rules(query_bias=True, output_bias=not self.no_bias, inner_bias=not self.no_bias, paths=_GPT.paths)
+
+
+class ChatglmConfig(DecoderConfig):
+    """``chatglm``: groups of keys and values, biases of those alone."""
+
+    multi_query_attention: Flag = False
+    add_qkv_bias: Flag = False
+    add_bias_linear: Flag = False
+    max_position_embeddings: Count = key("seq_length", "max_position_embeddings", default=2048)
+
+    @property
+    def key_heads(self) -> int:
+        return super().key_heads if self.multi_query_attention else self.num_attention_heads
+
+    def rules(self) -> Rules:
+        bias = self.add_bias_linear
+        return Rules(
+            query_bias=self.add_qkv_bias or bias, output_bias=bias, inner_bias=bias,
+            paths=Paths("transformer.embedding", "transformer.encoder.layers", "transformer.output_layer"),
+        )  # fmt: skip
+
+
+_CONFIGS: dict[str, Any] = {
+    "gpt2": Gpt2Config, "gpt_bigcode": BigCodeConfig, "gpt_neo": GptNeoConfig, "gptj": GptjConfig,
+    "codegen": GptjConfig, "gpt_neox": NeoxConfig, "bloom": BloomConfig, "opt": OptConfig, "falcon": FalconConfig,
+    "RefinedWebModel": FalconConfig, "RefinedWeb": FalconConfig,
+    "mpt": MptConfig, "phi": PhiConfig, "persimmon": PersimmonConfig, "starcoder2": Starcoder2Config,
+    "stablelm": StablelmConfig, "nemotron": NemotronConfig, "cohere": CohereConfig, "cohere2": Cohere2Config,
+    "dbrx": DbrxConfig, "qwen": LegacyQwenConfig, "chatglm": ChatglmConfig,
+}  # fmt: skip
+
+FAMILIES = {name: family(config) for name, config in _CONFIGS.items()}

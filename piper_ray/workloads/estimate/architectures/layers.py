@@ -1,0 +1,178 @@
+"""A layer from its parts: what mixes tokens and what feeds each of them forward, each between norms and a residual sum.
+
+A part is described by plain numbers (``Attention``, ``Dense`` and their likes in other modules) and made of operators
+by ``part``; symbols of a part belong to its kind of layer alone, so kinds of one model may differ in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from piper_ray.workloads.estimate.architectures.transformer import (
+    HIDDEN,
+    BlockStyle,
+    all_reduce,
+    attention,
+    feed_forward,
+    norm,
+    residual,
+)
+from piper_ray.workloads.estimate.operators import Exchange, LayerKind, Operator
+
+Symbols = Mapping[str, float]
+
+Norms = Literal["before", "after", "both"]
+"""Of a part: before it, as most have; after it (OLMo 2); both (Gemma 2)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a layer. name: norms and residual sums are called after it. biases: added with the residual sum."""
+
+    name: str
+    operators: tuple[Operator, ...]
+    exchanges: tuple[Exchange, ...]
+    heads: tuple[int, ...] = ()
+    symbols: Symbols = field(default_factory=dict)
+    biases: str = "0"
+
+
+class Described(Protocol):
+    """A part as numbers. ``word`` tells a layer with it from others of the same model; empty for what is usual."""
+
+    @property
+    def word(self) -> str: ...
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part: ...
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of heads that share keys and values in groups. window: of how many tokens each sees, None for all.
+
+    sinks: a learned one for each head (gpt-oss). output_gate: of the width of the queries (Qwen3-Next).
+    """
+
+    heads: int
+    key_heads: int
+    head_size: int
+    window: int | None = None
+    sinks: bool = False
+    output_gate: bool = False
+
+    @property
+    def word(self) -> str:
+        return "sliding" if self.window else ""
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part:
+        tokens = symbols["s"]
+        own: dict[str, float] = {"a": self.heads, "g": self.key_heads, "d": self.head_size}
+        if self.window:
+            seen = min(self.window, tokens)
+            own |= {"W": seen, "u": 1.0 - seen / (2.0 * tokens) if style.causal else 1.0}
+        operators = attention(replace(style, window=bool(self.window), sinks=self.sinks, gate=self.output_gate))
+        biases = "h" if style.output_bias else "0"
+        heads = (self.heads, self.key_heads)
+        return Part("attention", operators, (all_reduce("attention"),), heads, own, biases)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A feed-forward part of two or, gated, three matrices. beside_experts: other layers of the model have experts."""
+
+    inner: int
+    beside_experts: bool = False
+
+    @property
+    def word(self) -> str:
+        return "dense" if self.beside_experts else ""
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
+        biases = "h" if style.inner_bias else "0"
+        exchanges = (all_reduce("feed-forward"),)
+        return Part("feed-forward", feed_forward(style), exchanges, symbols={"f": self.inner}, biases=biases)
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer as numbers. feeding: None where a layer only mixes (Mamba), mixing: None where it only feeds forward."""
+
+    mixing: Described | None
+    feeding: Described | None
+
+    @property
+    def parts(self) -> tuple[Described, ...]:
+        return tuple(part for part in (self.mixing, self.feeding) if part is not None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(part.word for part in self.parts if part.word)
+
+
+def layer_kinds(
+    shapes: Sequence[LayerShape], symbols: Symbols, style: BlockStyle, norms: Norms = "before", parallel_norms: int = 0
+) -> list[LayerKind]:
+    """The kinds of a model's layers, one for each distinct shape. parallel_norms: as in ``layer_kind``.
+
+    Words that all shapes share are left out of their names.
+    """
+    distinct = list(dict.fromkeys(shapes))
+    shared = set.intersection(*(set(shape.words) for shape in distinct)) if distinct else set()
+    made: dict[LayerShape, LayerKind] = {}
+    taken: dict[str, int] = {}
+    for shape in distinct:
+        words = [word for word in shape.words if word not in shared and word != "experts"]
+        key = "-".join([*words, "block"])
+        taken[key] = taken.get(key, 0) + 1
+        number = "" if taken[key] == 1 else f"-{taken[key]}"
+        with_experts = " with experts" if "experts" in shape.words else ""
+        made[shape] = layer_kind(
+            key + number,
+            " ".join([*words, "decoder layer"]) + with_experts + number.replace("-", " "),
+            symbols,
+            style,
+            [part.part(style, symbols) for part in shape.parts],
+            norms,
+            parallel_norms,
+        )
+    return [made[shape] for shape in shapes]
+
+
+def layer_kind(
+    key: str,
+    name: str,
+    symbols: Symbols,
+    style: BlockStyle,
+    parts: Sequence[Part],
+    norms: Norms = "before",
+    parallel_norms: int = 0,
+) -> LayerKind:
+    """One layer. parallel_norms: of parts side by side, on the outputs of one norm or of one each; 0: in a row."""
+    operators: list[Operator] = []
+    if parallel_norms and len(parts) > 1:
+        names = ["norm"] if parallel_norms == 1 else [f"norm {index + 1}" for index in range(parallel_norms)]
+        operators += [norm(style, one) for one in names]
+        operators += [operator for part in parts for operator in part.operators]
+        operators.append(residual(style, "residual", " + ".join(part.biases for part in parts)))
+        exchanges: tuple[Exchange, ...] = (all_reduce(" and ".join(part.name for part in parts)),)
+    else:
+        for part in parts:
+            operators += [norm(style, f"norm before {part.name}")] if norms != "after" else []
+            operators += part.operators
+            operators += [norm(style, f"norm after {part.name}")] if norms != "before" else []
+            operators.append(residual(style, f"residual after {part.name}", part.biases))
+        exchanges = tuple(exchange for part in parts for exchange in part.exchanges)
+    own = {symbol: value for part in parts for symbol, value in part.symbols.items()}
+    return LayerKind(
+        key,
+        name,
+        {**symbols, **own},
+        tuple(operators),
+        output=HIDDEN,
+        checkpoint=HIDDEN,
+        exchanges=exchanges,
+        heads=tuple(heads for part in parts for heads in part.heads),
+        recomputable=True,
+    )

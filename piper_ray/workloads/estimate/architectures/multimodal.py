@@ -1,0 +1,493 @@
+"""Decoders that see: a vision tower, a projector, and a decoder that reads its tokens among those of the text.
+
+The layers are a chain: the projector's tokens go into the embedding, which puts them in their places. A sample has one
+image. Each rule is that of the tower's or the projector's class in Hugging Face's transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from piper_ray.workloads.estimate.architectures import gpt, hybrids, llama, mixtures
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, decoder_of, key
+from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
+from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
+from piper_ray.workloads.estimate.architectures.text import sequences_text, stack
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm
+from piper_ray.workloads.estimate.architectures.usual import USUAL
+from piper_ray.workloads.estimate.architectures.vision import image_projection
+from piper_ray.workloads.estimate.defaults import completed
+from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
+from piper_ray.workloads.formats.faults import Faults
+
+LEGEND = {
+    **DECODER_LEGEND,
+    "s": "tokens of a sample, in the vision tower those of its image",
+    "p": "numbers of a patch",
+    "z": "tokens of the image that the decoder reads",
+    "j": "width that the projector reads",
+    "q": "width between its layers",
+    "w": "width of the vision tower",
+    "X": "further projectors",
+}
+
+_Side = Annotated[int | list[int], Field(description="a whole number or a list of them")]
+_Ratio = Annotated[float, Field(gt=0, le=64, description="a number > 0")]
+_Part = dict[str, object]
+_TEXT = {**gpt.FAMILIES, **llama.FAMILIES, **mixtures.FAMILIES, **hybrids.FAMILIES}
+
+
+@dataclass(frozen=True)
+class TowerRules:
+    """norm: parameters of a norm of the tower's width. positions: learned for each token; class_token: one more token.
+
+    first_norm, last_norm: around the layers. scales: parameters beside a layer's parts. pooling: a last layer of
+    attention that makes one token of all (SigLIP).
+    """
+
+    style: BlockStyle
+    positions: int = 0
+    class_token: bool = False
+    patch_bias: bool = False
+    first_norm: bool = False
+    last_norm: bool = True
+    scales: str = "0"
+    pooling: bool = False
+
+
+def _style(**rules: Any) -> BlockStyle:
+    return BlockStyle(causal=False, **rules)
+
+
+class VisionConfig(Config):
+    """``vision_config`` of ``clip_vision_model``, and what others share with it."""
+
+    hidden_size: Count = 768
+    num_hidden_layers: Layers = key("num_hidden_layers", "depth", default=12)
+    num_attention_heads: Count = key("num_attention_heads", "num_heads", default=12)
+    intermediate_size: Count | None = None
+    image_size: _Side = 448
+    patch_size: _Side = 14
+    num_channels: Count = key("num_channels", "in_channels", "in_chans", default=3)
+
+    @property
+    def width(self) -> int:
+        return self.hidden_size
+
+    @property
+    def inner(self) -> int:
+        return self.intermediate_size or 4 * self.width
+
+    @property
+    def patches(self) -> int:
+        """Of an image."""
+        image, patch = ([side, side] if isinstance(side, int) else side for side in (self.image_size, self.patch_size))
+        return max(1, (image[0] // patch[0]) * (image[-1] // patch[-1]))
+
+    @property
+    def patch_numbers(self) -> int:
+        patch = [self.patch_size] * 2 if isinstance(self.patch_size, int) else self.patch_size
+        return self.num_channels * patch[0] * patch[-1]
+
+    def rules(self) -> TowerRules:
+        return TowerRules(_style(), positions=self.patches + 1, class_token=True, first_norm=True)
+
+    def check(self, faults: Faults) -> None:
+        """Heads divide the width."""
+        for side in ("image_size", "patch_size"):
+            value = getattr(self, side)
+            if not (isinstance(value, int) and value > 0) and not (
+                isinstance(value, list) and 1 <= len(value) <= 2 and min(value) > 0
+            ):
+                faults.at(f"vision_config.{side}", "expected a whole number >= 1 or two of them")
+        if self.width % self.num_attention_heads:
+            faults.at(
+                f"vision_config.{self.called('hidden_size')}",
+                f"{self.width} is no multiple of {self.called('num_attention_heads')} = {self.num_attention_heads}",
+            )
+
+
+class SiglipConfig(VisionConfig):
+    """``siglip_vision_model``."""
+
+    vision_use_head: Flag = True
+
+    def rules(self) -> TowerRules:
+        return TowerRules(_style(), positions=self.patches, patch_bias=True, pooling=self.vision_use_head)
+
+
+class Idefics3Config(VisionConfig):
+    """``idefics3_vision`` and ``smolvlm_vision``."""
+
+    def rules(self) -> TowerRules:
+        return TowerRules(_style(), positions=self.patches, patch_bias=True)
+
+
+class PixtralConfig(VisionConfig):
+    """``pixtral``: Llama's layers."""
+
+    def rules(self) -> TowerRules:
+        style = _style(
+            norm_parameters="h", query_bias=False, output_bias=False, inner_bias=False, gated=True, rotary=True
+        )
+        return TowerRules(style, first_norm=True, last_norm=False)
+
+
+class Qwen2VisionConfig(VisionConfig):
+    """``qwen2_vl``: patches of two frames; ``hidden_size`` is the decoder's width."""
+
+    embed_dim: Count = 1280
+    mlp_ratio: _Ratio = 4
+    temporal_patch_size: Count = 2
+
+    @property
+    def width(self) -> int:
+        return self.embed_dim
+
+    @property
+    def inner(self) -> int:
+        return int(self.mlp_ratio * self.width)
+
+    @property
+    def patch_numbers(self) -> int:
+        return super().patch_numbers * self.temporal_patch_size
+
+    def rules(self) -> TowerRules:
+        return TowerRules(_style(rotary=True), last_norm=False)
+
+
+class Qwen25VisionConfig(VisionConfig):
+    """``qwen2_5_vl``: RMS norms, a gate, biases."""
+
+    temporal_patch_size: Count = 2
+
+    @property
+    def patch_numbers(self) -> int:
+        return super().patch_numbers * self.temporal_patch_size
+
+    def rules(self) -> TowerRules:
+        return TowerRules(_style(norm_parameters="h", gated=True, rotary=True), last_norm=False)
+
+
+class Qwen3VisionConfig(Qwen25VisionConfig):
+    """``qwen3_vl``: learned positions besides rotary ones."""
+
+    num_position_embeddings: Count = 2304
+
+    def rules(self) -> TowerRules:
+        positions = self.num_position_embeddings
+        return TowerRules(_style(rotary=True), positions=positions, patch_bias=True, last_norm=False)
+
+
+class InternVisionConfig(VisionConfig):
+    """``internvl_vision``: scales of each part."""
+
+    attention_bias: Flag = False
+    use_qk_norm: Flag = False
+    norm_type: Annotated[str, Field(description="a text")] = "layer_norm"
+    use_mask_token: Flag = False
+    use_absolute_position_embeddings: Flag = True
+    use_mean_pooling: Flag = True
+
+    def rules(self) -> TowerRules:
+        style = _style(
+            norm_parameters=LAYER_NORM if self.norm_type == "layer_norm" else "h",
+            query_bias=self.attention_bias,
+            query_norm="2 h" if self.use_qk_norm else "",
+        )
+        return TowerRules(
+            style, positions=self.patches + 1 if self.use_absolute_position_embeddings else 0, class_token=True,
+            patch_bias=True, last_norm=not self.use_mean_pooling, scales="2 h",
+        )  # fmt: skip
+
+
+class Llama4VisionConfig(VisionConfig):
+    """``llama4_vision_model``."""
+
+    vision_output_dim: Count = 7680
+    projector_input_dim: Count = 4096
+    projector_output_dim: Count = 4096
+
+    def rules(self) -> TowerRules:
+        return TowerRules(_style(rotary=True), positions=self.patches + 1, class_token=True, first_norm=True)
+
+
+_TOWERS: Mapping[str, type[VisionConfig]] = {
+    "clip_vision_model": VisionConfig, "siglip_vision_model": SiglipConfig, "idefics3": Idefics3Config,
+    "idefics3_vision": Idefics3Config, "smolvlm_vision": Idefics3Config, "pixtral": PixtralConfig,
+    "qwen2_vl": Qwen2VisionConfig, "qwen2_5_vl": Qwen25VisionConfig, "qwen3_vl": Qwen3VisionConfig,
+    "qwen3_vl_moe": Qwen3VisionConfig,
+    "internvl_vision": InternVisionConfig, "llama4_vision_model": Llama4VisionConfig,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Projector:
+    """From the tower's tokens to the decoder's. merged: tokens that become one. tokens: of an image, if it is a set
+    number. norm: parameters before, layers: (rows, columns, bias) of its matrices. others: numbers besides. between: q.
+    """
+
+    layers: tuple[tuple[str, str, bool], ...]
+    merged: int = 1
+    tokens: int | None = None
+    norm: str = "0"
+    others: str = "0"
+    between: int = 0
+    copies: int = 0
+
+
+_TWO = (("j", "h", True), ("h", "h", True))
+
+
+def _llava(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    bias = config.multimodal_projector_bias is not False
+    return Projector((("j", "h", bias), ("h", "h", bias)))
+
+
+def _newline(config: VlmConfig, vision: VisionConfig) -> Projector:
+    return replace(_llava(config, vision), others="h")
+
+
+def _paligemma(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    return Projector((("j", "q", True),), between=config.projection_dim or config.hidden_size or 2048)
+
+
+def _gemma3(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    return Projector((("j", "h", False),), tokens=config.mm_tokens_per_image, norm="w")
+
+
+def _mistral3(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    bias = config.multimodal_projector_bias is True
+    return Projector(
+        (("j", "w", False), ("w", "h", bias), ("h", "h", bias)), merged=config.spatial_merge_size**2, norm="w"
+    )
+
+
+def _qwen(config: VlmConfig, vision: VisionConfig) -> Projector:
+    merge = config.vision_config.get("spatial_merge_size", 2)
+    merged = merge**2 if isinstance(merge, int) else 4
+    norms = "w" if isinstance(vision, Qwen25VisionConfig) and not isinstance(vision, Qwen3VisionConfig) else "2 w"
+    return Projector((("j", "j", True), ("j", "h", True)), merged=merged, norm=norms)
+
+
+def _qwen3(config: VlmConfig, vision: VisionConfig) -> Projector:
+    """Besides the last one, a projector with a wider norm for each of the layers that the decoder sees as well."""
+    deep = config.vision_config.get("deepstack_visual_indexes", [8, 16, 24])
+    return replace(_qwen(config, vision), copies=len(deep) if isinstance(deep, list) else 3)
+
+
+def _internvl(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    return Projector(_TWO, merged=round(1 / config.downsample_ratio) ** 2, norm="2 j")
+
+
+def _idefics3(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    return Projector((("j", "h", False),), merged=config.scale_factor**2)
+
+
+def _llama4(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+    between = vision.projector_output_dim if isinstance(vision, Llama4VisionConfig) else 4096
+    return Projector((("j", "q", False), ("q", "q", False), ("q", "h", False)), merged=4, between=between)
+
+
+class VlmConfig(Config):
+    """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")  # Qwen2-VL's may hold the decoder's keys itself
+
+    model_type: str = ""
+    text_config: _Part = Field(default={}, description="an object")
+    vision_config: _Part = Field(default={}, description="an object")
+    hidden_size: Count | None = None
+    projection_dim: Count | None = None
+    mm_tokens_per_image: Count = 256
+    multimodal_projector_bias: Flag | None = None
+    spatial_merge_size: Count = 2
+    downsample_ratio: Annotated[float, Field(gt=0.01, le=1, description="a share")] = 0.5
+    scale_factor: Count = 2
+    tie_word_embeddings: Flag | None = None
+
+
+@dataclass(frozen=True)
+class _Wrapper:
+    """Which tower, which decoder and which projector a model has where its config does not say."""
+
+    vision: str
+    text: str
+    projector: Callable[[VlmConfig, VisionConfig], Projector]
+    tied: bool = False
+
+
+_WRAPPERS = {
+    "llava": _Wrapper("clip_vision_model", "llama", _llava),
+    "llava_next": _Wrapper("clip_vision_model", "llama", _newline),
+    "llava_onevision": _Wrapper("siglip_vision_model", "qwen2", _newline),
+    "paligemma": _Wrapper("siglip_vision_model", "gemma", _paligemma, tied=True),
+    "gemma3": _Wrapper("siglip_vision_model", "gemma3_text", _gemma3, tied=True),
+    "mistral3": _Wrapper("pixtral", "mistral", _mistral3),
+    "qwen2_vl": _Wrapper("qwen2_vl", "qwen2", _qwen),
+    "qwen2_5_vl": _Wrapper("qwen2_5_vl", "qwen2", _qwen),
+    "qwen3_vl": _Wrapper("qwen3_vl", "qwen3", _qwen3),
+    "qwen3_vl_moe": _Wrapper("qwen3_vl_moe", "qwen3_moe", _qwen3),
+    "internvl": _Wrapper("internvl_vision", "qwen2", _internvl),
+    "idefics3": _Wrapper("idefics3_vision", "llama", _idefics3),
+    "smolvlm": _Wrapper("smolvlm_vision", "llama", _idefics3),
+    "llama4": _Wrapper("llama4_vision_model", "llama4_text", _llama4),
+}
+_TEXT_TYPES = {
+    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
+}  # fmt: skip
+
+
+def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
+    """The configs of decoder and tower; None with their faults noted."""
+    wrapper = _WRAPPERS[config.model_type]
+    text = config.text_config or {**(config.model_extra or {})}
+    text_type = str(text.get("model_type") or wrapper.text)
+    text_type = _TEXT_TYPES.get(text_type, text_type)
+    tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
+    family = _TEXT.get(text_type, USUAL)
+    decoder = faults.model(
+        family.config, completed(family.config, text_type, {**tied, **text}, part=True), "text_config"
+    )
+    vision_type = str(config.vision_config.get("model_type") or wrapper.vision)
+    tower_config = _TOWERS.get(vision_type, VisionConfig)
+    tower = faults.model(
+        tower_config, completed(tower_config, vision_type, config.vision_config, part=True), "vision_config"
+    )
+    if not isinstance(decoder, DecoderConfig) or tower is None:
+        return None
+    decoder.check(faults)
+    tower.check(faults)
+    return decoder, tower
+
+
+def check(config: VlmConfig, faults: Faults) -> None:
+    """Both parts are sound."""
+    _parts(config, faults)
+
+
+def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
+    """Tower, projector, decoder."""
+    parts = _parts(config, Faults())
+    assert parts is not None
+    text, vision = parts
+    decoder = decoder_of(text, microbatch)
+    projector = _WRAPPERS[config.model_type].projector(config, vision)
+    nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
+    prefix = "model.language_model"
+    nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
+    nodes += stack(decoder.layers, f"{prefix}.layers")
+    nodes.append(LayerNode(decoder.head, path="lm_head"))
+    chained = tuple(replace(node, inputs=(index - 1,) if index else ()) for index, node in enumerate(nodes))
+    sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
+    return Architecture(name, chained, sample, LEGEND)
+
+
+def _image_tokens(projector: Projector, vision: VisionConfig) -> int:
+    return projector.tokens or max(1, vision.patches // projector.merged)
+
+
+def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode]:
+    rules = config.rules()
+    style = replace(rules.style, fused=microbatch.fused)
+    heads = config.num_attention_heads
+    symbols: dict[str, float] = {
+        "s": config.patches + rules.class_token, "b": microbatch.samples, "h": config.width,
+        "p": config.patch_numbers, "P": rules.positions,
+    }  # fmt: skip
+    patches = LayerKind(
+        "vision-embedding",
+        "vision embedding",
+        symbols,
+        (
+            image_projection(rules.patch_bias),
+            Operator(
+                "position embedding and class token",
+                forward_bytes="4 s b h",
+                backward_bytes="2 s b h",
+                split=Split.SEQUENCE,
+                parameters="P h + h" if rules.class_token else "P h",
+                parameters_split=Split.WHOLE,
+            ),
+            *((norm(style, "norm after embedding"),) if rules.first_norm else ()),
+        ),
+        HIDDEN,
+    )
+    attending = Attention(heads, heads, config.width // heads).part(style, symbols)
+    feeding = Dense(config.inner).part(style, symbols)
+    if rules.scales != "0":
+        feeding = replace(feeding, biases=f"{feeding.biases} + {rules.scales}")
+    layer = layer_kind("vision-block", "vision layer", symbols, style, [attending, feeding])
+    nodes = [LayerNode(patches, path="model.visual.embeddings")]
+    nodes += stack([layer] * config.num_hidden_layers, "model.visual.encoder.layers")
+    closing = _closing(rules, style)
+    if closing:
+        whole = {**layer.symbols}
+        nodes.append(LayerNode(LayerKind("vision-norm", "vision norm", whole, closing, HIDDEN, checkpoint=HIDDEN)))
+    return nodes
+
+
+def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
+    closing = (norm(style, "last norm"),) if rules.last_norm else ()
+    if rules.pooling:
+        closing += (
+            Operator(
+                "attention to one token, and a feed-forward part",
+                products=(Product("s b", "2 h", "h"), Product("b", "2 h + 2 f", "h")),
+                split=Split.WHOLE,
+                parameters="h + 4 h h + 4 h + 2 h + 2 h f + f + h",
+                parameters_split=Split.WHOLE,
+                saved=(KeptBytes("4 s b h", Split.WHOLE),),
+            ),
+        )
+    return closing
+
+
+def _projector_kind(
+    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: Microbatch
+) -> LayerKind:
+    symbols: dict[str, float] = {
+        "z": _image_tokens(projector, vision), "b": microbatch.samples, "h": text.hidden_size,
+        "w": vision.width, "j": vision.width * projector.merged, "q": projector.between, "X": 1 + projector.copies,
+    }  # fmt: skip
+    operators = [
+        Operator(
+            "norm and merging",
+            forward_bytes="4 z b j",
+            backward_bytes="6 z b j",
+            split=Split.WHOLE,
+            parameters=" + ".join([projector.norm, projector.others, *["2 j"] * projector.copies]),
+            parameters_split=Split.WHOLE,
+        )
+    ]
+    operators += [
+        Operator(
+            f"projection {index + 1}",
+            products=(Product("z b", columns, rows, "X"),),
+            split=Split.WHOLE,
+            forward_bytes=f"4 z b {columns}",
+            backward_bytes=f"6 z b {columns}",
+            parameters=f"X {rows} {columns}" + (f" + X {columns}" if bias else ""),
+            parameters_split=Split.WHOLE,
+            saved=(KeptBytes(f"2 X z b {rows}", Split.WHOLE),),
+        )
+        for index, (rows, columns, bias) in enumerate(projector.layers)
+    ]
+    return LayerKind("projector", "projector", symbols, tuple(operators), output="2 z b h")
+
+
+FAMILIES = {name: Family(VlmConfig, build, check, lambda _config: 2**20) for name in _WRAPPERS}

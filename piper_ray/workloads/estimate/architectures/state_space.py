@@ -1,0 +1,233 @@
+"""What mixes tokens without attention: Mamba and Mamba-2, gated delta nets, short convolutions.
+
+Scans are priced as memory traffic and, where they work chunk by chunk, as the products within and between chunks
+(Dao and Gu 2024, section 6). t devices divide the inner width, as Megatron does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.workloads.estimate.architectures.layers import Part, Symbols
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
+
+LEGEND = {
+    "I": "inner width of the mixer",
+    "N": "size of a state",
+    "K": "tokens that the convolution sees",
+    "R": "rank of the time step",
+    "H": "heads of the mixer",
+    "D": "size of a head of the mixer",
+    "G": "groups that share state parameters, or key heads",
+    "Z": "tokens of a chunk of the scan",
+}
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Mamba (Gu and Dao 2023). parameter_norms: of time step and states, as Jamba has them."""
+
+    inner: int
+    state: int
+    kernel: int
+    rank: int
+    bias: bool = False
+    kernel_bias: bool = True
+    parameter_norms: bool = False
+    word: str = "mamba"
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
+        own = {"I": self.inner, "N": self.state, "K": self.kernel, "R": self.rank}
+        scan = Operator(
+            "selective scan",
+            forward_bytes="8 s b I + 4 s b N",
+            backward_bytes="16 s b I + 8 s b N",
+            parameters="I N + I",
+            saved=(KeptBytes("2 s b I", Split.TENSOR),),
+        )
+        operators = (
+            _into("2 I", style, self.bias),
+            _convolution("I", self.kernel_bias),
+            Operator(
+                "states and time steps",
+                products=(Product("s b", "R + 2 N", "I", divided="depth"),),
+                parameters="I R + 2 I N",
+                saved=(KeptBytes("2 s b R + 4 s b N", Split.WHOLE),),
+            ),
+            *(
+                (
+                    Operator(
+                        "norms of states and time steps",
+                        forward_bytes="4 s b R + 8 s b N",
+                        backward_bytes="6 s b R + 12 s b N",
+                        parameters="R + 2 N",
+                        parameters_split=Split.WHOLE,
+                    ),
+                )
+                if self.parameter_norms
+                else ()
+            ),
+            Operator(
+                "time steps of channels",
+                products=(Product("s b", "I", "R", divided="columns"),),
+                parameters="R I + I",
+                saved=(KeptBytes("2 s b I", Split.TENSOR),),
+            ),
+            scan,
+            _out_of("I"),
+        )
+        exchanges = (Exchange("states and time steps", "2 s b R + 4 s b N"), all_reduce("mixer"))
+        return Part("mixer", operators, exchanges, (self.inner,), own, "h" if self.bias else "0")
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2 (Dao and Gu 2024): heads with a time step each, states shared by groups, a norm before the way out."""
+
+    inner: int
+    heads: int
+    head_size: int
+    groups: int
+    state: int
+    kernel: int
+    chunk: int = 256
+    bias: bool = False
+    kernel_bias: bool = True
+    normed: bool = True
+    word: str = "mamba"
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part:
+        own = {
+            "I": self.inner, "H": self.heads, "D": self.head_size, "G": self.groups, "N": self.state,
+            "K": self.kernel, "Z": min(self.chunk, symbols["s"]),
+        }  # fmt: skip
+        operators = (
+            _into("2 I + 2 G N + H", style, self.bias),
+            _convolution("I + 2 G N", self.kernel_bias),
+            Operator(
+                "scan by chunks",
+                products=(
+                    Product("s", "Z", "N", "0.5 b G", "count"),
+                    Product("s", "D", "Z", "0.5 b H", "count"),
+                    Product("s", "D", "N", "2 b H", "count"),
+                ),
+                backward_products=2.5,  # what is within a chunk is made again
+                forward_bytes="6 s b I + 4 s b G N",
+                backward_bytes="12 s b I + 8 s b G N",
+                on_chip=True,
+                parameters="3 H",
+                saved=(KeptBytes("2 s b I", Split.TENSOR),),
+            ),
+            Operator(
+                "norm and gate",
+                forward_bytes="6 s b I",
+                backward_bytes="10 s b I",
+                parameters="I" if self.normed else "0",
+                saved=(KeptBytes("2 s b I", Split.TENSOR),),
+                cheap=style.fused,
+            ),
+            _out_of("I"),
+        )
+        heads = (self.heads, *([self.groups] if self.groups > 1 else []))
+        return Part("mixer", operators, (all_reduce("mixer"),), heads, own, "h" if self.bias else "0")
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta net (Yang et al. 2024), as Qwen3-Next has it: heads of keys and of values."""
+
+    key_heads: int
+    key_size: int
+    heads: int
+    head_size: int
+    kernel: int
+    chunk: int = 64
+    word: str = "linear"
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part:
+        own = {
+            "G": self.key_heads, "N": self.key_size, "H": self.heads, "D": self.head_size, "K": self.kernel,
+            "Z": min(self.chunk, symbols["s"]),
+        }  # fmt: skip
+        operators = (
+            _into("2 G N + 2 H D + 2 H", style, bias=False),
+            _convolution("2 G N + H D", bias=False),
+            Operator(
+                "delta rule by chunks",
+                products=(
+                    Product("s", "Z", "N", "2 b H", "count"),
+                    Product("s", "D", "Z", "2 b H", "count"),
+                    Product("s", "D", "N", "2 b H", "count"),
+                ),
+                backward_products=2.5,  # what is within a chunk is made again
+                forward_bytes="6 s b H D + 8 s b G N",
+                backward_bytes="12 s b H D + 16 s b G N",
+                on_chip=True,
+                parameters="2 H",
+                saved=(KeptBytes("2 s b H D", Split.TENSOR),),
+            ),
+            Operator(
+                "norm and gate",
+                forward_bytes="6 s b H D",
+                backward_bytes="10 s b H D",
+                parameters="D",
+                parameters_split=Split.WHOLE,
+                saved=(KeptBytes("2 s b H D", Split.TENSOR),),
+                cheap=style.fused,
+            ),
+            _out_of("H D"),
+        )
+        return Part("mixer", operators, (all_reduce("mixer"),), (self.heads, self.key_heads), own)
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A convolution between two gates (LFM2)."""
+
+    width: int
+    kernel: int
+    bias: bool = False
+    word: str = "convolution"
+
+    def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
+        own = {"I": self.width, "K": self.kernel}
+        operators = (_into("3 I", style, self.bias), _convolution("I", self.bias), _out_of("I"))
+        return Part("mixer", operators, (all_reduce("mixer"),), (self.width,), own, "h" if self.bias else "0")
+
+
+def _into(columns: str, style: BlockStyle, bias: bool) -> Operator:
+    summands = columns.split(" + ")
+    return Operator(
+        "mixer in",
+        products=(Product("s b", columns, "h", divided="columns"),),
+        parameters=" + ".join(f"h {part}" for part in summands) + (f" + {columns}" if bias else ""),
+        saved=(
+            KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+            KeptBytes(" + ".join(f"2 s b {part}" for part in summands), Split.TENSOR),
+        ),
+    )
+
+
+def _convolution(columns: str, bias: bool) -> Operator:
+    summands = columns.split(" + ")
+
+    def each(factor: str) -> str:
+        return " + ".join(f"{factor} {part}" for part in summands)
+
+    return Operator(
+        "convolution of neighbours",
+        forward_bytes=each("4 s b"),
+        backward_bytes=each("8 s b"),
+        parameters=each("K") + (f" + {columns}" if bias else ""),
+        saved=(KeptBytes(each("2 s b"), Split.TENSOR),),
+    )
+
+
+def _out_of(depth: str) -> Operator:
+    return Operator(
+        "mixer out",
+        products=(Product("s b", "h", depth, divided="depth"),),
+        parameters=f"h {depth}",
+        saved=(KeptBytes(f"2 s b {depth}", Split.TENSOR),),
+    )
