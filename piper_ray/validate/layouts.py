@@ -120,6 +120,8 @@ def _stack(run: Run, hardware: Hardware, assumed: list[str]) -> Stack:
     else:
         raise NotExpressible(f"precision: {run.precision}; bf16, fp16 and fp8 can be priced")
     software = software_named(_generation(run, assumed))
+    if "dualpipe" in run.told:
+        software = software.model_copy(update={"expert_overlap": 0.9})
     if "context parallelism by all-to-all" in run.told:
         software = software.model_copy(update={"context_ring": False})
     if "gradients in fp32" in run.told:

@@ -32,12 +32,13 @@ def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
         once_s = exchange_s(exchange, kind, mode, stack)
         if once_s == 0.0:
             continue
-        to_experts = bool(exchange.expert_bytes) and mode.sequence_parallel
-        forward_s += exchange.forward * once_s * (1.0 if to_experts else 1.0 - software.forward_overlap)
-        backward_s += exchange.backward * once_s * (1.0 if to_experts else 1.0 - software.backward_overlap)
-        if mode.sequence_parallel and not mode.gathered and not to_experts and exchange.backward and exchange.forward:
+        to_experts = is_all_to_all(exchange, mode)
+        hidden = (software.expert_overlap,) * 2 if to_experts else (software.forward_overlap, software.backward_overlap)
+        forward_s += exchange.forward * once_s * (1.0 - hidden[0])
+        backward_s += exchange.backward * once_s * (1.0 - hidden[1])
+        if regathers(exchange, mode):
             again_s = regather_s(exchange, kind, mode, stack)
-            backward_s += again_s * (1.0 - software.backward_overlap)
+            backward_s += again_s * (1.0 - hidden[1])
     core = [operator for operator in kind.operators if operator.on_chip or "scores" in operator.name]
     if mode.context > 1 and core:
         moved_s = context_s(kind, mode, stack)
@@ -47,11 +48,22 @@ def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
     return ExchangeSeconds(forward_s, backward_s)
 
 
+def regathers(exchange: Exchange, mode: Mode) -> bool:
+    """Whether the backward pass gathers a product's input again."""
+    whole = not mode.sequence_parallel or mode.gathered or is_all_to_all(exchange, mode)
+    return not whole and exchange.forward > 0.0 and exchange.backward > 0.0
+
+
+def is_all_to_all(exchange: Exchange, mode: Mode) -> bool:
+    """Whether tokens are sent to their experts: where devices have shards of them, or experts lie on others, too."""
+    return bool(exchange.expert_bytes) and (mode.sequence_parallel or mode.experts is not None)
+
+
 def exchange_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) -> float:
     """One exchange, once, on each device."""
     gpu, per_node = stack.gpu, stack.gpus_per_node
     group = Group(mode.degree)
-    if exchange.expert_bytes and (mode.sequence_parallel or mode.experts is not None):
+    if is_all_to_all(exchange, mode):
         share = kind.value(exchange.expert_bytes) / (mode.degree * mode.context) * mode.expert_tensor
         spread = Group(mode.expert_ranks, mode.expert_tensor)
         once_s, messages = stack.imbalance * all_to_all_s(share, spread, gpu, per_node), 2

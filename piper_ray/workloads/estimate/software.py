@@ -42,6 +42,7 @@ class Software(Closed):
     selective_products: _Share = 0.0
     context_ring: bool = Field(default=True, strict=True, description="true or false")
     transfer_overlap: bool = Field(strict=True, description="true or false")
+    expert_overlap: _Share = 0.0
     gradient_overlap: bool = Field(strict=True, description="true or false")
     gradient_bytes: Figure = Field(description="bytes >= 0")
     half_gradient_bytes: Figure = Field(description="bytes >= 0")
