@@ -21,12 +21,18 @@ class NotExpressible(Exception):
 
 @dataclass(frozen=True)
 class Laid:
-    """A run in the estimator's words. assumed: what it does not say."""
+    """A run in the estimator's words. software: its generation's key. assumed: what it does not say."""
 
     model: ModelConfig
+    software: str
     stack: Stack
     layout: Layout
     assumed: tuple[str, ...]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether replicas share out weights too."""
+        return self.layout.sharding is Sharding.WEIGHTS
 
 
 def laid_out(run: Run, hardware: Hardware) -> Laid:
@@ -34,11 +40,12 @@ def laid_out(run: Run, hardware: Hardware) -> Laid:
     assumed: list[str] = []
     try:
         model = _model(run)
-        stack = _stack(run, hardware, assumed)
+        software = _generation(run, assumed)
+        stack = _stack(run, software, hardware, assumed)
         layout = _layout(run, model, assumed)
     except (UsageError, InputError) as error:
         raise NotExpressible(" ".join(str(error).split())) from error
-    return Laid(model, stack, layout, tuple(assumed))
+    return Laid(model, software, stack, layout, tuple(assumed))
 
 
 def _model(run: Run) -> ModelConfig:
@@ -47,8 +54,9 @@ def _model(run: Run) -> ModelConfig:
         return read_model(described.config)
     config = dict(described.config) if described.config else _described(run)
     for key in ("max_position_embeddings", "n_positions"):
-        if isinstance(config.get(key), int) and run.seq is not None:
-            config[key] = max(config[key], run.seq)  # a run may be longer than its config's own training
+        known = config.get(key)
+        if isinstance(known, int) and run.seq is not None:
+            config[key] = max(known, run.seq)  # a run may be longer than its config's own training
     return model_of_config(described.name or run.id, config)
 
 
@@ -103,7 +111,7 @@ def _generation(run: Run, assumed: list[str]) -> str:
     return key
 
 
-def _stack(run: Run, hardware: Hardware, assumed: list[str]) -> Stack:
+def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) -> Stack:
     if run.gpu is None:
         raise NotExpressible("gpu: not said")
     gpu = _gpu(run, run.gpu, hardware)
@@ -119,7 +127,7 @@ def _stack(run: Run, hardware: Hardware, assumed: list[str]) -> Stack:
         assumed.append("precision bf16")
     else:
         raise NotExpressible(f"precision: {run.precision}; bf16, fp16 and fp8 can be priced")
-    software = software_named(_generation(run, assumed))
+    software = software_named(generation)
     if "dualpipe" in run.told:
         software = software.model_copy(update={"expert_overlap": 0.9})
     if "context parallelism by all-to-all" in run.told:

@@ -23,7 +23,7 @@ class Outcome:
     predicted_memory_bytes: float | None = None
     device_memory_bytes: float | None = None
     reason: str | None = None
-    assumed: tuple[str, ...] = ()
+    laid: Laid | None = None
 
     @property
     def measured_step_s(self) -> float | None:
@@ -53,7 +53,7 @@ class Outcome:
             "error": self.error,
             "predicted_memory_bytes": self.predicted_memory_bytes,
             "fits": self.fits,
-            "assumed": list(self.assumed),
+            "assumed": [] if self.laid is None else list(self.laid.assumed),
         }
 
 
@@ -90,5 +90,5 @@ def _outcome(run: Run, laid: Laid, plan: PricedLayout, simulation: Simulation) -
         predicted_step_s=simulation.step_s,
         predicted_memory_bytes=peak_bytes,
         device_memory_bytes=laid.stack.gpu.memory_bytes,
-        assumed=laid.assumed,
+        laid=laid,
     )

@@ -24,8 +24,8 @@ from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launche
 from piper_ray.workloads.estimate.software import Stack
 
 
-_OVERTAKING = 3.0
-"""Exponent of the norm in which the host's and the GPU's time add up to a pass's."""
+_HALF = 1.5
+"""Half the exponent of the norm in which the host's and the GPU's time add up to a pass's."""
 
 
 _INTERFERENCE = 0.25
@@ -163,7 +163,7 @@ def idle_s(device_s: float, host_s: float) -> float:
     """
     if host_s == 0.0:
         return 0.0
-    return (device_s**_OVERTAKING + host_s**_OVERTAKING) ** (1.0 / _OVERTAKING) - device_s
+    return math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF) - device_s
 
 
 def _again(kind: LayerKind, mode: Mode, forward: Sequence[float], stack: Stack) -> tuple[float, int]:

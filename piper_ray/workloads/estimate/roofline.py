@@ -10,6 +10,8 @@ from piper_ray.workloads.estimate.operators import LayerKind, Operator, Product
 from piper_ray.workloads.estimate.software import Precision, Stack
 
 _NUMBER_BYTES = 2
+_HEAD_EDGE = 32
+"""A fused attention kernel on heads of size d takes as long as on heads of d + 32 at its best rate."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,14 @@ def experts_shape(product: Product, kind: LayerKind, mode: Mode) -> MatrixProduc
 def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
     """The share of the peak rate at which a product of this shape runs, if memory does not hold it up.
 
-    Filling tiles and pipelines takes as long in 8 bits: at a rate that is ``gain`` times higher it costs more of it.
+    on_chip: within a fused attention kernel, which has tiles of its own. Filling tiles and pipelines takes as long in 8 bits: at a rate that is ``gain`` times higher it costs more of it.
     """
+    if on_chip:
+        head = min(shape.columns, shape.depth)
+        return gpu.matrix_fraction * gpu.attention_fraction * head / (head + _HEAD_EDGE)
     edge, depth_edge = gpu.edge * gain, gpu.depth_edge * gain
     return (
         gpu.matrix_fraction
-        * (gpu.attention_gain if on_chip else 1.0)
         * (shape.rows / (shape.rows + edge))
         * (shape.columns / (shape.columns + edge))
         * (shape.depth / (shape.depth + depth_edge))
