@@ -37,6 +37,8 @@ def estimated(
     samples: int | None = None,
     batch: int | None = None,
     fused: bool = True,
+    software: str = "megatron-core",
+    precision: str = "bf16",
     zero_shards: int = 1,
     offload: bool = False,
 ) -> Estimate:
@@ -47,6 +49,8 @@ def estimated(
         samples=samples,
         batch=batch,
         fused=fused,
+        software=software,
+        precision=precision,
         zero_shards=zero_shards,
         offload=offload,
     )

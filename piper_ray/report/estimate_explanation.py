@@ -225,13 +225,13 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
 
 def _synchronised_text(result: Estimate, mode: Mode, costs: Costs) -> str:
     setting = result.setting
-    gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision)
+    gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
     if mode.zero_shards > 1:
         return (
             f"{costs.parameters:,.0f} x ({gradient_bytes:g} of a gradient scattered + {setting.training.weight_bytes:g} "
             "of a weight gathered) / 2"
         )
-    return f"{costs.parameters:,.0f} x {gradient_bytes:g} of a gradient"
+    return f"{costs.parameters:,.0f} x {gradient_bytes:g}"
 
 
 def _time_terms(costs: Costs) -> str:

@@ -12,7 +12,7 @@ from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, re
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.layout import Layout, Sharding
 from piper_ray.workloads.estimate.modes import Recomputation
-from piper_ray.workloads.estimate.software import Precision, Stack, software_named
+from piper_ray.workloads.estimate.software import Precision, Stack, software_named, stack_of
 
 
 class NotExpressible(Exception):
@@ -85,13 +85,14 @@ _GENERATIONS = (
     ("bloom", "deepspeed-2021"),
     ("mt-nlg", "deepspeed-2021"),
     ("glm-130b", "deepspeed-2021"),
+    ("maxtext", "megatron-core"),
     ("torchtitan", "fsdp"),
     ("mosaicml", "fsdp"),
-    ("maxtext", "megatron-core"),
     ("fsdp", "fsdp"),
     ("simumax", "megatron-core"),
-    ("nemo", "megatron-core"),
-    ("bridge", "megatron-core"),
+    ("nemo", "nemo"),
+    ("megatron-bridge", "nemo"),
+    ("dgxc", "nemo"),
     ("megatron-core", "megatron-core"),
     ("narayanan", "megatron-2021"),
     ("korthikanti", "megatron-2022"),
@@ -132,13 +133,11 @@ def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) ->
         software = software.model_copy(update={"expert_overlap": 0.9})
     if "context parallelism by all-to-all" in run.told:
         software = software.model_copy(update={"context_ring": False})
-    if "gradients in fp32" in run.told:
-        software = software.model_copy(update={"gradient_bytes": 4.0})
     if "async tp" in run.told or "asynctp" in run.told:
         software = software.model_copy(update={"forward_overlap": 0.5, "backward_overlap": 0.5})
     if _NO_OVERLAP in run.told:
         software = software.model_copy(update={"forward_overlap": 0.0, "backward_overlap": 0.0})
-    return Stack(gpu, software, precision, run.gpus_per_node or gpu.gpus_per_node)
+    return stack_of(gpu, software, precision, run.gpus_per_node or gpu.gpus_per_node)
 
 
 _NO_OVERLAP = "not overlapped with compute"

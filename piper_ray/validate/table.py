@@ -139,7 +139,10 @@ def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     tau = order_of_layouts(outcomes)
     if tau is not None:
-        lines += ["", f"Order of the layouts of one model on one cluster: Kendall's tau {tau[0]:.2f} of {tau[1]:,} pairs."]
+        lines += [
+            "",
+            f"Order of the layouts of one model on one cluster: Kendall's tau {tau[0]:.2f} of {tau[1]:,} pairs.",
+        ]
     return [*lines, *_memory_lines(outcomes)]
 
 

@@ -195,7 +195,7 @@ def synchronised_bytes(parameters: float, mode: Mode, setting: Setting) -> float
     scattered and updated weights gathered. FSDP does that in each pass.
     """
     software = setting.stack.software
-    gradient_bytes = software.reduced_bytes(setting.stack.precision)
+    gradient_bytes = software.reduced_bytes(setting.stack.precision, setting.training)
     if mode.fsdp:
         return 0.0
     gathered_bytes = setting.training.weight_bytes if mode.zero_shards > 1 else gradient_bytes
@@ -208,7 +208,7 @@ def _sharded_s(parameters: float, mode: Mode, setting: Setting) -> tuple[float, 
         return 0.0, 0.0
     group = Group(mode.zero_shards, mode.degree * mode.context)
     weights_bytes = parameters * setting.training.weight_bytes
-    gradients_bytes = parameters * setting.stack.software.reduced_bytes(setting.stack.precision)
+    gradients_bytes = parameters * setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
     gather_s = all_gather_s(weights_bytes, group, setting.gpu, setting.stack.gpus_per_node)
     scatter_s = all_gather_s(gradients_bytes, group, setting.gpu, setting.stack.gpus_per_node)
     return gather_s, gather_s + scatter_s

@@ -238,7 +238,9 @@ def _sizes(blocks: int, count: int, layout: Layout) -> list[int]:
         sizes[-1] -= 1
         return sizes
     if blocks < count:
-        raise UsageError(f"{plural(blocks, 'layer')} do not make {plural(count, 'stage')}" + (f", {v} a rank" if v > 1 else ""))
+        raise UsageError(
+            f"{plural(blocks, 'layer')} do not make {plural(count, 'stage')}" + (f", {v} a rank" if v > 1 else "")
+        )
     least, more = divmod(blocks, count)
     first = (count - more + 1) // 2
     return [least + (first <= number < first + more) for number in range(count)]
@@ -267,7 +269,9 @@ def _synchronisation_s(kind: LayerKind, mode: Mode, layout: Layout, setting: Set
     """Once a batch, on each device: gradients reduced over the replicas, and what a sharded optimizer gathers."""
     stack = setting.stack
     routed = sum(
-        kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in kind.operators if operator.routed
+        kind.value(operator.parameters) / mode.parameter_parts(operator)
+        for operator in kind.operators
+        if operator.routed
     )
     dense = parameters_on_device(kind, mode) - routed
     groups = [(dense, Group(layout.data * layout.context, layout.tensor))]
@@ -315,6 +319,6 @@ def _tied_s(architecture: Architecture, chosen: dict[str, Mode], setting: Settin
     """The first and the last stage sum the gradients of weights that both have, after all else (Megatron)."""
     stack = setting.stack
     tied = [(node.kind, node.kind.value(node.kind.tied)) for node in architecture.nodes]
-    gradient_bytes = stack.software.reduced_bytes(stack.precision)
+    gradient_bytes = stack.software.reduced_bytes(stack.precision, setting.training)
     size_bytes = max(value / chosen[kind.key].degree for kind, value in tied) * gradient_bytes
     return size_bytes / (setting.bytes_per_s / 2.0)

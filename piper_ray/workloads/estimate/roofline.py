@@ -53,7 +53,10 @@ def experts_shape(product: Product, kind: LayerKind, mode: Mode) -> MatrixProduc
     whole = kind.value(product.rows) * kind.value(product.count)
     rows = whole / (mode.degree * mode.context) * mode.expert_tensor / count
     inner, outer = ("columns", "depth") if kind.value(product.depth) == kind.value("h") else ("depth", "columns")
-    sides = {inner: kind.value(getattr(product, inner)) / mode.expert_tensor, outer: kind.value(getattr(product, outer))}
+    sides = {
+        inner: kind.value(getattr(product, inner)) / mode.expert_tensor,
+        outer: kind.value(getattr(product, outer)),
+    }
     return MatrixProducts(rows=rows, count=count, **sides)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.estimate.hardware import Gpu
+from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure, Positive
 
@@ -44,14 +44,16 @@ class Software(Closed):
     transfer_overlap: bool = Field(strict=True, description="true or false")
     expert_overlap: _Share = 0.0
     gradient_overlap: bool = Field(strict=True, description="true or false")
-    gradient_bytes: Figure = Field(description="bytes >= 0")
+    gradient_bytes: Figure | None = Field(default=None, description="bytes >= 0")
     half_gradient_bytes: Figure = Field(description="bytes >= 0")
     optimizer_traffic_bytes: Figure = Field(description="bytes >= 0")
     step_s: Figure = Field(alias="step", description="seconds >= 0")
 
-    def reduced_bytes(self, precision: Precision) -> float:
+    def reduced_bytes(self, precision: Precision, training: Training) -> float:
         """Of one gradient on its way to the other replicas."""
-        return self.half_gradient_bytes if precision is Precision.FP16 else self.gradient_bytes
+        if precision is Precision.FP16:
+            return self.half_gradient_bytes
+        return training.gradient_bytes if self.gradient_bytes is None else self.gradient_bytes
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,23 @@ class Stack:
     imbalance: float = 1.25
 
 
+def stack_of(gpu: Gpu, software: Software, precision: Precision, gpus_per_node: int) -> Stack:
+    """Raises UsageError for a precision that the GPU has no units for."""
+    if precision is Precision.FP8 and gpu.matrix_fp8_flop_per_s == 0.0:
+        raise UsageError(f"{gpu.name} has no products of 8 bits; expected precision bf16 or fp16")
+    return Stack(gpu, software, precision, gpus_per_node)
+
+
 @cache
 def load_software() -> Mapping[str, Software]:
     """The generations by their keys."""
     text = files(__package__).joinpath("software.toml").read_text(encoding="utf-8")
-    return {key: Software.model_validate(entry) for key, entry in parse_toml("software.toml", text).items()}
+    table: dict[str, dict[str, object]] = parse_toml("software.toml", text)  # type: ignore[assignment]
+    merged = {key: {**table.get(str(entry.get("base")), {}), **entry} for key, entry in table.items()}
+    return {
+        key: Software.model_validate({name: value for name, value in entry.items() if name != "base"})
+        for key, entry in merged.items()
+    }
 
 
 def software_named(key: str) -> Software:
@@ -81,3 +95,13 @@ def software_named(key: str) -> Software:
     if key not in known:
         raise UsageError(f"software {key}: unknown; expected one of {', '.join(known)}")
     return known[key]
+
+
+def precision_named(name: str) -> Precision:
+    """That precision. Raises UsageError."""
+    try:
+        return Precision(name)
+    except ValueError:
+        raise UsageError(
+            f"precision {name}: unknown; expected one of {', '.join(one.value for one in Precision)}"
+        ) from None
