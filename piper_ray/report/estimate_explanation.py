@@ -228,8 +228,8 @@ def _synchronised_text(result: Estimate, mode: Mode, costs: Costs) -> str:
     gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
     if mode.zero_shards > 1:
         return (
-            f"{costs.parameters:,.0f} x ({gradient_bytes:g} of a gradient scattered + {setting.training.weight_bytes:g} "
-            "of a weight gathered) / 2"
+            f"{costs.parameters:,.0f} x ({gradient_bytes:g} of a gradient scattered + "
+            f"{setting.training.weight_bytes:g} of a weight gathered) / 2"
         )
     return f"{costs.parameters:,.0f} x {gradient_bytes:g}"
 

@@ -148,8 +148,8 @@ _CLUSTERS = (("bloom", 4 * 100.0),)
 
 
 _UNUSUAL = (("torchtitan", {"matrix_flop_per_s": 835e12, "memory_bytes_per_s": 2.4e12}),)
-"""GPUs of clusters that are not as sold: torchtitan's H100 have HBM2e of 96 GB and a lower power limit, so that their peak
-lies between that of H100 NVL, which is taken here, and SXM (Liang et al. 2024, section 4; NVL's data sheet)."""
+"""GPUs of clusters that are not as sold: torchtitan's H100 have HBM2e of 96 GB and a lower power limit, so that their
+peak lies between that of H100 NVL, which is taken here, and SXM (Liang et al. 2024, section 4; NVL's data sheet)."""
 
 
 def _gpu(run: Run, name: str, hardware: Hardware) -> Gpu:

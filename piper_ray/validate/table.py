@@ -80,7 +80,7 @@ def errors_by_group(
 
 
 def order_of_layouts(outcomes: Iterable[Outcome]) -> tuple[float, int] | None:
-    """Kendall's tau over all pairs of runs of one model, batch and cluster, and the number of such pairs; None: none."""
+    """Kendall's tau over all pairs of runs of one model, batch and cluster, and how many pairs that are; None: none."""
     alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
     for outcome in outcomes:
         run = outcome.run

@@ -22,7 +22,7 @@ def main() -> int:
         "--runs",
         metavar="FILE",
         action="append",
-        help="runs in the form of tests/data/runs, or a list of them; may be given again. Without it: those of tests/data/runs",
+        help="runs in the form of tests/data/runs, or a list of such; may be given again; without it those are taken",
     )
     parser.add_argument("--hardware", metavar="FILE", help="a TOML file of constants over those of the built-in table")
     parser.add_argument("--json", action="store_true", help="one list of objects on stdout, and nothing else")

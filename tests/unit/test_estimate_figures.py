@@ -133,7 +133,7 @@ def test_one_gpt_layer_by_hand() -> None:
     back = (forward + backward) / software.efficiency + 4 * exchange + 2 * half  # gathered again for two products
 
     def with_host(device_s: float, launches: int) -> float:
-        return math.hypot(device_s**1.5, (launches * software.host_s) ** 1.5) ** (1 / 1.5)
+        return float(math.hypot(device_s**1.5, (launches * software.host_s) ** 1.5) ** (1 / 1.5))
 
     assert tmpc.forward_s == pytest.approx(with_host(there, 13), rel=1e-5)
     assert tmpc.backward_s == pytest.approx(with_host(back, 13 + 6 * 2 + 7), rel=1e-5)

@@ -1,8 +1,9 @@
 """Workloads from nothing: a model's config and the name of a GPU make an instance that can be planned.
 
 ``config`` finds the model, ``architectures`` makes its layers of operators, ``modes`` lists the ways to run a layer,
-``roofline`` and ``memory`` price one, ``costs`` adds them up to a TMPC, ``build`` puts the instance together;
-``explain`` and ``describe`` say how and what. In the planner's words:
+``roofline``, ``exchanges`` over ``links``, and ``memory`` price one, ``costs`` adds them up to a TMPC, ``build`` puts
+the instance together; ``layout`` prices one given layout. ``hardware`` and ``software`` hold all constants. In the
+planner's words:
 
 - a sample is one microbatch; p is the s of its forward and backward pass, recomputation and the exchanges among t
   devices included, one after the other;
@@ -12,6 +13,6 @@
   goes out and what comes in: with it 4 (d-1)/d w / B is a ring's all-reduce, and 2 c / B a tensor and its gradient;
 - c + fw and c + bw are what each of t devices sends of a tensor; c alone is that at the largest t.
 
-Not in it: a batch's flush and optimizer step, loading of data, imbalance of experts, what several network links of a
-node can do for one replica, and host memory.
+Not in it: a batch's flush and optimizer step, loading of data, what several network links of a node can do for one
+replica (``layout`` knows of these but for the data), and host memory.
 """

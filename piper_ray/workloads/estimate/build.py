@@ -18,7 +18,7 @@ from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.memory import transient_bytes
 from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
-from piper_ray.workloads.estimate.software import precision_named, software_named, stack_of
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, precision_named, software_named, stack_of
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. software, precision: a generation (``software.toml``), bf16, fp16 or fp8. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
-    offload: activations in host memory as a further choice.
+    fused: attention as one kernel. software, precision: a generation (``software.toml``), bf16, fp16 or fp8.
+    zero_shards: optimizer states over so many replicas as a further choice; 1: none. offload: activations in host
+    memory as a further choice.
     """
 
     nodes: int
@@ -36,7 +37,7 @@ class EstimateRequest:
     samples: int | None = None
     batch: int | None = None
     fused: bool = True
-    software: str = "megatron-core"
+    software: str = DEFAULT_SOFTWARE
     precision: str = "bf16"
     zero_shards: int = 1
     offload: bool = False

@@ -23,13 +23,13 @@ from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
 from piper_ray.workloads.estimate.software import Stack
 
-
 _HALF = 1.5
 """Half the exponent of the norm in which the host's and the GPU's time add up to a pass's."""
 
 
 _INTERFERENCE = 0.25
-"""Of the time that a collective runs beside products, what these lose to it: it takes multiprocessors and memory traffic."""
+"""Of the time that a collective runs beside products, what these lose to it: it takes multiprocessors and memory
+traffic."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Costs:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
     idle_forward_s, idle_backward_s: of the GPU, while the host launches what is next. gather_forward_s,
-    gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and back.
-    synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s, products that give gradients of
-    weights.
+    gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
+    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s,
+    products that give gradients of weights.
     """
 
     forward_s: float
@@ -163,7 +163,7 @@ def idle_s(device_s: float, host_s: float) -> float:
     """
     if host_s == 0.0:
         return 0.0
-    return math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF) - device_s
+    return float(math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF)) - device_s
 
 
 def _again(kind: LayerKind, mode: Mode, forward: Sequence[float], stack: Stack) -> tuple[float, int]:

@@ -22,9 +22,9 @@ class ExchangeSeconds:
 def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
     """All exchanges of a layer in a mode.
 
-    An exchange of tensor parallelism is an all-reduce; with sequence parallelism a reduce-scatter and an all-gather. Its
-    backward pass gathers once more what norms handed to products, because only shards of that are kept (Korthikanti et
-    al. 2022, section 4.2.2), unless they are kept whole.
+    An exchange of tensor parallelism is an all-reduce; with sequence parallelism a reduce-scatter and an all-gather.
+    Its backward pass gathers once more what norms handed to products, because only shards of that are kept (Korthikanti
+    et al. 2022, section 4.2.2), unless they are kept whole.
     """
     software = stack.software
     forward_s = backward_s = 0.0
@@ -82,9 +82,9 @@ def regather_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) ->
 def context_s(kind: LayerKind, mode: Mode, stack: Stack) -> float:
     """Context parallelism over c groups, in a forward pass.
 
-    Keys and values of all tokens go around a ring, while attention works on those that are there (Liu et al. 2023); their
-    gradients go around as well. Or an all-to-all hands out heads in place of tokens before attention, and takes them back
-    after it (Jacobs et al. 2023).
+    Keys and values of all tokens go around a ring, while attention works on those that are there (Liu et al. 2023);
+    their gradients go around as well. Or an all-to-all hands out heads in place of tokens before attention, and takes
+    them back after it (Jacobs et al. 2023).
     """
     value_size = "v" if "v" in kind.symbols else "d"
     group = Group(mode.context, mode.degree)

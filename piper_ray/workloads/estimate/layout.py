@@ -1,7 +1,7 @@
 """One given layout of a model on a cluster, priced: an instance with one TMPC a layer, and the plan that it runs as.
 
-The formulas are those of ``costs``; what is known here and not there is how many replicas a stage has and where they lie,
-so that each group pays for its own links.
+The formulas are those of ``costs``; what is known here and not there is how many replicas a stage has and where they
+lie, so that each group pays for its own links.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
-from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.step import StepTerms
@@ -45,8 +45,8 @@ class Layout:
     """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: on each rank.
 
     samples, tokens: of a microbatch; batch: samples of a batch, over all replicas. stages: transformer layers of each
-    rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether gradients and what
-    stages hand over run beside passes; None: as the software does.
+    rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether gradients and
+    what stages hand over run beside passes; None: as the software does.
     """
 
     tensor: int
@@ -106,12 +106,11 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
     architecture = model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused))
     if layout.batch % (layout.samples * layout.data):
         raise UsageError(
-            f"{plural(layout.data, 'replica')} of microbatches of {layout.samples} do not divide a batch of {layout.batch}"
+            f"{plural(layout.data, 'replica')} with microbatches of {layout.samples} do not divide a batch of "
+            f"{layout.batch}"
         )
     chosen = {kind.key: _mode_of(kind, layout) for kind in architecture.kinds}
-    rate = transfer_bytes_per_s(
-        layout.tensor * layout.context * layout.data, layout.devices, stack.gpu, stack.gpus_per_node
-    )
+    rate = transfer_bytes_per_s(layout.devices, stack.gpu, stack.gpus_per_node)
     setting = Setting(
         stack=stack,
         training=training,
@@ -138,7 +137,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
     ]  # fmt: skip
     overlapped = stack.software.gradient_overlap if layout.overlapped is None else layout.overlapped
     overlap = max(_hidden_share(ranks, costs, sync_s, layout), 0.0) if overlapped else 0.0
-    optimizer_s = max(_optimizer_s(rank, chosen, costs, setting, layout) for rank in ranks) + stack.software.step_s
+    optimizer_s = max(_optimizer_s(rank, chosen, costs, setting) for rank in ranks) + stack.software.step_s
     if layout.data == 1:
         optimizer_s += (1.0 - overlap) * max(sum(sync_s[key] for key in rank) for rank in ranks)
     if layout.pipeline > 1:
@@ -175,7 +174,7 @@ def _instance(
     layout: Layout,
     sync_s: dict[str, float],
 ) -> Instance:
-    """Its one link is what stages hand over; w is said in bytes that it would take as long as the replicas' own does."""
+    """Its one link is what stages hand over; w is said in bytes that take as long there as on the replicas' own."""
     nodes = architecture.nodes
     output = [node.kind.value(node.kind.output) for node in nodes]
     readers: list[list[int]] = [[] for _ in nodes]
@@ -307,9 +306,7 @@ def _hidden_share(
     return share
 
 
-def _optimizer_s(
-    rank: Sequence[str], chosen: dict[str, Mode], costs: dict[str, Costs], setting: Setting, layout: Layout
-) -> float:
+def _optimizer_s(rank: Sequence[str], chosen: dict[str, Mode], costs: dict[str, Costs], setting: Setting) -> float:
     """Each device updates the parameters that it has the optimizer's state of."""
     updated = sum(costs[key].parameters / chosen[key].zero_shards for key in rank)
     return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)

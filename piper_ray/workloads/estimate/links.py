@@ -1,8 +1,8 @@
 """What groups of GPUs tell each other takes, on the links that they have: NVLink within a node, the network between.
 
-Ranks lie in the order t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a group
-are ``stride`` ranks apart. Collectives are rings (Thakur et al. 2005; NCCL): n devices take n - 1 steps for an all-gather or a
-reduce-scatter, each of 1/n of the whole.
+Ranks lie in the order t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a
+group are ``stride`` ranks apart. Collectives are rings (Thakur et al. 2005; NCCL): n devices take n - 1 steps for an
+all-gather or a reduce-scatter, each of 1/n of the whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ring_bytes_per_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
 
 
 def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
-    """Each of n devices gets the parts of a tensor of ``size_bytes`` that the others have. A reduce-scatter likewise."""
+    """Each of n devices gets the parts of ``size_bytes`` that the others have; a reduce-scatter likewise."""
     n = group.size
     if n == 1:
         return 0.0
@@ -63,12 +63,11 @@ def all_to_all_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) 
     return max(near_s, far_s) + _latency_s(group, gpu, gpus_per_node)
 
 
-def transfer_bytes_per_s(distance: int, devices: int, gpu: Gpu, gpus_per_node: int) -> float:
-    """One direction of the link between devices so many ranks apart, of so many: the network's if any pair needs it."""
+def transfer_bytes_per_s(devices: int, gpu: Gpu, gpus_per_node: int) -> float:
+    """What a stage hands to the next in one direction: of so many devices in all, some pair needs the network."""
     if devices <= gpus_per_node:
         return gpu.ring_bytes_per_s(2)
-    near = distance < gpus_per_node and devices <= gpus_per_node
-    return gpu.ring_bytes_per_s(2) if near else gpu.network_bytes_per_s * gpu.network_fraction
+    return gpu.network_bytes_per_s * gpu.network_fraction
 
 
 def _latency_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:

@@ -15,7 +15,7 @@ def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
 
 
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
-    """Weights, gradients and optimizer state; the last is shared by ``mode.zero_shards`` replicas, all of it by FSDP's."""
+    """Weights, gradients and optimizer state; ``mode.zero_shards`` replicas share the last, or all of it (FSDP)."""
     sharded = training.optimizer_bytes
     whole = training.weight_bytes + training.gradient_bytes
     if mode.fsdp:

@@ -22,9 +22,10 @@ class Mode:
     """One way to run a layer on ``degree * context`` devices.
 
     degree: t of tensor parallelism. context: so many groups of t devices share a sequence's tokens. experts: ranks over
-    which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert. zero_shards: of
-    the optimizer's state; 1 without sharding. fsdp: weights and gradients are sharded with it, and gathered for each pass
-    (ZeRO-3). gathered: with sequence parallelism, what a norm hands to a product is kept whole and not gathered again.
+    which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert. zero_shards:
+    of the optimizer's state; 1 without sharding. fsdp: weights and gradients are sharded with it, and gathered for each
+    pass (ZeRO-3). gathered: with sequence parallelism, what a norm hands to a product is kept whole and not gathered
+    again.
     """
 
     degree: int

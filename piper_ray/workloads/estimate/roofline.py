@@ -63,7 +63,8 @@ def experts_shape(product: Product, kind: LayerKind, mode: Mode) -> MatrixProduc
 def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
     """The share of the peak rate at which a product of this shape runs, if memory does not hold it up.
 
-    on_chip: within a fused attention kernel, which has tiles of its own. Filling tiles and pipelines takes as long in 8 bits: at a rate that is ``gain`` times higher it costs more of it.
+    on_chip: within a fused attention kernel, which has tiles of its own. Filling tiles and pipelines takes as long in 8
+    bits: at a rate that is ``gain`` times higher it costs more of it.
     """
     if on_chip:
         head = min(shape.columns, shape.depth)

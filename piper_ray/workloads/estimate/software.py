@@ -20,6 +20,10 @@ _Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a shar
 _Efficiency = Annotated[float, Field(strict=True, gt=0.0, le=2.0, description="a number > 0 and at most 2")]
 
 
+DEFAULT_SOFTWARE = "megatron-core"
+"""Where nobody says which."""
+
+
 class Precision(str, Enum):
     """Of matrix products. FP8: those of linear layers; attention, the vocabulary projection and all else in bf16."""
 

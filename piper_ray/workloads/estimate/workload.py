@@ -30,8 +30,8 @@ def estimate(
     model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: of the table of hardware,
     such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
     samples. None: what the model's own training or the GPU's node has. precision: of matrix products, "bf16", "fp16" or
-    "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". zero: optimizer state
-    over so many replicas as a further choice. offload: activations in host memory as a further choice.
+    "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". zero: optimizer
+    state over so many replicas as a further choice. offload: activations in host memory as a further choice.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
     """
