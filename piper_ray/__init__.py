@@ -12,8 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Imported at once, not lazily: `piper_ray.evaluate` and `piper_ray.simulate` are also modules, whose import would hide
-# the functions.
+# Imported at once, not lazily: `piper_ray.evaluate`, `piper_ray.run` and `piper_ray.simulate` are also modules, whose
+# import would hide the functions.
 from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
@@ -78,6 +78,7 @@ from piper_ray.model.solution import (
 )
 from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.run.run import run
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
@@ -94,6 +95,9 @@ if TYPE_CHECKING:
     from piper_ray.engine.solve import solve
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
+    from piper_ray.run.job import Job, LayerJob, Replicas
+    from piper_ray.run.result import RankRun, Run, Stretch
+    from piper_ray.run.trace import run_trace, write_run_trace
     from piper_ray.simulate.memory import MemorySteps, Versions
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
     from piper_ray.simulate.stages import StageLoad
@@ -125,6 +129,9 @@ __all__ = [
     "simulate",
     "chrome_trace",
     "write_trace",
+    "run",
+    "run_trace",
+    "write_run_trace",
     "run_sweep",
     "read_dataset",
     "baselines",
@@ -219,6 +226,12 @@ __all__ = [
     "Timeline",
     "MemorySteps",
     "Versions",
+    "Run",
+    "RankRun",
+    "Stretch",
+    "Job",
+    "LayerJob",
+    "Replicas",
     # errors
     "StopSearch",
     "PiperRayError",
@@ -277,6 +290,14 @@ _LAZY = {
     "Versions": "piper_ray.simulate.memory",
     "chrome_trace": "piper_ray.simulate.trace",
     "write_trace": "piper_ray.simulate.trace",
+    "Run": "piper_ray.run.result",
+    "RankRun": "piper_ray.run.result",
+    "Stretch": "piper_ray.run.result",
+    "Job": "piper_ray.run.job",
+    "LayerJob": "piper_ray.run.job",
+    "Replicas": "piper_ray.run.job",
+    "run_trace": "piper_ray.run.trace",
+    "write_run_trace": "piper_ray.run.trace",
     "RayBackend": "piper_ray.engine.backends.ray",
     "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
 }

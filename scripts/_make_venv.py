@@ -20,6 +20,10 @@ LOCKS = ("requirements.lock", "requirements-dev.lock")  # the second holds all o
 TORCH_LOCK = "requirements-torch.lock"
 TORCH_LOCKS = ("requirements-torch-cpu.lock", TORCH_LOCK)
 
+# The runtimes that exports are tested with. DeepSpeed comes as source alone, which is built with what is there already.
+RUNTIMES_LOCK = "requirements-runtimes.lock"
+RUNTIMES_OPTIONS = ("--no-binary=deepspeed", "--no-build-isolation")
+
 # In an environment made here, from the start: another one is not ours to delete.
 MARK = "made-by-piper-ray"
 
@@ -54,12 +58,12 @@ def main(root: Path, lock: str) -> int:
             (environment / MARK).touch()
             venv.create(environment, with_pip=True)
         python = environment / "bin" / "python"
-        if not (install_torch(python, root) if lock == TORCH_LOCK else install(python, root / lock)):
+        if not install_lock(python, root, lock):
             print(f"piper-ray: the installation failed; see pip's words above. {environment} is not complete.")
             return 1
         add_checkout(environment, root)
         # The development lock pins the versions of the runtime lock, so both are ready.
-        for name in (lock,) if lock == TORCH_LOCK else LOCKS[: LOCKS.index(lock) + 1]:
+        for name in LOCKS[: LOCKS.index(lock) + 1] if lock in LOCKS else (lock,):
             (environment / f"{name}.stamp").write_bytes(stamp(root, name))
         print("piper-ray: ready", flush=True)
         return 0
@@ -75,9 +79,15 @@ def is_ready(root: Path, lock: str) -> bool:
     return path.is_file() and path.read_bytes() == stamp(root, lock) and (environment / "bin" / "piper-ray").is_file()
 
 
-def install(python: Path, lock: Path, *, quiet: bool = False) -> bool:
+def install_lock(python: Path, root: Path, lock: str) -> bool:
+    if lock == TORCH_LOCK:
+        return install_torch(python, root)
+    return install(python, root / lock, *(RUNTIMES_OPTIONS if lock == RUNTIMES_LOCK else ()))
+
+
+def install(python: Path, lock: Path, *options: str, quiet: bool = False) -> bool:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    command = [*pip, "--only-binary=:all:", "--require-hashes", "--no-deps", "-r", str(lock)]
+    command = [*pip, "--only-binary=:all:", *options, "--require-hashes", "--no-deps", "-r", str(lock)]
     return subprocess.run(command, check=False, stderr=subprocess.DEVNULL if quiet else None).returncode == 0
 
 

@@ -41,6 +41,7 @@ def estimated(
     precision: str = "bf16",
     zero_shards: int = 1,
     offload: bool = False,
+    lora: int = 0,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
     request = EstimateRequest(
@@ -53,6 +54,7 @@ def estimated(
         precision=precision,
         zero_shards=zero_shards,
         offload=offload,
+        lora=lora,
     )
     return estimate(model, load_hardware(), gpu, request)
 

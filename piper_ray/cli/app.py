@@ -10,13 +10,16 @@ import typer
 from typer.core import TyperGroup
 
 import piper_ray
+from piper_ray.cli.compare import compare
 from piper_ray.cli.convert import convert
 from piper_ray.cli.estimate import estimate
+from piper_ray.cli.export import export, import_plan
 from piper_ray.cli.frontier import frontier
 from piper_ray.cli.info import info
 from piper_ray.cli.interrupts import listening
 from piper_ray.cli.profile import profile
 from piper_ray.cli.report import report
+from piper_ray.cli.run import run
 from piper_ray.cli.simulate import simulate
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
@@ -73,7 +76,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (solve, frontier, verify, simulate, report, info, convert, estimate, profile, sweep, sweep_report):
+for command in (
+    solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate, profile,
+    sweep, sweep_report,
+):  # fmt: skip
     app.command()(command)
 
 

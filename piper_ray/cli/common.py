@@ -128,6 +128,14 @@ Input = Annotated[
         "input of dnn-partitioning (JSON).",
     ),
 ]
+PlanFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PLAN",
+        show_default=False,
+        help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
+    ),
+]
 Devices = Annotated[
     int | None,
     typer.Option("--devices", metavar="K", help="Number of devices, in place of the input's."),

@@ -74,6 +74,15 @@ def estimate(
         ),
     ] = 1,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
+    lora: Annotated[
+        int,
+        typer.Option(
+            "--lora",
+            metavar="RANK",
+            min=0,
+            help="Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        ),
+    ] = 0,
     hardware: Annotated[
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
@@ -105,6 +114,7 @@ def estimate(
         precision=precision,
         zero_shards=zero,
         offload=offload,
+        lora=lora,
     )
     read = read_model(model)
     for text in read.notes:

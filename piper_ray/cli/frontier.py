@@ -67,7 +67,7 @@ def frontier(
     in_flight: KeptInFlight = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write all points to FILE: a table, .parquet or .csv."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write all points to FILE: a table, .parquet or .csv."),
     ] = None,
     plot: Annotated[
         Path | None,

@@ -15,6 +15,7 @@ from piper_ray.cli.common import (
     KeptInFlight,
     Memory,
     Microbatches,
+    PlanFile,
     load_instance,
     note,
     refuse_unwritable,
@@ -27,17 +28,10 @@ from piper_ray.workloads.formats.load import plan_claims
 
 def report(
     source: Input,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            show_default=False,
-            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
-        ),
-    ],
+    plan_file: PlanFile,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The page to write, as report.html."),
+        typer.Option("-o", "--out", metavar="FILE", show_default=False, help="The page to write, as report.html."),
     ],
     devices: Devices = None,
     microbatches: Microbatches = None,

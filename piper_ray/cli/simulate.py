@@ -16,6 +16,7 @@ from piper_ray.cli.common import (
     KeptInFlight,
     Memory,
     Microbatches,
+    PlanFile,
     Unwritten,
     load_instance,
     option_value,
@@ -49,14 +50,7 @@ def _schedule(name: ScheduleName | None, chunks: int | None, group: int | None, 
 
 def simulate(
     source: Input,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            show_default=False,
-            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
-        ),
-    ],
+    plan_file: PlanFile,
     schedule: Annotated[
         ScheduleName | None,
         typer.Option(

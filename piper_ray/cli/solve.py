@@ -35,6 +35,16 @@ from piper_ray.cli.common import (
     note,
     refuse_unwritable,
 )
+from piper_ray.cli.export import GpusPerNode
+from piper_ray.cli.for_runtime import (
+    ForRuntime,
+    HowManyPlans,
+    RuntimeSolve,
+    Tolerance,
+    find_alternatives,
+    print_alternatives,
+    write_alternatives,
+)
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Chunks,
@@ -87,7 +97,7 @@ def solve(
     in_flight: KeptInFlight = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the plan to FILE, in upstream's JSON with our figures."),
+        typer.Option("-o", "--out", metavar="FILE", help="Write the plan to FILE: upstream's JSON and our figures."),
     ] = None,
     json: Json = False,
     no_tensor_parallel: NoTensorParallel = False,
@@ -117,6 +127,10 @@ def solve(
     without_workers: WithoutWorkers = Alone.CONTINUE,
     resume: Resume = None,
     supervised: Supervise = False,
+    runtime: ForRuntime = None,
+    plans: HowManyPlans = 1,
+    tolerance: Tolerance = 1e-3,
+    gpus_per_node: GpusPerNode = None,
 ) -> None:
     """Find the fastest plan for INPUT, and prove it.
 
@@ -168,11 +182,19 @@ def solve(
             all_reduce=all_reduce,
             all_reduce_overlap=all_reduce_overlap,
             optimizer=optimizer,
+            runtime=runtime,
+            plans=plans > 1,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         planned_for = Schedule.first_of(schedule, instance.schedule)
         raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planner, out, json=json))
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    for_runtime = None
+    if runtime is None:
+        asked = asked_schedule(schedule, chunks, instance.schedule)
+    else:
+        for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
+        asked, restrictions = for_runtime.schedule, for_runtime.restrictions
 
     from piper_ray.engine.chunks.answer import most_chunks
     from piper_ray.report.document import solution_document, to_text
@@ -185,7 +207,6 @@ def solve(
     screen = console(stderr=json)
     with SolverLog(screen) as log:
         log.begin(instance)
-        asked = asked_schedule(schedule, chunks, instance.schedule)
         log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
         def search(stop: Stop[Solution]) -> Solution:
@@ -224,6 +245,17 @@ def solve(
     print_outcome(screen, instance, solution)
     if simulation is not None:
         print_simulated(screen, instance, solution, simulation)
+    free = None
+    if for_runtime is not None and solution.stopped_by is not StoppedBy.INTERRUPT:
+        free = for_runtime.without_rules(instance, solution, options)
+        screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
+        for_runtime.print_ranks(screen, solution)
+    if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
+        others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
+        screen.print()
+        print_alternatives(screen, instance, others, tolerance)
+        if out is not None:
+            write_alternatives(out, instance, others, unwritten)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         typer.echo(

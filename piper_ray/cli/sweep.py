@@ -113,6 +113,7 @@ def sweep_report(
     out: Annotated[
         Path | None,
         typer.Option(
+            "-o",
             "--out",
             metavar="DIR",
             help="Write tables.md, points.csv and the plots (PNG) to the folder DIR, made if it is not there.",

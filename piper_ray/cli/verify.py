@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
+from piper_ray.cli.common import (
+    Bandwidth,
+    Devices,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    PlanFile,
+    load_instance,
+)
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
     Chunks,
@@ -35,14 +44,7 @@ if TYPE_CHECKING:
 
 def verify(
     source: Input,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            show_default=False,
-            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
-        ),
-    ],
+    plan_file: PlanFile,
     devices: Devices = None,
     microbatches: Microbatches = None,
     memory: Memory = None,

@@ -124,7 +124,7 @@ def undominated(tmpcs: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
     kept: list[Tmpc] = []
     for index, tmpc in enumerate(tmpcs):
         beaten = any(
-            _never_worse(other, tmpc) and (position < index or not _never_worse(tmpc, other))
+            never_worse(other, tmpc) and (position < index or not never_worse(tmpc, other))
             for position, other in enumerate(tmpcs)
             if position != index
         )
@@ -133,7 +133,8 @@ def undominated(tmpcs: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
     return tuple(kept)
 
 
-def _never_worse(one: Tmpc, other: Tmpc) -> bool:
+def never_worse(one: Tmpc, other: Tmpc) -> bool:
+    """Whether a layer that runs ``one`` in place of ``other`` costs no more in any stage of a variant."""
     return (
         one.time_per_sample_s <= other.time_per_sample_s
         and one.weights_bytes <= other.weights_bytes

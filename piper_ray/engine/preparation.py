@@ -11,16 +11,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from piper_ray.cost.variants import Variant, layer_without_choice, replica_ranges, stage_variants
-from piper_ray.engine.forecast import downset_limit, over_limit
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
-from piper_ray.engine.lattice.downsets import build_lattice, listed_pairs
+from piper_ray.engine.lattice.downsets import listed_pairs
 from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice_within import lattice_within
 from piper_ray.engine.tables.problem import LatticeTables
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.constraints import Constraint, NoDataParallelism
-from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished, silent
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.restrictions import Restrictions
@@ -116,13 +115,7 @@ def prepare(
     if impossible is not None:
         return Preparation(instance.layers, instance.edges, shape, outline, None, impossible, 0.0, 0.0)
     expected = outline.contracted.downsets
-    limit = downset_limit(graph, len(variants), expected, memory_limit_bytes)
-    try:
-        lattice = build_lattice(graph, limit, expected)
-    except LimitError:
-        raise over_limit(limit, memory_limit_bytes) from None
-    lattice_s = time.perf_counter() - started
-    listener(StepFinished("lattice", lattice_s, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
+    lattice, lattice_s = lattice_within(graph, len(variants), expected, memory_limit_bytes, listener, started)
 
     began = time.perf_counter()
     workload = LatticeTables.build(lattice, build_options(instance, graph, variants))

@@ -200,6 +200,28 @@ class TensorParallelDegrees(Constraint):
 
 
 @dataclass(frozen=True)
+class DataParallelDegrees(Constraint):
+    """degrees: those that d may be, ascending. Raises UsageError unless there are some, positive and rising."""
+
+    degrees: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        degrees = arguments.whole_numbers("degrees", self.degrees)
+        if not degrees or degrees[0] < 1 or any(later <= earlier for earlier, later in pairwise(degrees)):
+            raise UsageError(f"data-parallel degrees must be positive and rising, not {arguments.shown(self.degrees)}")
+        object.__setattr__(self, "degrees", degrees)
+
+    def admits_data_parallel_degree(self, degree: int) -> bool:
+        return degree in self.degrees
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        for number, stage in enumerate(plan.stages, start=1):
+            if stage.data_parallel_degree not in self.degrees:
+                allowed = ", ".join(map(str, self.degrees))
+                yield f"stage {number}: data-parallel degree {stage.data_parallel_degree}, not one of {allowed}"
+
+
+@dataclass(frozen=True)
 class SameDegrees(Constraint):
     """All stages have one d and one t, as runtimes that flush each batch need it."""
 
@@ -250,6 +272,44 @@ class AllDevices(Constraint):
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if plan.devices != instance.devices:
             yield f"{plan.devices} of {instance.devices} devices are used, but all of them are to be"
+
+
+@dataclass(frozen=True)
+class FilledPipeline(Constraint):
+    """Each replica has at least as many microbatches as there are ranks in its pipeline."""
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    @property
+    def is_of_ranks(self) -> bool:
+        return True
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        for stage in plan.stages[:1]:
+            microbatches = instance.microbatches // max(1, stage.data_parallel_degree)
+            if microbatches < len(plan.stages):
+                yield f"{microbatches} microbatches a replica do not fill a pipeline of {len(plan.stages)} ranks"
+
+
+@dataclass(frozen=True)
+class WholePieces(Constraint):
+    """Layers of one piece are in one stage. pieces: ids of their layers, each layer in one at most."""
+
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
+        for piece in self.pieces:
+            stages = sorted({stage_of[layer] for layer in piece if layer in stage_of})
+            if len(stages) > 1:
+                listed = ", ".join(map(str, piece[:5]))
+                yield f"layers {listed} are to stay together, but are in stages {', '.join(map(str, stages))}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.formulas import number_text, substituted
+from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import kept_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
@@ -21,10 +22,14 @@ from piper_ray.workloads.estimate.roofline import (
     shape_on,
     traffic_s,
 )
+from piper_ray.workloads.formats.workload_writer import type_keys
 
 
 def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
-    """All about one kind of layer; ``layer`` is its key, its name or the number of a layer. Raises UsageError."""
+    """All about one kind of layer; ``layer`` is its key, its name, its type in the file or the number of a layer.
+
+    Raises UsageError.
+    """
     kind = _find(result, layer)
     numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
     yield f"{kind.name} ({kind.key}): layers {range_text(numbers)} of {result.architecture.name}"
@@ -54,6 +59,9 @@ def _find(result: Estimate, layer: str) -> LayerKind:
     for kind in kinds:
         if layer in (kind.key, kind.name):
             return kind
+    for number, key in type_keys(result.instance).items():
+        if key == layer:
+            return nodes[number].kind
     raise UsageError(
         f"--explain {layer}: no such layer; expected a number from 0 to {len(nodes) - 1} or one of "
         f"{', '.join(kind.key for kind in kinds)}"
@@ -178,13 +186,19 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     training = result.setting.training
     zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
     yield (
-        f"    b = {costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + "
-        f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer)"
-        f"{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
+        f"    b = {_state_text(costs, training, zero)}{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
     )
     yield f"    w = {_synchronised_text(result, mode, costs)} = {costs.synchronised_bytes:,.0f} bytes"
     if kind.value(kind.output):
         yield f"    {_edge_text(result, kind, mode)}"
+
+
+def _state_text(costs: Costs, training: Training, zero: str) -> str:
+    of_trained = f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer"
+    if costs.trained == costs.parameters:
+        return f"{costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + {of_trained})"
+    weights = f"{costs.parameters:,.0f} parameters x {training.weight_bytes:g} weights"
+    return f"{weights} + {costs.trained:,.0f} trained x ({of_trained})"
 
 
 def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
@@ -228,10 +242,10 @@ def _synchronised_text(result: Estimate, mode: Mode, costs: Costs) -> str:
     gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
     if mode.zero_shards > 1:
         return (
-            f"{costs.parameters:,.0f} x ({gradient_bytes:g} of a gradient scattered + "
+            f"{costs.trained:,.0f} x ({gradient_bytes:g} of a gradient scattered + "
             f"{setting.training.weight_bytes:g} of a weight gathered) / 2"
         )
-    return f"{costs.parameters:,.0f} x {gradient_bytes:g}"
+    return f"{costs.trained:,.0f} x {gradient_bytes:g}"
 
 
 def _time_terms(costs: Costs) -> str:

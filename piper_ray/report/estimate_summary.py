@@ -20,22 +20,23 @@ def header_lines(result: Estimate, command: str) -> list[str]:
     """How the workload was made and what its figures are."""
     setting, gpu = result.setting, result.setting.gpu
     gradient_bytes = setting.training.gradient_bytes
+    trained = "trained " if _adapted(result) else ""
     memory = f"{given_size_text(gpu.memory_bytes)} less {size_text(setting.workspace_bytes, 3)}"
     return [
         f"{result.architecture.name} on {result.devices:,} GPUs ({gpu.name}), estimated by formulas and not measured:",
         f"  {command}",
         "(`--explain LAYER` shows how a figure comes about.)",
         "",
-        f"{result.architecture.parameters:,} parameters. A microbatch: {result.architecture.sample};",
+        f"{_parameters_text(result)}. A microbatch: {result.architecture.sample};",
         f"{result.instance.microbatches:,} microbatches are a batch.",
         "",
         "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; selective, full: what the backward pass",
         f"recomputes{_options_text(result)}.",
         "time_s         forward and backward pass of a microbatch on t GPUs, recomputation and exchanges included",
         "forward_s      the forward pass of it; weight_s: products of the backward pass that give gradients of weights",
-        f"weights        what data parallelism synchronises: gradients, {gradient_bytes:g} bytes a parameter",
+        f"weights        what data parallelism synchronises: gradients, {gradient_bytes:g} bytes a {trained}parameter",
         "activation     what a microbatch in flight keeps",
-        f"fixed          weights, gradients and optimizer state, {_state_bytes(result):g} bytes a parameter",
+        f"fixed          weights, gradients and optimizer state, {_state_text(result)}",
         f"inputs         a GPU's share of a tensor over t = {setting.largest_degree}",
         "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
         f"memory         {memory} for one layer while it is recomputed",
@@ -51,7 +52,7 @@ def summary_lines(result: Estimate) -> list[str]:
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
     memory = given_size_text(gpu.memory_bytes)
     return [
-        f"Model     {architecture.name}: {architecture.parameters:,} parameters, {kinds}",
+        f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
         f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)}",
         memory_line(result),
@@ -77,9 +78,26 @@ def memory_line(result: Estimate) -> str:
     return f"{text} or more" + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
 
 
-def _state_bytes(result: Estimate) -> float:
+def _parameters_text(result: Estimate) -> str:
+    further = result.architecture.training_only_parameters
+    text = f"{result.architecture.parameters:,} parameters"
+    text += f" and {further:,} that only training has" if further else ""
+    trained = result.architecture.trained_parameters
+    return f"{text}, {trained:,} of them trained" if _adapted(result) else text
+
+
+def _adapted(result: Estimate) -> bool:
+    """Whether adapters are trained and not the model itself."""
+    architecture = result.architecture
+    return architecture.trained_parameters < architecture.parameters
+
+
+def _state_text(result: Estimate) -> str:
     training = result.setting.training
-    return training.weight_bytes + training.gradient_bytes + training.optimizer_bytes
+    of_trained = training.gradient_bytes + training.optimizer_bytes
+    if _adapted(result):
+        return f"{training.weight_bytes:g} bytes a parameter and {of_trained:g} more a trained one"
+    return f"{training.weight_bytes + of_trained:g} bytes a parameter"
 
 
 def _options_text(result: Estimate) -> str:

@@ -7,7 +7,7 @@ Chrome's trace event format, JSON object form: times in microseconds, "X" a stre
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,78 +33,120 @@ _CATEGORIES = {
 
 def chrome_trace(simulation: Simulation) -> dict[str, object]:
     """The events of a simulation in Chrome's trace format, which Perfetto opens: the whole document."""
-    return {
-        "traceEvents": [event for part in (_names, _passes, _batch, _memory, _arrows) for event in part(simulation)],
-        "displayTimeUnit": "ms",
-        "otherData": {
+    return document(
+        simulation_events(simulation, range(len(simulation.ranks))),
+        {
             "schedule": simulation.schedule.name.value,
             "step_s": simulation.step_s,
             "microbatches": simulation.microbatches,
             "pipelines": simulation.pipelines,
             "notes": list(simulation.notes),
         },
-    }
+    )
 
 
 def write_trace(simulation: Simulation, path: str | Path) -> None:
     """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
-    write_atomically(Path(path), json.dumps(chrome_trace(simulation), separators=(",", ":"), allow_nan=False) + "\n")
+    write_document(chrome_trace(simulation), path)
 
 
-def _names(simulation: Simulation) -> Iterator[Event]:
+def document(events: Iterable[Event], facts: Event) -> dict[str, object]:
+    """A trace of these events. facts: what it is of."""
+    return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": facts}
+
+
+def write_document(trace: dict[str, object], path: str | Path) -> None:
+    """A line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
+    write_atomically(Path(path), json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def simulation_events(simulation: Simulation, tracks: Sequence[int], prefix: str = "") -> Iterator[Event]:
+    """All events of a simulation. tracks: of each rank the number of its track; prefix: of their names."""
+    yield from _names(simulation, tracks, prefix)
+    for part in (_passes, _batch, _memory, _arrows):
+        yield from part(simulation, tracks)
+
+
+def track_names(track: int, name: str, devices: int, *, batch: bool) -> Iterator[Event]:
+    """What a rank's track is called. batch: it has what the rank does once a batch, too."""
+    yield _meta(track, "process_name", {"name": name})
+    yield _meta(track, "process_labels", {"labels": f"{devices} device{'s' if devices > 1 else ''}"})
+    yield _meta(track, "process_sort_index", {"sort_index": track})
+    yield _meta(track, "thread_name", {"name": "passes"}, _PASSES)
+    if batch:
+        yield _meta(track, "thread_name", {"name": "all-reduce and optimizer"}, _BATCH)
+
+
+def pass_event(
+    track: int,
+    kind: ActionKind,
+    stage: int,
+    microbatch: int,
+    span_s: tuple[float, float],
+    communication_s: float,
+    *,
+    chunks: int,
+) -> Event:
+    """A pass from start to end. stage: from 0; communication_s: of it, transfers; chunks: stages of the rank."""
+    start_s, end_s = span_s
+    return {
+        "name": f"{kind.name}{microbatch}" + (f" stage {stage + 1}" if chunks > 1 else ""),
+        "cat": _CATEGORIES[kind],
+        "ph": "X",
+        "pid": track,
+        "tid": _PASSES,
+        "ts": start_s * _US,
+        "dur": (end_s - start_s) * _US,
+        "args": {"microbatch": microbatch, "stage": stage + 1, "communication_us": communication_s * _US},
+    }
+
+
+def batch_event(track: int, name: str, start_s: float, end_s: float) -> Event:
+    """What a rank does once a batch, from start to end."""
+    return {
+        "name": name,
+        "cat": name,
+        "ph": "X",
+        "pid": track,
+        "tid": _BATCH,
+        "ts": start_s * _US,
+        "dur": (end_s - start_s) * _US,
+    }
+
+
+def _names(simulation: Simulation, tracks: Sequence[int], prefix: str) -> Iterator[Event]:
     for number, rank in enumerate(simulation.ranks):
         replica = f", replica {rank.replica}" if max(simulation.timeline.layout.replicas) > 1 else ""
-        yield _meta(number, "process_name", {"name": f"rank {number}: {rank.name}{replica}"})
-        yield _meta(number, "process_labels", {"labels": f"{rank.devices} device{'s' if rank.devices > 1 else ''}"})
-        yield _meta(number, "process_sort_index", {"sort_index": number})
-        yield _meta(number, "thread_name", {"name": "passes"}, _PASSES)
-        if simulation.all_reduces:
-            yield _meta(number, "thread_name", {"name": "all-reduce and optimizer"}, _BATCH)
+        name = f"{prefix}rank {number}: {rank.name}{replica}"
+        yield from track_names(tracks[number], name, rank.devices, batch=bool(simulation.all_reduces))
 
 
 def _meta(rank: int, name: str, arguments: Event, thread: int = 0) -> Event:
     return {"name": name, "ph": "M", "pid": rank, "tid": thread, "args": arguments}
 
 
-def _passes(simulation: Simulation) -> Iterator[Event]:
+def _passes(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
     timeline = simulation.timeline
-    chunks = simulation.schedule.v
     for action, rank in enumerate(timeline.rank_of_action.tolist()):
-        kind, stage = ActionKind(timeline.kind[action]), int(timeline.stage[action])
-        microbatch = int(timeline.microbatch[action])
-        start_s, end_s = float(timeline.start_s[action]), float(timeline.end_s[action])
-        yield {
-            "name": f"{kind.name}{microbatch}" + (f" stage {stage + 1}" if chunks > 1 else ""),
-            "cat": _CATEGORIES[kind],
-            "ph": "X",
-            "pid": rank,
-            "tid": _PASSES,
-            "ts": start_s * _US,
-            "dur": (end_s - start_s) * _US,
-            "args": {
-                "microbatch": microbatch,
-                "stage": stage + 1,
-                "communication_us": float(timeline.communication_s[action]) * _US,
-            },
-        }
+        yield pass_event(
+            tracks[rank],
+            ActionKind(timeline.kind[action]),
+            int(timeline.stage[action]),
+            int(timeline.microbatch[action]),
+            (float(timeline.start_s[action]), float(timeline.end_s[action])),
+            float(timeline.communication_s[action]),
+            chunks=simulation.schedule.v,
+        )
 
 
-def _batch(simulation: Simulation) -> Iterator[Event]:
+def _batch(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
     for name, intervals in (("all-reduce", simulation.all_reduces), ("optimizer", simulation.optimizer_steps)):
         for interval in intervals:
             if interval.end_s > interval.start_s:
-                yield {
-                    "name": name,
-                    "cat": name,
-                    "ph": "X",
-                    "pid": interval.rank,
-                    "tid": _BATCH,
-                    "ts": interval.start_s * _US,
-                    "dur": (interval.end_s - interval.start_s) * _US,
-                }
+                yield batch_event(tracks[interval.rank], name, interval.start_s, interval.end_s)
 
 
-def _memory(simulation: Simulation) -> Iterator[Event]:
+def _memory(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
     """A counter for each rank; of changes at one moment the last counts."""
     for rank in range(len(simulation.ranks)):
         steps = simulation.memory(rank)
@@ -113,14 +155,14 @@ def _memory(simulation: Simulation) -> Iterator[Event]:
             yield {
                 "name": "memory",
                 "ph": "C",
-                "pid": rank,
+                "pid": tracks[rank],
                 "tid": 0,
                 "ts": float(time_s) * _US,
                 "args": {"bytes": float(size)},
             }
 
 
-def _arrows(simulation: Simulation) -> Iterator[Event]:
+def _arrows(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
     """Along the critical path, from each rank to the next."""
     passes = [part for part in simulation.critical_path if part.stage is not None]
     for number, (before, after) in enumerate(pairwise(passes)):
@@ -128,5 +170,5 @@ def _arrows(simulation: Simulation) -> Iterator[Event]:
             continue
         common: Event = {"name": "critical path", "cat": "critical path", "id": number, "tid": _PASSES}
         # Inside both stretches: an arrow belongs to the one that encloses its end.
-        yield {**common, "ph": "s", "pid": before.rank, "ts": (before.start_s + before.end_s) / 2 * _US}
-        yield {**common, "ph": "f", "bp": "e", "pid": after.rank, "ts": (after.start_s + after.end_s) / 2 * _US}
+        yield {**common, "ph": "s", "pid": tracks[before.rank], "ts": (before.start_s + before.end_s) / 2 * _US}
+        yield {**common, "ph": "f", "bp": "e", "pid": tracks[after.rank], "ts": (after.start_s + after.end_s) / 2 * _US}

@@ -27,6 +27,7 @@ COMMANDS = (
     "convert",
     "estimate",
     "profile",
+    "run",
     "sweep",
     "sweep-report",
 )

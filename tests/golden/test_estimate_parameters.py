@@ -6,12 +6,16 @@ torchvision); a rounded one is the paper's.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.formats.documents import parse_toml
+from tests.data import DATA
 from tests.estimate_support import model_of
 
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
@@ -75,6 +79,20 @@ KNOWN: list[tuple[str, float, float]] = [
 def test_published_checkpoints(name: str, model_type: str, expected: int, config: dict[str, Any]) -> None:
     model = model_of(model_type, **config)
     assert model.architecture(Microbatch(2, model.tokens)).parameters == expected, name
+
+
+PUBLISHED = parse_toml("model_parameters.toml", (DATA / "model_parameters.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(name: str, tmp_path: Path) -> None:
+    """Read as a config.json is, with the defaults of its family."""
+    entry: Any = PUBLISHED[name]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(entry["config"]), encoding="utf-8")
+    model = read_model(str(path))
+    found = model.architecture(Microbatch(1, model.tokens)).parameters
+    assert abs(found - entry["parameters"]) <= (0 if entry.get("exact") else 0.005 * entry["parameters"])
 
 
 @pytest.mark.parametrize(("name", "expected", "tolerance"), KNOWN, ids=[row[0] for row in KNOWN])

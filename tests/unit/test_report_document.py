@@ -48,6 +48,7 @@ def test_a_solved_instance() -> None:
         **small_plan().to_dict()["stages"][0],  # type: ignore[index]
         "names": [small_instance().layer_by_id[layer].name for layer in small_plan().stages[0].layers],
         "paths": [""] * len(small_plan().stages[0].layers),
+        "recompute": [False, True, True, False],
         "ranks": [0, 1],
         "figures": {
             "devices": 2,

@@ -7,9 +7,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.cost.tolerances import PROOF
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.engine.blocks.answer import (
+    CHAIN_GAP,
+    MOST_ON_CHAIN,
+    answer_of_layers,
+    order_through,
+    unknown_answer,
+)
 from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.flush.answer import flush_schedule, instance_under, solve_under_flush
@@ -32,12 +38,6 @@ from piper_ray.model.solution import BlockStats, Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 
 _STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT)
-
-_CHAIN_GAP = 1e-4
-"""How exactly borders within blocks are placed: far finer than what the blocks may cost."""
-
-_MOST_ON_CHAIN = 1_000
-"""Layers up to which a chain of single layers takes seconds."""
 
 
 def solve_blocks_by_degrees(request: SolveRequest, schedule: Schedule) -> Solution:
@@ -98,10 +98,8 @@ class _Layers:
 
     def chain(self, plan: Plan | None) -> FlushWorkload:
         """In an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
-        graph = self.graph
-        stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
-        order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
-        return build_workload(self.request.instance, chain_lattice(graph, order), self.outline.variants)
+        lattice = chain_lattice(self.graph, order_through(self.graph, plan))
+        return build_workload(self.request.instance, lattice, self.outline.variants)
 
     def tasks(self, workload: FlushWorkload) -> list[DegreePair]:
         """Of all d and t."""
@@ -122,11 +120,11 @@ class _Run:
         """Where the blocks' solve ended early, or the chain is long, what is known is the answer."""
         request = self.layers.request
         request.stop.offer(lambda: self.answer(of_blocks, StoppedBy.INTERRUPT))
-        short = self.layers.graph.size <= _MOST_ON_CHAIN
+        short = self.layers.graph.size <= MOST_ON_CHAIN
         if of_blocks.plan is None or of_blocks.stopped_by in _STOPPED_EARLY or not short:
             return self.answer(of_blocks, of_blocks.stopped_by)
         workload = self.layers.chain(self.blocks.expand(of_blocks.plan, request.instance))
-        limits = replace(request.limits, gap=max(request.options.gap, _CHAIN_GAP))
+        limits = replace(request.limits, gap=max(request.options.gap, CHAIN_GAP))
         with closing(ThreadCrew(request.options.threads or usable_cores())) as crew:
             tasks, microbatches = self.layers.tasks(workload), request.instance.microbatches
             search = FlushSearch(workload.arrays, tasks, crew, microbatches, limits, started_s=request.started_s)
@@ -160,23 +158,13 @@ class _Run:
         )
         early = stopped_by if stopped_by in _STOPPED_EARLY else StoppedBy.OPERATOR_BLOCKS
         if of_blocks.plan is None or value_s is None:
-            unknown = Solution(Status.UNKNOWN, None, lower_s, None, stats, stopped_by=early, blocks=blocks)
+            found = unknown_answer(lower_s, early, stats, blocks)
             if lower_s == float("inf"):  # whatever the stages are
                 reason = of_blocks.infeasibility
-                unknown = replace(unknown, status=Status.INFEASIBLE, infeasibility=reason, stopped_by=None)
-            return replace(unknown, schedule=self.layers.schedule, step=self.layers.request.step)
-        if plan is None or value_s <= time_per_sample_s:
-            plan, time_per_sample_s = self.blocks.expand(of_blocks.plan, instance), value_s
-        optimal = lower_s >= time_per_sample_s * (1.0 - PROOF)
-        within_gap = lower_s >= time_per_sample_s * (1.0 - self.layers.request.options.gap)
-        return Solution(
-            status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-            time_per_sample_s=time_per_sample_s,
-            lower_bound_s=min(lower_s, time_per_sample_s),
-            plan=plan,
-            stats=stats,
-            stopped_by=None if optimal else StoppedBy.GAP if within_gap else early,
-            blocks=blocks,
-            schedule=self.layers.schedule,
-            step=self.layers.request.step,
-        )
+                found = replace(found, status=Status.INFEASIBLE, infeasibility=reason, stopped_by=None)
+        else:
+            if plan is None or value_s <= time_per_sample_s:
+                plan, time_per_sample_s = self.blocks.expand(of_blocks.plan, instance), value_s
+            gap = self.layers.request.options.gap
+            found = answer_of_layers(plan, time_per_sample_s, lower_s, gap, early, stats, blocks)
+        return replace(found, schedule=self.layers.schedule, step=self.layers.request.step)

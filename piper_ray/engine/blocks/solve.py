@@ -7,9 +7,15 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from piper_ray.cost.tolerances import PROOF
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.blocks.answer import (
+    CHAIN_GAP,
+    MOST_ON_CHAIN,
+    answer_of_layers,
+    order_through,
+    unknown_answer,
+)
 from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import find_blocks
 from piper_ray.engine.evaluation.evaluations import Evaluations
@@ -29,12 +35,6 @@ from piper_ray.model.solution import BlockStats, Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy
 
 _STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD)
-
-_CHAIN_GAP = 1e-4
-"""How exactly borders within blocks are placed: far finer than what the blocks may cost."""
-
-_MOST_ON_CHAIN = 1_000
-"""Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _while_blocks_are_planned(
         return None
     known = _expanded(request.instance, merged, of_blocks)
     bound_s = _chain_through(request, outline, None).lower_bound_s()
-    return _solution(known, bound_s, request.options.gap, StoppedBy.INTERRUPT, of_blocks.stats, merged.stats)
+    return _answer(known, bound_s, request.options.gap, StoppedBy.INTERRUPT, of_blocks.stats, merged.stats)
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class _ChainSearch:
     def run(self) -> Solution:
         """Where the blocks' solve ended early, or the chain is long, what is known is the answer."""
         request, chain = self.request, self._problem
-        limits = replace(request.limits, gap=max(request.options.gap, _CHAIN_GAP))
+        limits = replace(request.limits, gap=max(request.options.gap, CHAIN_GAP))
         planning = Planning(request.instance, self.outline.contraction)
         with closing(LocalBackend(request.options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
             search = Search(planning, chain, evaluations, limits, started_s=request.started_s, known=self._known)
             request.stop.offer(lambda: self._answer(search, StoppedBy.INTERRUPT))
             ended_early = self.of_blocks.stopped_by in _STOPPED_EARLY
-            if not ended_early and chain.workload.lattice.graph.size <= _MOST_ON_CHAIN:
+            if not ended_early and chain.workload.lattice.graph.size <= MOST_ON_CHAIN:
                 search.run()
             return self._answer(search, self.of_blocks.stopped_by, search.stopped_by)
 
@@ -146,9 +146,7 @@ class _ChainSearch:
         proved = self.of_blocks.status is Status.OPTIMAL
         blocks = replace(self.merged.stats, time_per_sample_s=self.of_blocks.time_per_sample_s, proved=proved)
         early = next((reason for reason in reasons if reason in _STOPPED_EARLY), StoppedBy.OPERATOR_BLOCKS)
-        return _solution(
-            search.incumbent, self._problem.lower_bound_s(), self.request.options.gap, early, stats, blocks
-        )
+        return _answer(search.incumbent, self._problem.lower_bound_s(), self.request.options.gap, early, stats, blocks)
 
 
 def _expanded(instance: Instance, merged: MergedOperators, of_blocks: Solution) -> ValuedPlan | None:
@@ -159,14 +157,12 @@ def _expanded(instance: Instance, merged: MergedOperators, of_blocks: Solution) 
 def _chain_through(request: SolveRequest, outline: Outline, plan: Plan | None) -> Problem:
     """The layers in an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
     graph = outline.graph
-    stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
-    order = sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
     options = build_options(request.instance, graph, outline.variants)
     degrees = request.restrictions.data_parallel_degrees(request.instance)
-    return chain_problem(request.instance, graph, options, order, degrees)
+    return chain_problem(request.instance, graph, options, order_through(graph, plan), degrees)
 
 
-def _solution(
+def _answer(
     incumbent: ValuedPlan | None,
     bound_s: float,
     gap: float,
@@ -175,16 +171,5 @@ def _solution(
     blocks: BlockStats,
 ) -> Solution:
     if incumbent is None:
-        return Solution(Status.UNKNOWN, None, bound_s, None, stats, stopped_by=stopped_by, blocks=blocks)
-    plan, time_per_sample_s = incumbent
-    optimal = bound_s >= time_per_sample_s * (1.0 - PROOF)
-    within_gap = bound_s >= time_per_sample_s * (1.0 - gap)
-    return Solution(
-        status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-        time_per_sample_s=time_per_sample_s,
-        lower_bound_s=min(bound_s, time_per_sample_s),
-        plan=plan,
-        stats=stats,
-        stopped_by=None if optimal else StoppedBy.GAP if within_gap else stopped_by,
-        blocks=blocks,
-    )
+        return unknown_answer(bound_s, stopped_by, stats, blocks)
+    return answer_of_layers(*incumbent, bound_s, gap, stopped_by, stats, blocks)

@@ -12,7 +12,7 @@ from piper_ray.engine.chunks.search import ChunkSearch
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, list_tasks
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
+from piper_ray.model.constraints import AllDevices, FilledPipeline, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.instance import Instance
@@ -24,7 +24,7 @@ from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, Solve
 MOST_CHUNKS = 8
 """Of a rank, where nobody asks for more: runtimes seldom go further, as each chunk costs transfers and launches."""
 
-_KNOWN = (SameDegrees, StageCount, AllDevices)
+_KNOWN = (SameDegrees, StageCount, AllDevices, FilledPipeline)
 
 
 def most_chunks(given: Schedule | ScheduleName | str) -> int | None:
@@ -134,5 +134,6 @@ def _space(
         restrictions.data_parallel_degrees(instance),
         ranks=restrictions.stage_count,
         all_devices=restrictions.all_devices,
+        filled=restrictions.has(FilledPipeline),
         step=request.step,
     )

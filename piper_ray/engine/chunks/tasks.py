@@ -24,7 +24,7 @@ _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 class PlanSpace:
     """What plans may be, and what their step takes beside passes. ranks: p; None: any number.
 
-    data_parallel_degrees: those that d may be.
+    data_parallel_degrees: those that d may be. filled: no more ranks than microbatches of a replica.
     """
 
     schedules: Sequence[Schedule]
@@ -33,6 +33,7 @@ class PlanSpace:
     ranks: int | None
     all_devices: bool
     step: StepTerms = StepTerms()
+    filled: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[Degre
     fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))
     found = []
     for p in _ranks(instance, space, d * tables.degree):
+        if space.filled and p > m:
+            continue
         if fixed_bytes > p * memory_bytes:
             continue
         # On one rank no number of chunks is faster than the least, or holds less.

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from piper_ray.engine.evaluation.ahead import Ahead
 from piper_ray.engine.evaluation.backend import Backend, OnProgress
+from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.engine.tables.problem import Problem
 
@@ -55,11 +56,14 @@ class Evaluations:
         fewest_stages: bool = False,
         next_s: float | None = None,
         on_progress: OnProgress,
+        on_finished: OnFinished = keep_nothing,
+        completion: Completion | None = None,
     ) -> Outcome:
         """As ``evaluate_threshold``. Raises CheckpointLost if another solve has taken the checkpoint over.
 
         next_s: the threshold that comes next if this one is infeasible. Where the backend has room for two, that one is
         evaluated at the same time: the answers are the same, some are there sooner.
+        on_finished, completion: as ``evaluate_threshold``, where it is evaluated now.
         """
         key = EvaluationKey.of(problem.cluster.memory_bytes, threshold_s, fewest_stages)
         known = self._memo.outcome(key) if self._memo is not None else None
@@ -68,8 +72,8 @@ class Evaluations:
         outcome = self._from_ahead(threshold_s, fewest_stages, on_progress)
         if outcome is None:
             if next_s is not None and self.backend.has_room():
-                self._start_ahead(problem, next_s)
-            outcome = self._compute(problem, key, threshold_s, fewest_stages, on_progress)
+                self._start_ahead(problem, next_s, completion)
+            outcome = self._compute(problem, key, threshold_s, fewest_stages, on_progress, on_finished, completion)
         if self._memo is not None:
             self._memo.record_outcome(key, outcome)
         return outcome
@@ -89,26 +93,30 @@ class Evaluations:
             return None
         return ahead.result(on_progress)
 
-    def _start_ahead(self, problem: Problem, threshold_s: float) -> None:
+    def _start_ahead(self, problem: Problem, threshold_s: float, completion: Completion | None) -> None:
         def evaluate(on_progress: OnProgress) -> Outcome:
-            return evaluate_threshold(problem, self.backend, threshold_s, on_progress=on_progress)
+            return evaluate_threshold(
+                problem, self.backend, threshold_s, on_progress=on_progress, completion=completion
+            )
 
         self._ahead = Ahead(threshold_s, evaluate)
 
     def _compute(
-        self, problem: Problem, key: EvaluationKey, threshold_s: float, fewest_stages: bool, on_progress: OnProgress
+        self,
+        problem: Problem,
+        key: EvaluationKey,
+        threshold_s: float,
+        fewest_stages: bool,
+        on_progress: OnProgress,
+        on_finished: OnFinished,
+        completion: Completion | None,
     ) -> Outcome:
         memo = self._memo
-        if memo is None:
-            return evaluate_threshold(
-                problem, self.backend, threshold_s, fewest_stages=fewest_stages, on_progress=on_progress
-            )
 
-        def record(states: StateTables) -> None:
-            def finished() -> LevelStates:
-                return states.finished(1, states.level)._replace(tested=states.tested)
-
-            memo.record_levels(key, finished)
+        def finished(states: StateTables) -> None:
+            if memo is not None:
+                memo.record_levels(key, lambda: states.finished(1, states.level)._replace(tested=states.tested))
+            on_finished(states)
 
         return evaluate_threshold(
             problem,
@@ -116,6 +124,7 @@ class Evaluations:
             threshold_s,
             fewest_stages=fewest_stages,
             on_progress=on_progress,
-            finished=memo.levels(key),
-            on_finished=record,
+            finished=None if memo is None else memo.levels(key),
+            on_finished=finished,
+            completion=completion,
         )

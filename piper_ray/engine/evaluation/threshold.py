@@ -14,6 +14,7 @@ import numpy as np
 
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
+from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import find_first_stage
@@ -31,8 +32,8 @@ def _ignore(done: int) -> None:
     pass
 
 
-def _keep_nothing(states: StateTables) -> None:
-    pass
+def keep_nothing(states: StateTables) -> None:
+    """Of an evaluation's states."""
 
 
 def evaluate_threshold(
@@ -43,7 +44,8 @@ def evaluate_threshold(
     fewest_stages: bool = False,
     on_progress: OnProgress = _ignore,
     finished: LevelStates | None = None,
-    on_finished: OnFinished = _keep_nothing,
+    on_finished: OnFinished = keep_nothing,
+    completion: Completion | None = None,
 ) -> Outcome:
     """Evaluates one threshold. ``on_progress`` gets the downsets done; what it raises ends it.
 
@@ -52,8 +54,9 @@ def evaluate_threshold(
     fewest_stages: among plans of fewest devices the one with fewest stages, else any.
     finished: states of levels 1 .. that an earlier run of the same evaluation had. on_finished: gets the states after
     each batch of levels, to keep them for a later one.
+    completion: narrows the limits where it holds for this threshold; what it leaves out is part of no answer.
     """
-    states = StateTables(problem.tables, _target(problem, threshold_s, fewest_stages), problem.rates)
+    states = StateTables(problem.tables, _target(problem, threshold_s, fewest_stages, completion), problem.rates)
     if finished is not None:
         states.take(finished)
     level_start = problem.lattice.level_start
@@ -90,7 +93,7 @@ def _advance(on_progress: OnProgress, first: int, done: int) -> None:
     on_progress(first + done)
 
 
-def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target:
+def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completion: Completion | None) -> Target:
     sums, cluster = problem.workload.sums, problem.cluster
     keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
 
@@ -101,12 +104,15 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool) -> Target
         needed = work_s / keep
         return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
 
+    device_limit = limit(cluster.devices, sums.device_work_s)
+    if completion is not None and completion.serves(threshold_s):
+        device_limit = np.minimum(device_limit, completion.device_limit)
     return frozen(
         Target(
             threshold_s=keep,
             device_weight=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
             stage_weight=1 if fewest_stages else 0,
-            device_limit=limit(cluster.devices, sums.device_work_s),
+            device_limit=device_limit,
             data_parallel_limit=limit(cluster.data_parallel_limit, sums.replica_work_s),
         )
     )

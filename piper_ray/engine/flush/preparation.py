@@ -8,12 +8,11 @@ from functools import cached_property
 
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
-from piper_ray.engine.forecast import downset_limit, over_limit
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
+from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
-from piper_ray.model.errors import LimitError
+from piper_ray.engine.lattice_within import lattice_within
 from piper_ray.model.events import Listener, StepFinished, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
@@ -68,13 +67,7 @@ def prepare_flush(
     if impossible is not None:
         return impossible
     expected = count_downsets(graph)
-    limit = downset_limit(graph, len(variants), expected, memory_limit_bytes)
-    try:
-        lattice = build_lattice(graph, limit, expected)
-    except LimitError:
-        raise over_limit(limit, memory_limit_bytes) from None
-    lattice_s = time.perf_counter() - began_s
-    listener(StepFinished("lattice", lattice_s, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
+    lattice, lattice_s = lattice_within(graph, len(variants), expected, memory_limit_bytes, listener, began_s)
 
     began_s = time.perf_counter()
     workload = build_workload(instance, lattice, variants)

@@ -6,10 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from piper_ray.cost.bounds import ceiling_s
+from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
-from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
 from piper_ray.engine.kernels.level import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
@@ -23,6 +27,12 @@ from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy, StopSearch
 
 _CHAIN_GAP = 1e-6
+
+_MANY_LIVE = 1_000
+"""Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
+
+_LOWER = 0.99
+"""A plan so much faster than the last one that was bounded from both sides leaves much less."""
 
 
 @dataclass
@@ -47,6 +57,7 @@ class Search:
         self.proved = False  # the incumbent is optimal
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
+        self._completion: Completion | None = None
         if self.known is not None:
             self.bracket.record_plan(self.known.time_per_sample_s)
 
@@ -78,11 +89,39 @@ class Search:
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s)
             self._report()
+            self._bound_from_both_sides(outcome)
             return
         self._report()
         value_s = self._take(self.problem, outcome.stages, "evaluation")
         self.bracket.record_feasible(threshold_s, value_s, outcome.devices / self.planning.instance.devices)
         self._improve_on_chain(order_through(self.problem, outcome.stages))
+
+    def _bound_from_both_sides(self, infeasible: Outcome) -> None:
+        """Evaluates the best plan's own value, where many downsets had states just below it and no plan near it was
+        evaluated yet: its states tell which of them can be completed, which makes all that follows cheap.
+        """
+        upper, known = self.bracket.upper, self._completion
+        if upper is None or self.bracket.is_done(self.limits.gap) or infeasible.live_downsets < _MANY_LIVE:
+            return
+        if known is None or upper < _LOWER * known.threshold_s:
+            evaluate_threshold(
+                self.problem,
+                self.evaluations.backend,
+                upper,
+                on_progress=self._watch(upper),
+                on_finished=self._learn(upper),
+                completion=known,
+            )
+
+    def _learn(self, threshold_s: float) -> OnFinished:
+        """Keeps what a feasible evaluation's states tell of later ones."""
+
+        def learn(states: StateTables) -> None:
+            live = states.fronts.states
+            if live[-1] > 0 and np.count_nonzero(live) >= _MANY_LIVE:
+                self._completion = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
+
+        return learn
 
     def _prefer_small(self) -> None:
         """Of the plans of least time the one of fewest devices, then stages, then first in the tables' order.
@@ -124,21 +163,15 @@ class Search:
 
     def _evaluate(self, threshold_s: float, *, fewest_stages: bool = False) -> Outcome:
         """Its figures become the last of ``stats``."""
-        watch = EvaluationWatch(
-            index=len(self.stats) + 1,
-            threshold_s=threshold_s,
-            level_start=self.problem.lattice.level_start,
-            limits=self.limits,
-            listener=self.listener,
-            bounds=self._bounds,
-            display=self.evaluations.backend,
-        )
+        watch = self._watch(threshold_s)
         outcome = self.evaluations.evaluate(
             self.problem,
             threshold_s,
             fewest_stages=fewest_stages,
             next_s=None if fewest_stages else self.bracket.next_if_infeasible(threshold_s),
             on_progress=watch,
+            on_finished=self._learn(threshold_s),
+            completion=self._completion,
         )
         self.stats.append(
             EvaluationStats(
@@ -153,6 +186,17 @@ class Search:
             )
         )
         return outcome
+
+    def _watch(self, threshold_s: float) -> EvaluationWatch:
+        return EvaluationWatch(
+            index=len(self.stats) + 1,
+            threshold_s=threshold_s,
+            level_start=self.problem.lattice.level_start,
+            limits=self.limits,
+            listener=self.listener,
+            bounds=self._bounds,
+            display=self.evaluations.backend,
+        )
 
     def _report(self) -> None:
         """Tells of the last evaluation, once its answer is on record."""

@@ -11,6 +11,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
@@ -26,9 +27,9 @@ class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. software, precision: a generation (``software.toml``), bf16, fp16 or fp8.
+    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
     zero_shards: optimizer states over so many replicas as a further choice; 1: none. offload: activations in host
-    memory as a further choice.
+    memory as a further choice. lora: rank of adapters that are trained in the model's place; 0: the model itself is.
     """
 
     nodes: int
@@ -41,6 +42,7 @@ class EstimateRequest:
     precision: str = "bf16"
     zero_shards: int = 1
     offload: bool = False
+    lora: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
     architecture = model.architecture(microbatch)
+    if request.lora:
+        architecture = with_adapters(architecture, request.lora)
     degrees = degrees_of(architecture.kinds, per_node)
     modes = {
         kind.key: tuple(

@@ -82,7 +82,7 @@ def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
 ) -> ModelConfig:
     notes: list[str] = []
-    model_type = document.get("model_type")
+    model_type = document.get("model_type", document.get("_class_name"))
     known = isinstance(model_type, str) and model_type in FAMILIES
     if not known and isinstance(document.get("text_config"), Mapping):
         inner = _nested(document)

@@ -16,6 +16,7 @@ from piper_ray.workloads.estimate.memory import (
     kept_bytes,
     parameters_on_device,
     state_bytes,
+    trained_on_device,
     transient_bytes,
 )
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
@@ -74,6 +75,7 @@ class Costs:
     gather_forward_s: float
     gather_backward_s: float
     parameters: float
+    trained: float
     gradient_bytes: float
     synchronised_bytes: float
     state_bytes: float
@@ -121,6 +123,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     idle_forward = idle_s(sum(forward) + talk.forward_s, software.host_s * forward_launches)
     idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
     parameters = parameters_on_device(kind, mode)
+    trained = trained_on_device(kind, mode)
     transient = transient_bytes(kind, mode)
     passes_s = (
         sum(forward) + talk.forward_s + idle_forward,
@@ -129,7 +132,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     offload = [offload_s(kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
         max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
-        for moved_s, pass_s in zip(_sharded_s(parameters, mode, setting), passes_s, strict=True)
+        for moved_s, pass_s in zip(_sharded_s(parameters, trained, mode, setting), passes_s, strict=True)
     ]
     return Costs(
         forward_s=sum(forward),
@@ -144,8 +147,9 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         gather_forward_s=gathers[0],
         gather_backward_s=gathers[1],
         parameters=parameters,
-        gradient_bytes=parameters * setting.training.gradient_bytes,
-        synchronised_bytes=synchronised_bytes(parameters, mode, setting),
+        trained=trained,
+        gradient_bytes=trained * setting.training.gradient_bytes,
+        synchronised_bytes=synchronised_bytes(trained, mode, setting),
         state_bytes=state_bytes(kind, mode, setting.training),
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,
@@ -188,7 +192,7 @@ def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
     return max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu)
 
 
-def synchronised_bytes(parameters: float, mode: Mode, setting: Setting) -> float:
+def synchronised_bytes(trained: float, mode: Mode, setting: Setting) -> float:
     """w: what each replica reduces and gathers around a ring, once a batch, as half the bytes of both.
 
     All-reduced gradients go around twice. With a sharded optimizer (ZeRO-1, Rajbhandari et al. 2020) gradients are
@@ -199,16 +203,16 @@ def synchronised_bytes(parameters: float, mode: Mode, setting: Setting) -> float
     if mode.fsdp:
         return 0.0
     gathered_bytes = setting.training.weight_bytes if mode.zero_shards > 1 else gradient_bytes
-    return parameters * (gradient_bytes + gathered_bytes) / 2.0
+    return trained * (gradient_bytes + gathered_bytes) / 2.0
 
 
-def _sharded_s(parameters: float, mode: Mode, setting: Setting) -> tuple[float, float]:
+def _sharded_s(parameters: float, trained: float, mode: Mode, setting: Setting) -> tuple[float, float]:
     """FSDP: weights are gathered for the forward and again for the backward pass, whose gradients are scattered."""
     if not mode.fsdp:
         return 0.0, 0.0
     group = Group(mode.zero_shards, mode.degree * mode.context)
     weights_bytes = parameters * setting.training.weight_bytes
-    gradients_bytes = parameters * setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
+    gradients_bytes = trained * setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
     gather_s = all_gather_s(weights_bytes, group, setting.gpu, setting.stack.gpus_per_node)
     scatter_s = all_gather_s(gradients_bytes, group, setting.gpu, setting.stack.gpus_per_node)
     return gather_s, gather_s + scatter_s

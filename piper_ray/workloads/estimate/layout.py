@@ -23,7 +23,7 @@ from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_by
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import Group, ring_bytes_per_s, transfer_bytes_per_s
-from piper_ray.workloads.estimate.memory import parameters_on_device, transient_bytes
+from piper_ray.workloads.estimate.memory import trained_on_device, transient_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import traffic_s
@@ -272,7 +272,7 @@ def _synchronisation_s(kind: LayerKind, mode: Mode, layout: Layout, setting: Set
         for operator in kind.operators
         if operator.routed
     )
-    dense = parameters_on_device(kind, mode) - routed
+    dense = trained_on_device(kind, mode) - routed
     groups = [(dense, Group(layout.data * layout.context, layout.tensor))]
     if routed:
         spread = mode.expert_ranks * mode.expert_tensor
@@ -308,7 +308,7 @@ def _hidden_share(
 
 def _optimizer_s(rank: Sequence[str], chosen: dict[str, Mode], costs: dict[str, Costs], setting: Setting) -> float:
     """Each device updates the parameters that it has the optimizer's state of."""
-    updated = sum(costs[key].parameters / chosen[key].zero_shards for key in rank)
+    updated = sum(costs[key].trained / chosen[key].zero_shards for key in rank)
     return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)
 
 

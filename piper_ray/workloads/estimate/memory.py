@@ -14,13 +14,23 @@ def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
     return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in kind.operators)
 
 
+def trained_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Those of them that have gradients and optimizer state."""
+    return sum(
+        kind.value(operator.parameters) / mode.parameter_parts(operator)
+        for operator in kind.operators
+        if not operator.frozen
+    )
+
+
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
     """Weights, gradients and optimizer state; ``mode.zero_shards`` replicas share the last, or all of it (FSDP)."""
-    sharded = training.optimizer_bytes
-    whole = training.weight_bytes + training.gradient_bytes
+    weights = parameters_on_device(kind, mode) * training.weight_bytes
+    trained = trained_on_device(kind, mode)
+    gradients, optimizer = trained * training.gradient_bytes, trained * training.optimizer_bytes
     if mode.fsdp:
-        sharded, whole = sharded + whole, 0.0
-    return parameters_on_device(kind, mode) * (whole + sharded / mode.zero_shards)
+        return (weights + gradients + optimizer) / mode.zero_shards
+    return weights + gradients + optimizer / mode.zero_shards
 
 
 def kept_bytes(kind: LayerKind, mode: Mode) -> float:

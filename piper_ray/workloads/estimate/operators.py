@@ -6,7 +6,7 @@ divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Kor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -55,6 +55,7 @@ class Operator:
 
     parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
     products is done in the backward pass: twice, for the gradients of both operands.
+    matrices: of the model that its product multiplies by at once. frozen: its parameters are not trained.
     cheap: selective recomputation does it again. on_chip: operands and results of its products do not go through the
     device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
     """
@@ -70,6 +71,8 @@ class Operator:
     backward_products: float = 2.0
     cheap: bool = False
     on_chip: bool = False
+    matrices: int = 1
+    frozen: bool = False
 
     @property
     def routed(self) -> bool:
@@ -118,8 +121,14 @@ class LayerKind:
         return evaluate(formula, self.symbols)
 
     @property
+    def frozen_parameters(self) -> int:
+        """Those that are not trained, those of tied weights left out."""
+        frozen = [operator for operator in self.operators if operator.frozen]
+        return round(sum(self.value(operator.parameters) for operator in frozen) - self.value(self.tied) * bool(frozen))
+
+    @property
     def parameters(self) -> int:
-        """Numbers that are learned, those of tied weights included."""
+        """Numbers that the layer has, those of tied weights included."""
         return round(sum(self.value(operator.parameters) for operator in self.operators))
 
 
@@ -128,12 +137,14 @@ class LayerNode:
     """A layer of the graph: its kind and the indices of the layers that it reads.
 
     path: the module's name in Hugging Face's model of this family, its main one where it takes several (a last norm
-    goes with the projection); empty where there is none.
+    goes with the projection); empty where there is none. training_only: not part of the model that comes of it, as the
+    predictors of further tokens.
     """
 
     kind: LayerKind
     inputs: tuple[int, ...] = ()
     path: str = ""
+    training_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,9 +161,25 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """The model's parameter count, tied weights counted once."""
-        return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in self.nodes)
+        """The model's parameter count, tied weights counted once; without what only training has."""
+        return _counted(node for node in self.nodes if not node.training_only)
+
+    @property
+    def trained_parameters(self) -> int:
+        """All of them, those that only training has too, but those that stand still beside adapters."""
+        everything = self.parameters + self.training_only_parameters
+        return everything - sum(node.kind.frozen_parameters for node in self.nodes)
+
+    @property
+    def training_only_parameters(self) -> int:
+        """Of layers that the finished model does without."""
+        return _counted(node for node in self.nodes if node.training_only)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         return tuple({node.kind.key: node.kind for node in self.nodes}.values())
+
+
+def _counted(nodes: Iterable[LayerNode]) -> int:
+    """Parameters, those of tied weights once."""
+    return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in nodes)

@@ -105,7 +105,7 @@ def backward_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) ->
 
 def weight_gradients_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
     """Of the backward pass, the products that give gradients of weights: as many as in the forward pass."""
-    learns = kind.value(operator.parameters) > 0.0
+    learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
     return _products_s(operator, kind, mode, stack) if learns else 0.0
 
 

@@ -23,6 +23,7 @@ def estimate(
     software: str = "megatron-core",
     zero: int = 1,
     offload: bool = False,
+    lora: int | None = None,
     hardware: str | os.PathLike[str] | None = None,
 ) -> Instance:
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
@@ -31,7 +32,8 @@ def estimate(
     such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
     samples. None: what the model's own training or the GPU's node has. precision: of matrix products, "bf16", "fp16" or
     "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". zero: optimizer
-    state over so many replicas as a further choice. offload: activations in host memory as a further choice.
+    state over so many replicas as a further choice. offload: activations in host memory as a further choice. lora: rank
+    of adapters that are trained in the model's place (LoRA).
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
     """
@@ -58,6 +60,7 @@ def estimate(
         precision=text("precision", precision, "bf16"),
         zero_shards=arguments.positive("zero", zero),
         offload=arguments.flag("offload", offload),
+        lora=given("lora", lora) or 0,
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from piper_ray.workloads.formats.claims import PlanClaims
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
+    from piper_ray.workloads.formats.planned import Planned
 
 # The readers, and pydantic with them, are imported when something is read: `import piper_ray` stays light.
 
@@ -175,6 +176,16 @@ def plan_claims(source: Source) -> PlanClaims:
     path, document = _plan_document(source)
     faults = Faults()
     return _checked(path, read_claims(document, faults), faults)
+
+
+def planned(source: Source) -> Planned:
+    """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
+    from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.planned import read_planned
+
+    path, document = _plan_document(source)
+    faults = Faults(repeated_keys(document))
+    return _checked(path, read_planned(document, faults), faults)
 
 
 def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:

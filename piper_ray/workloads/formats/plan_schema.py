@@ -55,6 +55,10 @@ class StageDocument(_Documented):
     paths: list[str] | None = Field(
         default=None, description="Their modules' names in the user's model, such as model.layers.17; empty: not known."
     )
+    recompute: list[bool] | None = Field(
+        default=None,
+        description="Whether each recomputes activations in the backward pass, as ``nodes`` lists them; null: none.",
+    )
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         default=None,
         description="First and last rank of its devices, from 0 at the first stage on; t neighbours are a replica.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.version import __version__
@@ -33,7 +33,8 @@ def header(kind: str, instance: Instance) -> Document:
 
 
 def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> list[Document]:
-    """Piper's stages with the names and paths of their layers, where the instance has these, and their ranks.
+    """Piper's stages with the names and paths of their layers, where the instance has these, which of them recompute
+    activations, and their ranks.
 
     schedule: that which the plan is for.
     """
@@ -42,9 +43,19 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
         layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
         document["names"] = ["" if layer is None else layer.name for layer in layers]
         document["paths"] = ["" if layer is None else layer.path for layer in layers]
+        recompute = [
+            layer is not None and _recomputes(layer, stage.tensor_parallel_degree, stage.tmpc_ids[layer.id])
+            for layer in layers
+        ]
+        if any(recompute):
+            document["recompute"] = recompute
         document["ranks"] = [ranks.start, ranks.stop - 1]
         documents.append(document)
     return documents
+
+
+def _recomputes(layer: Layer, degree: int, tmpc_id: str) -> bool:
+    return any(tmpc.recompute for tmpc in layer.tmpcs.get(degree, ()) if tmpc.id == tmpc_id)
 
 
 def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> Document:

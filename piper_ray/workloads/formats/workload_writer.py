@@ -142,6 +142,11 @@ class _Type:
         yield "]"
 
 
+def type_keys(instance: Instance) -> dict[int, str]:
+    """The key of each layer's type in the file, by the layer's id."""
+    return {layer: kind.key for layer, kind in _types(instance, _Graph(instance)).items()}
+
+
 def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
     """The type of each layer id. Layers are of one type if they differ in nothing but their times."""
     types: dict[object, _Type] = {}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,12 +22,22 @@ from piper_ray.workloads.measure.places import place_of, words_of
 _TENSOR_PARALLEL, _MICROBATCH = "tensor_parallel", "microbatch"
 
 
+Inputs = tuple[tuple[object, ...], dict[str, object]]
+"""Of one call of a model: (args, kwargs)."""
+
+
 @dataclass(frozen=True)
 class TrainableModel:
-    """A model in training mode with one microbatch of inputs, both on the device. inputs: (args, kwargs) of a call."""
+    """A model in training mode with one microbatch of inputs, both on the device.
+
+    loss: of what the model returns and its inputs, ``loss(output, *args, **kwargs)``; None: the factory gives none.
+    further: gives the microbatches after the first; None: the factory has no others.
+    """
 
     module: torch.nn.Module
-    inputs: tuple[tuple[object, ...], dict[str, object]]
+    inputs: Inputs
+    loss: Callable[..., object] | None = None
+    further: Iterator[object] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,23 +73,44 @@ class Factory:
                 made = self.call(**arguments)
             except Exception as error:
                 raise InputError(self.spec, [Fault(place_of(error), words_of(error))]) from error
-            module, given = self._parts(made)
+            module, given, loss = self._parts(made)
+            further = given if isinstance(given, Iterator) and not declared else None
             if declared:
                 given = tuple(one.tensor(microbatch) for one in declared)
-            inputs = _fitted(self.spec, _as_call(given), microbatch, takes_microbatch=_MICROBATCH in known)
+            elif further is not None:
+                given = self.next_of(further)
+            inputs = self.fitted(given, microbatch)
         if not any(True for _ in module.parameters()):
             refuse(self.spec, "", f"{type(module).__name__} has no parameters; expected a model that can be trained")
         try:
             moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
-            return TrainableModel(module.to(device).train(), moved)
+            return TrainableModel(module.to(device).train(), moved, loss, further)
         except NotImplementedError as error:  # parameters on the meta device have no data
             raise InputError(self.spec, [Fault("", f"{words_of(error)}; expected parameters with data")]) from error
 
-    def _parts(self, made: object) -> tuple[torch.nn.Module, object]:
-        module, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        if not isinstance(module, torch.nn.Module):
-            refuse(self.spec, "", f"returns {_kind(made)}; expected a torch.nn.Module, or (module, example inputs)")
-        return module, given
+    def fitted(self, given: object, microbatch: int) -> Inputs:
+        """What the factory gave as inputs, with so many samples. Raises InputError where that cannot be done."""
+        return _fitted(self.spec, _as_call(given), microbatch, takes_microbatch=_MICROBATCH in _parameters(self.call))
+
+    def next_of(self, further: Iterator[object]) -> object:
+        """The next microbatch of the factory's own. Raises InputError where there is none, or none can be made."""
+        try:
+            return next(further)
+        except StopIteration:
+            refuse(self.spec, "", "gives no more example inputs; expected an iterator that does not end")
+        except Exception as error:
+            raise InputError(self.spec, [Fault(place_of(error), words_of(error))]) from error
+
+    def _parts(self, made: object) -> tuple[torch.nn.Module, object, Callable[..., object] | None]:
+        module, given, loss = (*made, None, None)[:3] if isinstance(made, tuple) else (made, None, None)
+        if not isinstance(module, torch.nn.Module) or (isinstance(made, tuple) and len(made) not in (2, 3)):
+            expected = "a torch.nn.Module, or (module, example inputs), or (module, example inputs, loss)"
+            refuse(self.spec, "", f"returns {_kind(made)}; expected {expected}")
+        if loss is not None and not callable(loss):
+            refuse(
+                self.spec, "", f"returns {_kind(loss)} as its loss; expected a function of the output and the inputs"
+            )
+        return module, given, loss
 
 
 def find_factory(spec: str, arguments: Mapping[str, object]) -> Factory:
@@ -108,17 +138,6 @@ def find_factory(spec: str, arguments: Mapping[str, object]) -> Factory:
             raise UsageError(f"{spec}: {name} needs {key}; expected --arg {key}=VALUE")
     path = getattr(module, "__file__", None)
     return Factory(spec, call, arguments, None if path is None else Path(path))
-
-
-def parse_argument(text: str) -> tuple[str, object]:
-    """``layers=12``: a Python literal, or else text. Raises UsageError."""
-    key, found, value = text.partition("=")
-    if not found or not key.isidentifier():
-        raise UsageError(f"--arg {text}: expected KEY=VALUE, such as layers=12")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
 
 
 def _imported(spec: str, where: str) -> ModuleType:
@@ -162,7 +181,7 @@ def _parameters(call: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(call).parameters
 
 
-def _as_call(given: object) -> tuple[tuple[object, ...], dict[str, object]]:
+def _as_call(given: object) -> Inputs:
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, (tuple, list)):
@@ -170,9 +189,7 @@ def _as_call(given: object) -> tuple[tuple[object, ...], dict[str, object]]:
     return ((given,), {}) if given is not None else ((), {})
 
 
-def _fitted(
-    spec: str, inputs: tuple[tuple[object, ...], dict[str, object]], microbatch: int, *, takes_microbatch: bool
-) -> tuple[tuple[object, ...], dict[str, object]]:
+def _fitted(spec: str, inputs: Inputs, microbatch: int, *, takes_microbatch: bool) -> Inputs:
     """Inputs with ``microbatch`` samples along their first side: repeated or cut unless the factory made them so."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     if not tensors:

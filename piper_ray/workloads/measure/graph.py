@@ -42,10 +42,28 @@ class TracedLayer:
     outputs: int
 
 
+@dataclass(frozen=True)
+class TracedModel:
+    """A model as its layers, in the order of the pass.
+
+    outputs: where the tensors come from that it returns; None: from no layer, and from no input as it is.
+    result: what it returns, with a ``Slot`` for each of them.
+    """
+
+    layers: list[TracedLayer]
+    outputs: tuple[Source | None, ...]
+    result: object
+
+
 def layers_of(spec: str, model: TrainableModel, patterns: Sequence[str]) -> list[TracedLayer]:
     """The layers in the order of the pass. Raises UsageError and InputError."""
+    return traced_model(spec, model, patterns).layers
+
+
+def traced_model(spec: str, model: TrainableModel, patterns: Sequence[str]) -> TracedModel:
+    """The layers in the order of the pass, and what the model returns. Raises UsageError and InputError."""
     choice = chosen(model.module, patterns)
-    graph, values = trace(spec, model, choice.leaves)
+    graph, values, result = trace(spec, model, choice.leaves)
     number = _numbers(graph, choice)
     if not number:
         refuse(spec, "", f"{type(model.module).__name__} calls no submodule that could be a layer; expected a model of "
@@ -72,7 +90,8 @@ def layers_of(spec: str, model: TrainableModel, patterns: Sequence[str]) -> list
                 outputs=len(outputs[layer]),
             )
         )
-    return layers
+    (returned,) = (node.args[0] for node in graph.nodes if node.op == "output")
+    return TracedModel(layers, tuple(place.get(node) for node in returned), result)
 
 
 def _is_layer(node: fx.Node, choice: ModuleChoice) -> bool:

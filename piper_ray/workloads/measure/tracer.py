@@ -7,8 +7,10 @@ value and nothing else, so a graph is good for inputs of these shapes, which is 
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,16 @@ from piper_ray.workloads.measure.places import place_of, words_of
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Stands for the tensor of this number, of those that a model returns."""
+
+    index: int
+
+
+Trace = tuple[fx.Graph, dict[fx.Node, Any], object]
+
+
 class Unusable(Exception):
     """A value that cannot be handed from layer to layer."""
 
@@ -33,6 +45,7 @@ class ValueTracer(fx.Tracer):
     def __init__(self, model: TrainableModel, leaves: Collection[str]) -> None:
         super().__init__()
         self.values: dict[fx.Node, Any] = {}
+        self.result: object = None
         self._model = model
         self._leaves = leaves
         self._running = False
@@ -54,7 +67,10 @@ class ValueTracer(fx.Tracer):
         args, kwargs = pytree.tree_unflatten(given, spec)
 
         def run(root: torch.nn.Module) -> list[fx.Proxy]:
-            return list(proxies_in(root_fn(root, *args, **kwargs)))
+            returned = root_fn(root, *args, **kwargs)
+            proxies = list(proxies_in(returned))
+            self.result = with_slots(returned, iter(map(Slot, range(len(proxies)))))
+            return proxies
 
         return run, [self.root]
 
@@ -146,8 +162,9 @@ def _value_at(proxy: fx.Proxy) -> Any:
     return tracer.values[proxy.node]
 
 
-def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> tuple[fx.Graph, dict[fx.Node, Any]]:
-    """The graph of a training pass with leaf modules as nodes, and the values at its nodes.
+def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> Trace:
+    """The graph of a training pass with leaf modules as nodes, the values at its nodes, and what it returns: a ``Slot``
+    for each tensor.
 
     Raises InputError with the place in the user's code where the pass could not be followed, LimitError if the
     device's memory is not enough.
@@ -160,7 +177,7 @@ def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> tuple[fx
         raise out_of_memory(spec, "the forward pass") from error
     except Exception as error:
         raise InputError(spec, [Fault(place_of(error), _words(error, model))]) from error
-    return graph, tracer.values
+    return graph, tracer.values, tracer.result
 
 
 def out_of_memory(spec: str, what: str) -> LimitError:
@@ -189,6 +206,34 @@ def proxies_in(value: Any) -> Iterator[fx.Proxy]:
             yield from proxies_in(vars(leaf))
         elif not isinstance(leaf, (*_PLAIN, torch.Tensor)):
             raise Unusable(f"a {type(leaf).__name__}; expected tensors, or tuples, lists and dicts of them")
+
+
+def with_slots(value: Any, slots: Iterator[Slot]) -> object:
+    """What a model returns, each of its ``proxies_in`` replaced by the next slot."""
+
+    def slot(leaf: Any) -> object:
+        return next(slots) if isinstance(leaf, fx.Proxy) else leaf
+
+    return _mapped(value, slot)
+
+
+def with_tensors(result: object, tensors: Sequence[torch.Tensor]) -> Any:
+    """What ``with_slots`` made, with the tensors in their slots."""
+    return _mapped(result, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+
+def _mapped(value: Any, change: Callable[[Any], object]) -> object:
+    """In the order of ``proxies_in``; objects that hold tensors are copied, as they are shared by all microbatches."""
+
+    def mapped(leaf: Any) -> object:
+        changed = change(leaf)
+        if changed is not leaf or isinstance(leaf, (torch.Tensor, Slot)) or not hasattr(leaf, "__dict__"):
+            return changed
+        twin = copy.copy(leaf)
+        vars(twin).update({key: _mapped(held, change) for key, held in vars(leaf).items()})
+        return twin
+
+    return pytree.tree_map(mapped, value)
 
 
 def attribute(root: torch.nn.Module, path: str) -> Any:

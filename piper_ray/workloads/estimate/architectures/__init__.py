@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_ray.workloads.estimate.architectures import (
+    diffusion,
     encoder,
     gpt,
     hybrids,
@@ -23,6 +24,8 @@ from piper_ray.workloads.estimate.families import Family
 
 FAMILIES: Mapping[str, Family] = {
     name: family
-    for module in (gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, resnet, inception)
+    for module in (
+        gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, resnet, inception, diffusion,
+    )
     for name, family in module.FAMILIES.items()
-}
+}  # fmt: skip

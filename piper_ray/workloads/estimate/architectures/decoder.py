@@ -7,7 +7,7 @@ A family is a config, read from the keys of Hugging Face's, and what its layers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
@@ -22,9 +22,18 @@ from piper_ray.workloads.estimate.architectures.layers import (
     layer_kinds,
 )
 from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import BlockStyle
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce, norm
 from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    Exchange,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
 from piper_ray.workloads.formats.faults import Faults
 
 LEGEND = {
@@ -39,6 +48,7 @@ LEGEND = {
     "f": "inner width of the feed-forward part",
     "V": "size of the vocabulary",
     "P": "learned positions",
+    "M": "tokens that each one predicts",
     **experts.LEGEND,
     **latent.LEGEND,
     **state_space.LEGEND,
@@ -133,6 +143,11 @@ class DecoderConfig(Config):
         return self.num_hidden_layers
 
     @property
+    def predictors(self) -> int:
+        """Layers after the last one that training has to predict further tokens (DeepSeek-V3, 2024, section 2.2)."""
+        return 0
+
+    @property
     def key_heads(self) -> int:
         return self.num_key_value_heads or self.num_attention_heads
 
@@ -182,21 +197,27 @@ def check_heads(width_key: str, width: int, heads_key: str, heads: int, faults: 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder's layers at a given microbatch, and its style for what others put around it."""
+    """A decoder's layers at a given microbatch. predictors: of further tokens."""
 
     embedding: LayerKind
     layers: Sequence[LayerKind]
+    predictors: Sequence[LayerKind]
     head: LayerKind
     paths: Paths
 
     @property
     def nodes(self) -> tuple[LayerNode, ...]:
         """Embedding, layers, head, one after the other."""
-        return chain(
-            LayerNode(self.embedding, path=self.paths.embedding),
-            *stack(self.layers, self.paths.layers),
-            LayerNode(self.head, path=self.paths.head),
-        )
+        return chain(LayerNode(self.embedding, path=self.paths.embedding), *self.after_embedding(self.paths))
+
+    def after_embedding(self, paths: Paths) -> list[LayerNode]:
+        """All but the embedding, to be chained."""
+        count = len(self.layers)
+        further = [
+            LayerNode(kind, path=f"{paths.layers}.{count + index}", training_only=True)
+            for index, kind in enumerate(self.predictors)
+        ]
+        return [*stack(self.layers, paths.layers), *further, LayerNode(self.head, path=paths.head)]
 
 
 def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
@@ -209,11 +230,54 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
     }  # fmt: skip
     shapes = [LayerShape(config.mixing(layer), config.feeding(layer)) for layer in range(config.layers)]
     tables = [("position embedding", "P h")] if rules.positions else []
+    layers = layer_kinds(shapes, symbols, style, rules.norms, rules.parallel_norms)
+    further = config.predictors
     return Decoder(
         embedding_kind(symbols, style, tables=tables, normed=rules.embedding_norm),
-        layer_kinds(shapes, symbols, style, rules.norms, rules.parallel_norms),
-        head_kind(symbols, style, tied=config.tie_word_embeddings, bias=rules.head_bias),
+        layers,
+        [_predictor(layers[-1], style, index + 2) for index in range(further)],
+        head_kind(
+            {**symbols, "M": 1 + further} if further else symbols,
+            style,
+            tied=config.tie_word_embeddings,
+            bias=rules.head_bias,
+            tokens="M s b" if further else "s b",
+        ),
         rules.paths,
+    )
+
+
+def _predictor(layer: LayerKind, style: BlockStyle, predicted: int) -> LayerKind:
+    """One more layer, on the states of the last one and the embeddings of the next tokens; it hands both states on.
+
+    predicted: tokens that each one predicts from here on. Embedding and projection are those of the model.
+    """
+    joined = Operator(
+        "states and next tokens",
+        products=(Product("s b", "h", "2 h", divided="columns"),),
+        forward_bytes="4 s b h",
+        backward_bytes="6 s b h",
+        parameters="2 h h",
+        saved=(KeptBytes("4 s b h", Split.SEQUENCE),),
+    )
+    embedded = embedding_kind(layer.symbols, style).operators
+    return replace(
+        layer,
+        key=f"predictor-{predicted}",
+        name="predictor" if predicted == 2 else f"predictor {predicted}",  # the first
+        symbols={**layer.symbols, "M": predicted},
+        operators=(
+            *embedded,
+            norm(style, "norm of states"),
+            norm(style, "norm of next tokens"),
+            joined,
+            *layer.operators,
+            norm(style, "last norm"),
+        ),
+        output="2 M s b h",
+        checkpoint="2 M s b h",
+        exchanges=(Exchange("embedding", HIDDEN, backward=0.0), all_reduce("states and next tokens"), *layer.exchanges),
+        tied="V h",
     )
 
 

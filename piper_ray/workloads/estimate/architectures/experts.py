@@ -91,6 +91,7 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
         Operator(
             "experts in",
             products=(Product("s b e / E", f"{into} m", "h", "E", divided="count"),),
+            matrices=int(into),
             parameters=f"{into} h m E" + (f" + {into} m E" if experts.bias else ""),
         ),
         Operator(

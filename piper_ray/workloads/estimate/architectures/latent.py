@@ -57,6 +57,7 @@ def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operato
         Operator(
             "latent vectors",
             products=(Product("s b", down, "h", divided="tokens"),),
+            matrices=2 if low_rank_queries else 1,
             split=Split.SEQUENCE,
             forward_bytes=f"4 s b C{' + 4 s b Q' if low_rank_queries else ''}",
             backward_bytes=f"6 s b C{' + 6 s b Q' if low_rank_queries else ''}",

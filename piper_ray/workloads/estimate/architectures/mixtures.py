@@ -228,6 +228,12 @@ class DeepseekConfig(ExpertsConfig):
     qk_nope_head_dim: Count = 128
     v_head_dim: Count = 128
 
+    num_nextn_predict_layers: Number = 0
+
+    @property
+    def predictors(self) -> int:
+        return self.num_nextn_predict_layers
+
     @property
     def dense_layers(self) -> Sequence[int]:
         every = self.moe_layer_freq
@@ -264,6 +270,12 @@ class Glm4MoeConfig(ExpertsConfig):
     n_shared_experts: Number | None = 1
     first_k_dense_replace: Number = 1
     use_qk_norm: Flag = False
+
+    num_nextn_predict_layers: Number = 0
+
+    @property
+    def predictors(self) -> int:
+        return self.num_nextn_predict_layers
 
     @property
     def dense_layers(self) -> Sequence[int]:

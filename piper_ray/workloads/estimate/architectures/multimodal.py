@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from piper_ray.workloads.estimate.architectures import gpt, hybrids, llama, mixtures
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, decoder_of, key
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, Paths, decoder_of, key
 from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
 from piper_ray.workloads.estimate.architectures.text import sequences_text, stack
@@ -355,7 +355,7 @@ _TEXT_TYPES = {
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
     wrapper = _WRAPPERS[config.model_type]
-    text = config.text_config or {**(config.model_extra or {})}
+    text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
     text_type = str(text.get("model_type") or wrapper.text)
     text_type = _TEXT_TYPES.get(text_type, text_type)
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
@@ -390,8 +390,7 @@ def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
-    nodes += stack(decoder.layers, f"{prefix}.layers")
-    nodes.append(LayerNode(decoder.head, path="lm_head"))
+    nodes += decoder.after_embedding(Paths(layers=f"{prefix}.layers"))
     chained = tuple(replace(node, inputs=(index - 1,) if index else ()) for index, node in enumerate(nodes))
     sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
     return Architecture(name, chained, sample, LEGEND)
@@ -442,7 +441,7 @@ def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode
 
 
 def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
-    closing = (norm(style, "last norm"),) if rules.last_norm else ()
+    closing: tuple[Operator, ...] = (norm(style, "last norm"),) if rules.last_norm else ()
     if rules.pooling:
         closing += (
             Operator(

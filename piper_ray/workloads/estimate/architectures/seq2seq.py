@@ -228,7 +228,7 @@ def _nodes(
     nodes.append(LayerNode(second, path=f"{halves.root}.decoder.embed_tokens"))
     for index in range(config.decoder_layers):
         nodes.append(LayerNode(decoder, (len(nodes) - 1, encoded), f"{halves.root}.decoder.layers.{index}"))
-    before = None if halves.closing else []
+    before: list[Operator] | None = None if halves.closing else []
     head = head_kind(outside, causal, tied=config.tie_word_embeddings, before=before)
     nodes.append(LayerNode(head, (len(nodes) - 1,), "proj_out" if isinstance(config, WhisperConfig) else "lm_head"))
     return tuple(nodes)

@@ -71,21 +71,25 @@ def head_kind(
     tied: bool,
     bias: bool = False,
     before: Sequence[Operator] | None = None,
+    tokens: str = "s b",
 ) -> LayerKind:
     """Vocabulary projection divided by columns, and the loss on logits in fp32; ``before`` it: a norm if not said.
 
-    tied: the projection's weights are the embedding's; its bias is its own.
+    tied: the projection's weights are the embedding's; its bias is its own. tokens: that are projected, by formula.
     """
     operators = (
         *([norm(style, "last norm")] if before is None else before),
         Operator(
             "vocabulary projection",
-            products=(Product("s b", "V", "h", divided="columns"),),
+            products=(Product(tokens, "V", "h", divided="columns"),),
             parameters="h V + V" if bias else "h V",
-            saved=(KeptBytes(HIDDEN, Split.SEQUENCE),),
+            saved=(KeptBytes(f"2 {tokens} h", Split.SEQUENCE),),
         ),
         Operator(
-            "loss", forward_bytes="8 s b V", backward_bytes="6 s b V", saved=(KeptBytes("4 s b V", Split.TENSOR),)
+            "loss",
+            forward_bytes=f"8 {tokens} V",
+            backward_bytes=f"6 {tokens} V",
+            saved=(KeptBytes(f"4 {tokens} V", Split.TENSOR),),
         ),
     )
     return LayerKind(
@@ -94,7 +98,7 @@ def head_kind(
         symbols,
         operators,
         output="0",
-        exchanges=(Exchange("input of the projection", HIDDEN, forward=0.0),),
+        exchanges=(Exchange("input of the projection", f"2 {tokens} h", forward=0.0),),
         tied="h V" if tied else "0",
     )
 

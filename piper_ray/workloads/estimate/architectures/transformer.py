@@ -80,6 +80,7 @@ def attention(style: BlockStyle) -> tuple[Operator, ...]:
     query = Operator(
         "queries, keys, values",
         products=(Product("s b", f"{queries} + 2 g d", "h", divided="columns"),),
+        matrices=3,
         parameters=f"h {queries} + 2 h g d" + (f" + {queries} + {_key_biases(style)}" if style.query_bias else ""),
         saved=(
             KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
@@ -163,6 +164,7 @@ def cross_attention(style: BlockStyle) -> tuple[Operator, ...]:
         Operator(
             "cross keys and values",
             products=(Product("z b", "2 g d", "h", divided="columns"),),
+            matrices=2,
             parameters="2 h g d" + (f" + {_key_biases(style)}" if style.query_bias else ""),
             saved=(KeptBytes("2 z b h", Split.SEQUENCE), KeptBytes("4 z b g d", Split.TENSOR)),
         ),
@@ -193,6 +195,7 @@ def feed_forward(style: BlockStyle, inner: str = "f", input_saved: bool = True) 
         Operator(
             "feed-forward in",
             products=(Product("s b", f"{into} {f}", "h", divided="columns"),),
+            matrices=int(into),
             parameters=f"{into} h {f}" + (f" + {into} {f}" if style.inner_bias else ""),
             saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),) if input_saved else (),
         ),

@@ -1,0 +1,87 @@
+"""``piper-ray compare``: plans of one workload side by side, and why one is faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.step import AllReduce
+from piper_ray.report.comparison import ComparedPlan, comparison_document, print_comparison, verdict
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.workloads.formats.load import plan_claims
+
+
+def compare(
+    source: Input,
+    plan_files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN...",
+            show_default=False,
+            help="Plans, yours first: upstream's JSON, or what solve or import-plan wrote.",
+        ),
+    ],
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
+    optimizer: OptimizerTime = None,
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    json: Json = False,
+) -> None:
+    """Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first from the best.
+
+    All are charged the same terms of a step: those given here, else those of the first plan.
+    """
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+
+    from piper_ray.report.document import to_text
+    from piper_ray.report.layout import console
+    from piper_ray.report.summary import instance_lines
+
+    names = _names(plan_files)
+    plans = current().run(lambda _: _compared(instance, plan_files, names, (all_reduce, all_reduce_overlap, optimizer)))
+    if json:
+        document: dict[str, object] = {"plans": comparison_document(instance, plans), "verdict": verdict(plans)}
+        typer.echo(to_text(document), nl=False)
+        return
+    screen = console()
+    for line in instance_lines(instance):
+        screen.print(line, soft_wrap=True)
+    screen.print()
+    print_comparison(screen, instance, plans)
+    screen.print()
+    screen.print(verdict(plans), soft_wrap=True, markup=False, highlight=False)
+
+
+def _compared(
+    instance: Instance,
+    plan_files: list[Path],
+    names: list[str],
+    terms: tuple[AllReduce | None, float | None, float | None],
+) -> list[ComparedPlan]:
+    found = []
+    first = plan_claims(plan_files[0])
+    for name, plan_file in zip(names, plan_files, strict=True):
+        plan = piper_ray.load_plan(plan_file, instance)
+        schedule = Schedule.first_of(plan_claims(plan_file).schedule, instance.schedule)
+        step = step_terms(*terms, first.step_under(schedule))
+        simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+        found.append(ComparedPlan(name, plan, simulation))
+    return found
+
+
+def _names(plan_files: list[Path]) -> list[str]:
+    """Their names without folders where these tell them apart."""
+    stems = [path.stem for path in plan_files]
+    return stems if len(set(stems)) == len(stems) else [str(path) for path in plan_files]

@@ -1,0 +1,169 @@
+"""``piper-ray export`` and ``piper-ray import-plan``: plans to what runtimes read, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import (
+    Bandwidth,
+    Devices,
+    Input,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    load_instance,
+    note,
+    refuse_unwritable,
+)
+from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
+from piper_ray.export.import_plan import RunAs
+from piper_ray.export.import_plan import import_plan as read_layout
+from piper_ray.export.targets import Target, export_plan
+from piper_ray.model.errors import UsageError
+from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.model.settings import Recomputation
+from piper_ray.runtimes.runtime import gpus_per_node_of
+from piper_ray.workloads.formats.load import plan_claims
+
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the input's; 8 if it knows none."
+    ),
+]
+
+
+def export(
+    source: Input,
+    plan_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLAN",
+            show_default=False,
+            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
+        ),
+    ],
+    target: Annotated[Target, typer.Option("--to", show_default=False, help="Who is to read it.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="DIR", show_default=False, help="The folder to write the files to."),
+    ],
+    gpus_per_node: GpusPerNode = None,
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
+) -> None:
+    """Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that starts it.
+
+    What the form cannot hold is refused or noted by name. A plan holds for one cluster: give the same --devices,
+    --microbatches, --memory and --bandwidth as to solve.
+    """
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    plan = piper_ray.load_plan(plan_file, instance)
+    known = plan_claims(plan_file).schedule or instance.schedule
+    planned_for = valued_schedule(schedule, chunks, known)
+    if planned_for == PAPERS_SCHEDULE:
+        raise UsageError(f"{plan_file}: a plan for 2bw, which no runtime has; give the --schedule that it is run under")
+    found = export_plan(instance, plan, planned_for, target, gpus_per_node_of(instance, gpus_per_node))
+    for path in found.write(out):
+        typer.echo(str(path))
+    typer.echo(found.command)
+    for text in found.notes:
+        note(text)
+
+
+def import_plan(
+    source: Input,
+    layout: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAYOUT",
+            show_default=False,
+            help="Megatron's layout string, Megatron's launch arguments (one text that starts with --), torchtitan's "
+            "list of lists of module names (JSON), or a file with one of these.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The plan to write, in JSON.")
+    ],
+    pipeline_parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--pipeline-parallel", metavar="P", min=1, help="Ranks of a pipeline; as many as stages if left out."
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", metavar="T", min=1, help="Tensor-parallel degree; 1 if left out.")
+    ] = None,
+    data_parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--data-parallel", metavar="D", min=1, help="Data-parallel degree; what the devices leave if left out."
+        ),
+    ] = None,
+    recompute: Annotated[
+        Recomputation | None, typer.Option("--recompute", help="What layers recompute in the backward pass.")
+    ] = None,
+    recompute_layers: Annotated[
+        int | None,
+        typer.Option(
+            "--recompute-num-layers",
+            metavar="K",
+            min=1,
+            help="With full recomputation: the first K layers of each stage.",
+        ),
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None, typer.Option("--sequence-parallel", help="Sequence parallelism beside tensor parallelism.")
+    ] = None,
+    optimizer_shards: Annotated[
+        int | None,
+        typer.Option("--optimizer-shards", metavar="COUNT", min=1, help="Replicas that share the optimizer's state."),
+    ] = None,
+    devices: Devices = None,
+    microbatches: Microbatches = None,
+    memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    in_flight: KeptInFlight = None,
+    schedule: PlannedSchedule = None,
+) -> None:
+    """Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.
+
+    What LAYOUT says itself, as launch arguments do, options need not say again.
+    """
+    refuse_unwritable("--out", out)
+    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    run_as = RunAs(
+        pipeline_ranks=pipeline_parallel,
+        tensor_parallel=tensor_parallel,
+        data_parallel=data_parallel,
+        schedule=schedule,
+        recomputation=recompute,
+        recomputed_layers=recompute_layers,
+        sequence_parallel=sequence_parallel,
+        optimizer_shards=optimizer_shards,
+    )
+    found = read_layout(instance, _layout_text(layout), run_as)
+    piper_ray.dump_plan(found.plan, out, instance, found.schedule)
+    typer.echo(f"{out}: {found.plan!r} under {found.schedule.text}")
+
+
+def _layout_text(layout: str) -> str:
+    """The text itself, or what a file of that name holds."""
+    try:
+        path = Path(layout)
+        if not path.is_file():
+            return layout
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise UsageError(f"{layout}: is no text") from None
+        return layout

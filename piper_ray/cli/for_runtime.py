@@ -1,0 +1,225 @@
+"""What ``solve --runtime`` and ``--plans`` add: a runtime's rules, what they cost, the next best plans, ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+import piper_ray
+from piper_ray.cli.common import Unwritten
+from piper_ray.cli.interrupts import current
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import percent_text, plural, size_text, time_text
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import Solution
+from piper_ray.model.stop import Stop
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.ranks import rank_lines
+from piper_ray.runtimes.runtime import Runtime, RuntimeName, gpus_per_node_of
+
+if TYPE_CHECKING:
+    from piper_ray.planners.alternatives import Alternatives
+
+ForRuntime = Annotated[
+    RuntimeName | None,
+    typer.Option(
+        "--runtime",
+        help="Plans that this runtime can run alone: its schedules, its recomputation, layers in order, tensor "
+        "parallelism within a node. What these rules cost is told.",
+    ),
+]
+HowManyPlans = Annotated[
+    int,
+    typer.Option(
+        "--plans",
+        metavar="COUNT",
+        min=1,
+        help="Besides, list the best plans of so many shapes (d, t, chunks), and what separates them. Schedules with a "
+        "flush only.",
+    ),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        metavar="SHARE",
+        min=0.0,
+        max=1.0,
+        help="With --plans: plans within so much of the fastest are told apart by fewest devices, then the simplest "
+        "layout, then the most memory to spare.",
+    ),
+]
+
+_FREE_GAP = 5e-4
+"""How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
+
+
+@dataclass(frozen=True)
+class RuntimeSolve:
+    """A solve for a runtime. free: the user's own restrictions."""
+
+    runtime: Runtime
+    gpus_per_node: int
+    schedule: Schedule | ScheduleName
+    restrictions: Restrictions
+    free: Restrictions
+
+    @classmethod
+    def of(
+        cls,
+        name: RuntimeName,
+        instance: Instance,
+        schedule: ScheduleName | None,
+        chunks: int | None,
+        restrictions: Restrictions,
+        gpus_per_node: int | None,
+    ) -> RuntimeSolve:
+        """Raises UsageError for a schedule that the runtime has not got, and a model that it does not know."""
+        runtime = RUNTIMES[name]
+        node = gpus_per_node_of(instance, gpus_per_node)
+        asked = runtime.schedule(schedule, instance.schedule)
+        scheduled = asked.name if isinstance(asked, Schedule) else asked
+        kept = runtime.restricted(restrictions, instance, scheduled, node)
+        return cls(runtime, node, asked if chunks is None else Schedule(scheduled, chunks), kept, restrictions)
+
+    def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
+        """The plan that the runtime's rules keep us from, under the same schedule."""
+        asked = replace(options, gap=max(options.gap, _FREE_GAP), resume=None)
+
+        def search(stop: Stop[Solution]) -> Solution:
+            found = piper_ray.solve(
+                instance,
+                restrictions=self.free,
+                options=asked,
+                stop=stop,
+                schedule=self.schedule,
+                step=solution.step,
+            )
+            stop.conclude(found)
+            return found
+
+        return current().run(search)
+
+    def cost_text(self, solution: Solution, free: Solution) -> str:
+        """``1.8 % slower than without Megatron's rules``."""
+        mine_s, free_s = solution.time_per_sample_s, free.time_per_sample_s
+        rules = f"without {self.runtime.title}'s rules"
+        if mine_s is None:
+            return f"a plan {rules} is there" if free_s is not None else f"no plan {rules} was found either"
+        if free_s is None:
+            return f"no plan was found {rules} in the same time"
+        most = mine_s / free.lower_bound_s - 1.0 if free.lower_bound_s > 0 else float("inf")
+        least = max(0.0, mine_s / free_s - 1.0)
+        known = most - least <= 2.0 * _FREE_GAP
+        if known and least < _FREE_GAP:
+            return f"as fast as {rules}"
+        bound = "" if known or most == float("inf") else f", {_percent(most)} at most"
+        return f"{_percent(least)} slower than {rules}{bound}: {time_text(free_s)}/microbatch with {_differs(free)}"
+
+    def document(self, free: Solution) -> dict[str, object]:
+        """For ``solve --json``."""
+        return {
+            "name": self.runtime.name.value,
+            "gpus_per_node": self.gpus_per_node,
+            "rank_order": self.runtime.rank_order,
+            "without_rules": {"time_per_sample_s": free.time_per_sample_s, "lower_bound_s": free.lower_bound_s},
+        }
+
+    def print_ranks(self, console: Console, solution: Solution) -> None:
+        """Where each rank of the plan is."""
+        if solution.plan is None:
+            return
+        console.print(f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:", soft_wrap=True)
+        for line in rank_lines(solution.plan, solution.schedule, self.gpus_per_node):
+            console.print(f"  {line}", soft_wrap=True, highlight=False)
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.1f} %"
+
+
+def _differs(free: Solution) -> str:
+    plan = free.plan
+    assert plan is not None
+    ids = sorted({tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()})
+    ranks = plan.by_rank(free.schedule)
+    stage = plan.stages[0]
+    degrees = f"d={stage.data_parallel_degree} t={stage.tensor_parallel_degree}"
+    return f"{plural(len(ranks.stages), 'rank')}, {degrees}, layers run as {', '.join(ids[:6])}"
+
+
+def find_alternatives(
+    instance: Instance,
+    restrictions: Restrictions,
+    schedule: Schedule | ScheduleName,
+    count: int,
+    tolerance: float,
+    given: SolveOptions,
+    solution: Solution,
+) -> Alternatives:
+    """Raises UsageError for a schedule without a flush."""
+    from piper_ray.planners.alternatives import best_plans
+
+    if Schedule.of(schedule).asynchronous:
+        raise UsageError("--plans is for schedules with a flush: add --schedule or --runtime")
+    options = replace(given, resume=None)
+    return current().run(
+        lambda stop: best_plans(
+            instance,
+            restrictions,
+            schedule,
+            count=count,
+            tolerance=tolerance,
+            step=solution.step,
+            options=options,
+            stop=stop,
+        )
+    )
+
+
+def print_alternatives(console: Console, instance: Instance, found: Alternatives, tolerance: float) -> None:
+    """The table, and a line for each plan but the first that says what separates it from that."""
+    from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
+
+    plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
+    console.print(
+        f"the best {plural(len(plans), 'plan')} of different degrees and chunks ({plural(found.looked_at, 'solve')}):"
+    )
+    if not plans:
+        return
+    print_comparison(console, instance, plans)
+    if found.tied > 1:
+        console.print(
+            f"1 to {found.tied} are within {percent_text(tolerance)} of each other: fewest devices first, then the "
+            "simplest layout, then the most memory to spare",
+            soft_wrap=True,
+        )
+    first = plans[0]
+    for one, alternative in zip(plans[1:], found.found[1:], strict=True):
+        step_s, first_s = one.simulation.step_s, first.simulation.step_s
+        if step_s >= first_s:
+            words = ", ".join(reasons(one.simulation, first.simulation)) or "nothing"
+            text = f"{one.name}: {_percent(step_s / first_s - 1.0)} slower than 1, which has {words}"
+        else:
+            words = ", ".join(reasons(first.simulation, one.simulation)) or "nothing"
+            text = f"{one.name}: {_percent(first_s / step_s - 1.0)} faster than 1, with {words}"
+        console.print(f"{text}; {size_text(alternative.spare_bytes)} to spare", soft_wrap=True, highlight=False)
+    if found.left_from_s is not None:
+        console.print(
+            f"the time was up: no shape that was left takes less than {time_text(found.left_from_s)}/microbatch",
+            soft_wrap=True,
+        )
+
+
+def write_alternatives(out: Path, instance: Instance, found: Alternatives, unwritten: Unwritten) -> None:
+    """``plan-1.json`` and so on, beside ``plan.json``."""
+    for number, one in enumerate(found.found, start=1):
+        with unwritten.noted():
+            piper_ray.dump_plan(one.plan, out.with_stem(f"{out.stem}-{number}"), instance, one.simulation.schedule)

@@ -1,0 +1,44 @@
+"""What plans below a threshold leave to each downset: limits from both sides, once its states are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.kernels.completion import bound_completions
+from piper_ray.engine.kernels.scan import UNREACHABLE
+from piper_ray.engine.kernels.selection import StepCache
+from piper_ray.engine.kernels.types import IndexArray
+
+_AT_ONCE = 512
+"""Downsets of one kernel call, which cannot be interrupted."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Downsets with more devices than ``device_limit``, int64[m], are part of no plan that keeps ``threshold_s``."""
+
+    threshold_s: float
+    device_limit: IndexArray
+
+    @classmethod
+    def of(cls, threshold_s: float, states: StateTables, scratch: StepCache, check: Callable[[], None]) -> Completion:
+        """From all states of a feasible evaluation. ``check`` may raise, to end it."""
+        downsets = states.fronts.states.size
+        device_limit = np.zeros(downsets, np.int64)
+        outside = np.full(downsets, UNREACHABLE)
+        outside[-1] = 0
+        most_outside = np.full(states.buckets_used, UNREACHABLE)
+        arrays = states.arrays._replace(target=states.target._replace(device_limit=device_limit))
+        for last in range(downsets, 0, -_AT_ONCE):
+            check()
+            bound_completions(max(0, last - _AT_ONCE), last, arrays, scratch, outside, most_outside, device_limit)
+        device_limit.setflags(write=False)
+        return cls(threshold_s, device_limit)
+
+    def serves(self, threshold_s: float) -> bool:
+        """Whether it holds for plans that keep this threshold."""
+        return threshold_s <= self.threshold_s

@@ -1,0 +1,119 @@
+"""Kernel: how few devices the layers outside a downset need, at a threshold whose states are known.
+
+g[V] = 0, and g[J] is the least of g[I] + t d over stages I \\ J, from V down. The memory left to a stage depends on
+what lies behind it, of which only the least data-parallel sum counts here: so g bounds from below, at this threshold
+and at every lower one. A state of J with more than K - g[J] devices cannot be completed.
+"""
+
+from __future__ import annotations
+
+from piper_ray.compiled.jit import inlined_kernel, kernel
+from piper_ray.cost.stage import in_flight
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
+from piper_ray.engine.kernels.level import COUNTERS, stage_fits
+from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_buckets, refine
+from piper_ray.engine.kernels.selection import NO, StepCache
+from piper_ray.engine.kernels.types import IndexArray, StageKey, StageWork, StateArrays
+
+
+@inlined_kernel
+def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArrays, scratch: Scratch) -> int:
+    """The fewest devices of a stage, fewer than ``below``, with as little behind it as J can have; else UNREACHABLE."""
+    i, j, r = stage
+    tables, target, fronts, _ = arrays
+    _, costs, options, cluster = tables
+    # States come with rising sums.
+    later_sum = fronts.data_parallel_sum[fronts.start[j]]
+    resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
+    by_time = first_divisor_by_time(
+        work_s, resync_s, target.threshold_s, cluster.divisor_at_least, cluster.divisors.size
+    )
+    by_memory = first_divisor_by_memory(
+        costs.least_a[i, r] - costs.least_a[j, r],
+        costs.least_b[i, r] - costs.least_b[j, r],
+        costs.least_shared[i, r] - costs.least_shared[j, r] if costs.least_shared.shape[0] > 0 else 0.0,
+        later_sum,
+        cluster,
+    )
+    work = StageWork(work_s, resync_s)
+    for index in range(max(by_time, by_memory, cluster.first_divisor[r]), cluster.end_divisor[r]):
+        d = cluster.divisors[index]
+        devices = options.degree[r] * d
+        if devices >= below:
+            break
+        if stage_fits(stage, d, in_flight(later_sum, d), work, tables, target.threshold_s, scratch.steps) != NO:
+            return int(devices)
+    return int(UNREACHABLE)
+
+
+@inlined_kernel
+def _push(i: int, bucket: int, touch: int, outside: IndexArray, arrays: StateArrays, scratch: Scratch) -> bool:
+    """Lowers g of a bucket's members by stages in front of them that end at I; whether any was lowered."""
+    lattice, costs, options, cluster = arrays.tables
+    buckets = arrays.buckets
+    lowered = False
+    left = cluster.devices - outside[i] - buckets.least_devices[bucket]
+    for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
+        j = buckets.member[k]
+        if outside[i] + 1 >= outside[j] or not is_subset(lattice.bits[j], lattice.bits[i]):
+            continue
+        for r in range(options.degree.size):
+            if costs.missing[i, r] > costs.missing[j, r]:
+                continue
+            work_s = costs.need_s[i, r] - costs.cap_s[j, r]
+            if touch != 0:
+                work_s -= jumping_s(i, r, lattice.bits, j, lattice, costs)
+            below = min(outside[j] - outside[i], left + 1)
+            devices = _stage_devices(StageKey(i, j, r), work_s, below, arrays, scratch)
+            if devices != UNREACHABLE:
+                outside[j] = outside[i] + devices
+                lowered = True
+    return lowered
+
+
+@kernel
+def bound_completions(
+    first: int,
+    last: int,
+    arrays: StateArrays,
+    steps: StepCache,
+    outside: IndexArray,
+    most_outside: IndexArray,
+    device_limit: IndexArray,
+) -> None:
+    """Settles downsets last - 1 .. first, those above being settled. ``arrays`` hold all states at a threshold.
+
+    outside: int64[m], g, UNREACHABLE where none is known. most_outside: int64[buckets], the largest among a bucket's
+    members. device_limit: int64[m], writable and the target's own: becomes K - g, or 0 for what cannot be completed.
+    """
+    tables, target, fronts, buckets = arrays
+    lattice, cluster = tables.lattice, tables.cluster
+    scratch = make_scratch(tables, max(1, buckets.used[0]), steps, COUNTERS)
+    level = lattice.level_start.size - 2
+    for i in range(last - 1, first - 1, -1):
+        while lattice.level_start[level] > i:
+            level -= 1
+        device_limit[i] = 0
+        if fronts.states[i] == 0 or outside[i] == UNREACHABLE:
+            continue
+        fewest = fronts.tally[fronts.start[i] + fronts.states[i] - 1] // target.device_weight
+        if fewest + outside[i] > cluster.devices:
+            continue
+        device_limit[i] = cluster.devices - outside[i]
+        opened = open_buckets(i, arrays, 0, min(buckets.level_first[level], buckets.used[0]), scratch)
+        chosen = 0
+        for at in range(opened):
+            bucket = scratch.open_bucket[at]
+            stage = (scratch.open_tally[at] - buckets.least_tally[bucket]) // target.device_weight
+            if outside[i] + stage < most_outside[bucket]:
+                scratch.near_bucket[chosen] = bucket
+                chosen += 1
+        for at in range(refine(i, chosen, arrays, scratch)):
+            bucket = scratch.near_bucket[at]
+            stage = (scratch.near_tally[at] - buckets.least_tally[bucket]) // target.device_weight
+            if outside[i] + stage >= most_outside[bucket]:
+                continue
+            if _push(i, bucket, scratch.near_touch[at], outside, arrays, scratch):
+                most_outside[bucket] = 0
+                for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
+                    most_outside[bucket] = max(most_outside[bucket], outside[buckets.member[k]])

@@ -1,0 +1,1 @@
+"""Plans in the forms that runtimes read, and the way back."""

@@ -1,0 +1,83 @@
+"""DeepSpeed's configuration, and a PipelineModule that is divided as the plan says."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from piper_ray.export.files import Export, json_text
+from piper_ray.export.job import Job
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import printable
+from piper_ray.model.settings import Recomputation
+
+_SCRIPT = '''"""The plan for DeepSpeed: PlannedPipelineModule(layers=...), of the workload's layers in its order."""
+
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+PARTS = {parts}
+"""Of the {layers} layers where each stage begins, and the end."""
+
+LAYERS = {names}
+"""What the list holds, for people."""
+
+
+def topology():
+    """Pipeline, tensor and data parallelism of the plan."""
+    return PipeModelDataParallelTopology(num_pp={p}, num_mp={t}, num_dp={d})
+
+
+class PlannedPipelineModule(PipelineModule):
+    """A PipelineModule with the plan's stages."""
+
+    def __init__(self, layers, **options):
+        if len(layers) != PARTS[-1]:
+            raise ValueError(f"the plan is of {{PARTS[-1]}} layers, not {{len(layers)}}")
+        options.setdefault("topology", topology())
+        options.setdefault("activation_checkpoint_interval", {interval})
+        super().__init__(layers=layers, **options)
+
+    def _partition_layers(self, method="uniform"):
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = list(PARTS)
+        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
+'''
+
+
+def export_deepspeed(job: Job) -> Export:
+    """``ds_config.json`` and ``planned_module.py``. Raises UsageError for what DeepSpeed has no setting for."""
+    if job.recomputation is None or job.recomputation is Recomputation.SELECTIVE:
+        raise UsageError(
+            "DeepSpeed recomputes all layers in full or none (activation_checkpoint_interval); this plan does otherwise"
+        )
+    if job.setting.sequence_parallel:
+        raise UsageError("DeepSpeed's pipeline knows no sequence parallelism; this plan has it")
+    parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
+    layers = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
+    names = [printable(job.instance.layer_by_id[x].path or job.instance.layer_by_id[x].name) for x in layers]
+    listed = "[\n" + "".join(f"    {name!r},\n" for name in names) + "]"
+    script = _SCRIPT.format(
+        parts=parts,
+        layers=parts[-1],
+        names=listed,
+        p=job.pipeline_ranks,
+        t=job.tensor_parallel_degree,
+        d=job.data_parallel_degree,
+        interval=1 if job.recomputation is Recomputation.FULL else 0,
+    )
+    config = {
+        "train_batch_size": job.global_batch_samples,
+        "train_micro_batch_size_per_gpu": job.microbatch_samples,
+        "gradient_accumulation_steps": job.microbatches,
+        "zero_optimization": {"stage": 1 if job.setting.optimizer_shards > 1 else 0},
+    }
+    notes = []
+    if job.tensor_parallel_degree > 1:
+        notes.append(
+            f"tensor parallelism, t = {job.tensor_parallel_degree}, is the layers' own: DeepSpeed divides none"
+        )
+    command = (
+        f"deepspeed --num_nodes {job.nodes} --num_gpus {job.processes_per_node} YOUR-SCRIPT.py --deepspeed "
+        "--deepspeed_config ds_config.json  # its model is planned_module.PlannedPipelineModule(layers=[...])"
+    )
+    return Export({"ds_config.json": json_text(config), "planned_module.py": script}, command, (*notes, *job.notes))

@@ -1,0 +1,60 @@
+"""FlagScale's system section: meshes, layers of each stage, and recomputation of each stage."""
+
+from __future__ import annotations
+
+from piper_ray.export.files import Export, yaml_text
+from piper_ray.export.job import Job
+from piper_ray.model.errors import UsageError
+
+
+def export_flagscale(job: Job) -> Export:
+    """``system.yaml``, to be merged into the task's own. Raises UsageError for what FlagScale has no setting for."""
+    counts = job.first_recomputed
+    if counts is None:
+        raise UsageError(
+            "FlagScale recomputes the first layers of each stage in full, or none; this plan does otherwise"
+        )
+    d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
+    split = [sum(map(job.pieces.is_block, stage)) for stage in job.pieces_of_stages]
+    system: dict[str, object] = {
+        "tensor_model_parallel_size": t,
+        "pipeline_model_parallel_size": p,
+        "context_parallel_size": 1,
+        "sequence_parallel": job.setting.sequence_parallel,
+        "use_distributed_optimizer": job.setting.optimizer_shards > 1,
+        "hetero": {
+            "enable_hetero": True,
+            "hetero_pipeline_layer_split": split,
+            "hetero_process_meshes": [t, 1, 1, d, p],
+            "hetero_device_types": [_DEVICE],
+            "hetero_current_device_type": _DEVICE,
+            "standalone_embedding_stage": False,
+        },
+    }
+    if any(counts):
+        m = job.microbatches
+        system["recompute"] = {
+            "recompute_granularity": "full",
+            "recompute_method": "block",
+            "recompute_num_layers": max(counts),
+            "recompute_granularity_per_stage_micro_batch": [[1, m, int(count > 0)] for count in counts],
+            "recompute_method_per_stage_micro_batch": [[1, m, 1] for _ in counts],
+            "recompute_num_layers_per_stage_micro_batch": [[1, m, count] for count in counts],
+        }
+    model: dict[str, object] = {
+        "num_layers": job.pieces.blocks,
+        "micro_batch_size": job.microbatch_samples,
+        "global_batch_size": job.global_batch_samples,
+    }
+    if job.instance.batch.tokens_per_sample is not None:
+        model["seq_length"] = job.instance.batch.tokens_per_sample
+    notes = [f"hetero_device_types: {_DEVICE} stands for the name of your devices"]
+    if 0 in split:
+        stages = ", ".join(str(number) for number, count in enumerate(split, start=1) if count == 0)
+        notes.append(f"stage {stages} has no transformer layer")
+    text = yaml_text({"system": system, "model": model})
+    command = "flagscale train ... with system.yaml's sections merged into the task's train configuration"
+    return Export({"system.yaml": text}, command, (*notes, *job.notes))
+
+
+_DEVICE = "GPU"

@@ -1,0 +1,53 @@
+"""A plan for no runtime in particular: stages by module path, degrees, batch, ranks, as YAML."""
+
+from __future__ import annotations
+
+from piper_ray.export.files import Export, yaml_text
+from piper_ray.export.job import Job
+from piper_ray.model.settings import setting_of
+
+
+def export_yaml(job: Job) -> Export:
+    """``plan.yaml``."""
+    rank_of = {
+        stage: rank
+        for rank in range(job.pipeline_ranks)
+        for stage in job.schedule.stages_of_rank(rank, job.pipeline_ranks)
+    }
+    nameless = [layer.id for layer in job.instance.layers if not layer.path]
+    stages = []
+    for number, (stage, recomputed) in enumerate(zip(job.plan.stages, job.recomputed_layers, strict=True)):
+        stages.append(
+            {
+                "pipeline_rank": rank_of[number],
+                "modules": [
+                    {
+                        "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
+                        "configuration": stage.tmpc_ids[layer],
+                        "recomputation": recomputed[layer].value,
+                    }
+                    for layer in job.in_order(stage.layers)
+                ],
+            }
+        )
+    document = {
+        "model": job.instance.name,
+        **job.schedule.to_dict(),
+        "pipeline_ranks": job.pipeline_ranks,
+        "data_parallel_degree": job.data_parallel_degree,
+        "tensor_parallel_degree": job.tensor_parallel_degree,
+        "sequence_parallel": job.setting.sequence_parallel,
+        "optimizer_shards": job.setting.optimizer_shards,
+        "offload": any(setting_of(tmpc).offload for of_stage in job.tmpcs for tmpc in of_stage),
+        "microbatches_per_replica": job.microbatches,
+        "microbatch_samples": job.microbatch_samples,
+        "global_batch_samples": job.global_batch_samples,
+        "tokens_per_sample": job.instance.batch.tokens_per_sample,
+        "stages": stages,
+    }
+    notes = []
+    if nameless:
+        notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
+    return Export(
+        {"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", (*notes, *job.notes)
+    )

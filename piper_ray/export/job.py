@@ -1,0 +1,217 @@
+"""What a plan asks of a runtime, read off once for all writers: degrees, stages in pieces, recomputation, batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from piper_ray.model.constraints import Constraint, FilledPipeline, SameDegrees, TensorParallelDegrees
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.figures import plural
+from piper_ray.model.in_order import layers_in_order
+from piper_ray.model.instance import Instance, Tmpc, divisors
+from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import chosen_tmpcs, order_violations, partition_violations
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.settings import Recomputation, Setting, setting_of
+from piper_ray.runtimes.pieces import ModelPieces, pieces_of
+from piper_ray.runtimes.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan that a runtime can run: one d and one t, layers in order, a schedule that it has."""
+
+    instance: Instance
+    plan: Plan
+    schedule: Schedule
+    runtime: Runtime
+    gpus_per_node: int
+
+    @property
+    def data_parallel_degree(self) -> int:
+        """d, of all stages."""
+        return self.plan.stages[0].data_parallel_degree
+
+    @property
+    def tensor_parallel_degree(self) -> int:
+        """t, of all stages."""
+        return self.plan.stages[0].tensor_parallel_degree
+
+    @property
+    def pipeline_ranks(self) -> int:
+        """p."""
+        return len(self.plan.stages) // self.schedule.v
+
+    @property
+    def ranks(self) -> int:
+        """Of the whole job: d t p."""
+        return self.data_parallel_degree * self.tensor_parallel_degree * self.pipeline_ranks
+
+    @property
+    def microbatches(self) -> int:
+        """m, of a replica."""
+        return self.instance.microbatches // self.data_parallel_degree
+
+    @property
+    def microbatch_samples(self) -> int:
+        """1 where the workload does not say."""
+        return self.instance.batch.samples_per_microbatch or 1
+
+    @property
+    def global_batch_samples(self) -> int:
+        """Of a step, over all replicas."""
+        return self.instance.microbatches * self.microbatch_samples
+
+    @property
+    def processes_per_node(self) -> int:
+        """As many as a node has GPUs, fewer where that does not come out even; replicas stay whole within a node."""
+        t, most = self.tensor_parallel_degree, min(self.gpus_per_node, self.ranks)
+        return max(n for n in divisors(self.ranks) if n <= most and (n % t == 0 or n == 1))
+
+    @property
+    def nodes(self) -> int:
+        """That ``processes_per_node`` makes."""
+        return self.ranks // self.processes_per_node
+
+    @cached_property
+    def tmpcs(self) -> tuple[tuple[Tmpc, ...], ...]:
+        """Of each stage's layers, as the stage lists them."""
+        t = self.tensor_parallel_degree
+        return tuple(
+            tuple(
+                next(x for x in self.instance.layer_by_id[layer].tmpcs[t] if x.id == stage.tmpc_ids[layer])
+                for layer in stage.layers
+            )
+            for stage in self.plan.stages
+        )
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What all layers share: some layer has it, and every other one that has the choice. Recomputation: see
+        ``recomputed``."""
+        found = [setting_of(tmpc) for stage in self.tmpcs for tmpc in stage]
+        return Setting(
+            None,
+            any(one.sequence_parallel for one in found),
+            max(one.optimizer_shards for one in found),
+            any(one.offload for one in found),
+        )
+
+    def in_order(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """Layer ids in the model's order."""
+        return tuple(sorted(layers, key=self._place.__getitem__))
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {layer: index for index, layer in enumerate(layers_in_order(self.instance))}
+
+    @cached_property
+    def recomputed_layers(self) -> tuple[dict[int, Recomputation], ...]:
+        """Of each stage, by layer id."""
+        return tuple(
+            {
+                layer: setting_of(tmpc).recomputation or Recomputation.NONE
+                for layer, tmpc in zip(stage.layers, chosen, strict=True)
+            }
+            for stage, chosen in zip(self.plan.stages, self.tmpcs, strict=True)
+        )
+
+    @cached_property
+    def recomputed(self) -> tuple[tuple[Recomputation, ...], ...]:
+        """Of each stage, for its layers that have the choice, in the model's order."""
+        t = self.tensor_parallel_degree
+
+        def has_choice(layer: int) -> bool:
+            row = self.instance.layer_by_id[layer].tmpcs[t]
+            return len({setting_of(tmpc).recomputation for tmpc in row}) > 1
+
+        return tuple(
+            tuple(kinds[layer] for layer in self.in_order(kinds) if has_choice(layer))
+            for kinds in self.recomputed_layers
+        )
+
+    @property
+    def recomputation(self) -> Recomputation | None:
+        """Of all layers that have the choice; None where they differ."""
+        kinds = {kind for stage in self.recomputed for kind in stage} or {Recomputation.NONE}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    @property
+    def first_recomputed(self) -> tuple[int, ...] | None:
+        """For each stage how many layers recompute in full, if these are its first ones and the others keep all."""
+        counts = []
+        for kinds in self.recomputed:
+            count = kinds.count(Recomputation.FULL)
+            if kinds != (Recomputation.FULL,) * count + (Recomputation.NONE,) * (len(kinds) - count):
+                return None
+            counts.append(count)
+        return tuple(counts)
+
+    @cached_property
+    def pieces(self) -> ModelPieces:
+        """Raises UsageError for a model that is no embedding, blocks and head."""
+        return pieces_of(self.instance)
+
+    @cached_property
+    def pieces_of_stages(self) -> tuple[tuple[int, ...], ...]:
+        """Ends of a model without layers are in its outer stages. Raises UsageError where stages divide a piece."""
+        stages = [list(stage) for stage in self.pieces.of_stages(self.plan)]
+        last = self.pieces.blocks + 1
+        stages[0] = sorted({0, *stages[0]})
+        stages[-1] = sorted({last, *stages[-1]})
+        return tuple(map(tuple, stages))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What no runtime here holds, or was assumed."""
+        found = []
+        if self.instance.batch.samples_per_microbatch is None:
+            found.append("the workload does not say how many samples a microbatch holds: 1 is written")
+        if self.ranks > self.gpus_per_node and self.processes_per_node < self.gpus_per_node:
+            found.append(
+                f"{self.ranks} ranks are not whole nodes of {self.gpus_per_node} GPUs: "
+                f"{plural(self.nodes, 'node')} of {self.processes_per_node} GPUs are written"
+            )
+        if self.setting.optimizer_shards not in (1, self.data_parallel_degree):
+            found.append(
+                f"the plan shares the optimizer's state among {self.setting.optimizer_shards} replicas; runtimes do so "
+                f"among all {self.data_parallel_degree}, which takes less memory"
+            )
+        return tuple(found)
+
+
+def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int) -> Job:
+    """Raises UsageError for a schedule that the runtime has not got, and InvalidPlan with every rule that is broken."""
+    runtime.require_schedule(schedule.name)
+    violations = [*partition_violations(instance, plan), *order_violations(instance, plan)]
+    for number, stage in enumerate(plan.stages, start=1):
+        violations += chosen_tmpcs(instance, stage, number)[1]
+    violations += SameDegrees().violations(instance, plan)
+    if not violations:
+        violations += _job_violations(instance, plan, schedule, runtime, gpus_per_node)
+    if violations:
+        raise InvalidPlan(violations)
+    return Job(instance, plan, schedule, runtime, gpus_per_node)
+
+
+def _job_violations(
+    instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int
+) -> Iterator[str]:
+    if len(plan.stages) % schedule.v:
+        yield f"{len(plan.stages)} stages are no multiple of the schedule's {schedule.v} chunks a rank"
+        return
+    stage = plan.stages[0]
+    d, devices = stage.data_parallel_degree, plan.devices // schedule.v
+    if instance.microbatches % d:
+        yield f"data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
+    if devices > instance.devices:
+        yield f"the plan uses {devices} devices, {instance.devices} are there"
+    constraints = runtime.constraints(instance, schedule.name, gpus_per_node)
+    kept: list[Constraint] = [x for x in constraints if isinstance(x, (TensorParallelDegrees, FilledPipeline))]
+    for constraint in kept:
+        yield from dict.fromkeys(constraint.violations(instance, plan.by_rank(schedule)))
+    if schedule.v > 1 and len(plan.stages) == schedule.v:
+        yield f"{schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
+    yield from replace(runtime.setting, by_layer=True).violations(instance, plan)

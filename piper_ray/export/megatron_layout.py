@@ -1,0 +1,156 @@
+"""Megatron's layout strings (``Et*2|(t*2|)*34,t*3|(t*2|)*3,tL``): E embedding, t transformer layer, L loss, | border.
+
+Read as megatron-core 0.16 reads them, and told where they are wrong; each stage as a text such as ``Ett``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from piper_ray.model import limits
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.runtimes.pieces import ModelPieces, pieces_of
+
+EMBEDDING, BLOCK, LOSS, MTP = "E", "t", "L", "m"
+_PIECES = EMBEDDING + BLOCK + LOSS + MTP
+_BORDER = "|"
+
+
+def parse_layout(text: str) -> tuple[str, ...]:
+    """The stages, front to back. Raises UsageError that names the place of what is wrong."""
+    unrolled = _Reader(text).sequence(inside=False)
+    return tuple(unrolled.split(_BORDER))
+
+
+class _Reader:
+    """Characters one after the other; commas count for nothing."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def sequence(self, *, inside: bool) -> str:
+        """Up to the end, or to the closing parenthesis."""
+        found: list[str] = []
+        length = 0
+        start = self._at
+        while (character := self._next()) is not None:
+            if character == ")":
+                if not inside:
+                    raise self._fault("closes no parenthesis")
+                if not length:
+                    raise self._fault("closes an empty group")
+                return "".join(found)
+            if character == "(":
+                if inside:
+                    raise self._fault("opens a group within a group, which Megatron does not read")
+                part = self.sequence(inside=True)
+                count = self._count()
+                if count is None:
+                    raise self._fault("ends a group that is not repeated; expected )*n")
+                if self._peek() == "*":
+                    raise self._fault("ends a group that is repeated twice")
+                part *= self._bounded(count, len(part), length)
+            elif character in _PIECES or character == _BORDER:
+                count = self._count()
+                part = character * self._bounded(1 if count is None else count, 1, length)
+            else:
+                known = ", ".join(_PIECES + _BORDER)
+                raise self._fault(f"is {character!r}; expected one of {known}, *n after one of them, or (...)*n")
+            found.append(part)
+            length += len(part)
+        if inside:
+            self._at = start
+            raise self._fault("opens a group that is not closed")
+        return "".join(found)
+
+    def _peek(self) -> str | None:
+        while self._at < len(self._text) and self._text[self._at] == ",":
+            self._at += 1
+        return self._text[self._at] if self._at < len(self._text) else None
+
+    def _next(self) -> str | None:
+        character = self._peek()
+        self._at += character is not None
+        return character
+
+    def _count(self) -> int | None:
+        """Of a ``*n`` that follows; None without."""
+        if self._peek() != "*":
+            return None
+        self._at += 1
+        digits = ""
+        while (character := self._peek()) is not None and character in "0123456789":
+            digits += character
+            self._at += 1
+        if not digits:
+            raise self._fault("is not followed by a number")
+        return int(digits[:20])
+
+    def _bounded(self, count: int, size: int, length: int) -> int:
+        if length + count * size > 2 * limits.LAYERS:
+            raise self._fault(f"repeats to more than {limits.LAYERS:,} layers")
+        return count
+
+    def _fault(self, what: str) -> UsageError:
+        return UsageError(f"layout {_shown(self._text)}: character {self._at} {what}")
+
+
+def check_layout(stages: tuple[str, ...], text: str, blocks: int, ranks: int) -> None:
+    """What Megatron asks of the stages besides, for a model of so many blocks. Raises UsageError with the stage."""
+    where = f"layout {_shown(text)}"
+    if len(stages) % ranks:
+        raise UsageError(f"{where}: {len(stages)} stages are no multiple of {ranks} pipeline ranks")
+    flat = "".join(stages)
+    if MTP in flat:
+        stage = next(number for number, one in enumerate(stages, start=1) if MTP in one)
+        raise UsageError(f"{where}: stage {stage} holds a multi-token-prediction layer (m), which plans do not know")
+    for piece, what, place, wanted in (
+        (EMBEDDING, "embedding (E)", 0, "first"),
+        (LOSS, "loss layer (L)", len(flat) - 1, "last"),
+    ):
+        count = flat.count(piece)
+        if count != 1:
+            raise UsageError(f"{where}: {count} times the {what}; expected it once")
+        if flat[place] != piece:
+            stage = next(number for number, one in enumerate(stages, start=1) if piece in one)
+            raise UsageError(f"{where}: the {what} stands in stage {stage} and is not the {wanted} of all")
+    if flat.count(BLOCK) != blocks:
+        raise UsageError(f"{where}: {flat.count(BLOCK)} transformer layers (t); the model has {blocks}")
+
+
+def layout_text(stages: tuple[str, ...]) -> str:
+    """The short form: repeated layers as ``t*3``, repeated stages as ``(t*2|)*4``."""
+    runs = [(stage, len(list(same))) for stage, same in groupby(stages[:-1])]
+    parts = []
+    for stage, count in runs:
+        short = _stage_text(stage)
+        parts.append(f"({short}|)*{count}," if count > 1 else f"{short}|")
+    return "".join(parts) + _stage_text(stages[-1])
+
+
+def stage_letters(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """A text for each stage, from its pieces."""
+    ends = {0: EMBEDDING, pieces.blocks + 1: LOSS}
+    return tuple("".join(ends.get(piece, BLOCK) for piece in stage) for stage in stages)
+
+
+def plan_layout(instance: Instance, plan: Plan) -> str | None:
+    """The short form for people; None for a model or a plan that the letters cannot name."""
+    try:
+        pieces = pieces_of(instance)
+        return layout_text(stage_letters(pieces, pieces.of_stages(plan)))
+    except UsageError:
+        return None
+
+
+def _stage_text(stage: str) -> str:
+    runs = [(piece, len(list(same))) for piece, same in groupby(stage)]
+    return "".join(piece if count == 1 else f"{piece}*{count}" for piece, count in runs)
+
+
+def _shown(text: str) -> str:
+    return f'"{text}"' if len(text) <= 80 else f'"{text[:77]}..."'

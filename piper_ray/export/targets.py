@@ -1,0 +1,104 @@
+"""The forms that a plan can be written in, and the runtime of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from io import StringIO
+
+from piper_ray.export.deepspeed import export_deepspeed
+from piper_ray.export.files import Export
+from piper_ray.export.flagscale import export_flagscale
+from piper_ray.export.generic import export_yaml
+from piper_ray.export.job import Job, make_job
+from piper_ray.export.megatron import export_bridge, export_megatron
+from piper_ray.export.torch_pipelining import export_torch
+from piper_ray.export.torchtitan import export_torchtitan
+from piper_ray.model.figures import plural
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import OneSetting
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.ranks import rank_lines, rank_places
+from piper_ray.runtimes.runtime import Runtime, RuntimeName
+
+
+class Target(str, Enum):
+    """As ``export --to`` knows them."""
+
+    MEGATRON = "megatron"
+    MEGATRON_BRIDGE = "megatron-bridge"
+    TORCHTITAN = "torchtitan"
+    TORCH = "torch"
+    DEEPSPEED = "deepspeed"
+    FLAGSCALE = "flagscale"
+    YAML = "yaml"
+
+
+_ANY_RUNTIME = Runtime(
+    RuntimeName.TORCH,
+    "a launcher of your own",
+    tuple(ScheduleName),
+    OneSetting(by_layer=True, offload=True),
+    blocks=False,
+)
+"""What any runtime may run: one d and one t, and layers in order."""
+
+_WRITERS: dict[Target, tuple[Runtime, Callable[[Job], Export]]] = {
+    Target.MEGATRON: (RUNTIMES[RuntimeName.MEGATRON], export_megatron),
+    Target.MEGATRON_BRIDGE: (RUNTIMES[RuntimeName.MEGATRON], export_bridge),
+    Target.TORCHTITAN: (RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan),
+    Target.TORCH: (RUNTIMES[RuntimeName.TORCH], export_torch),
+    Target.DEEPSPEED: (RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
+    Target.FLAGSCALE: (RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale),
+    Target.YAML: (_ANY_RUNTIME, export_yaml),
+}
+
+
+def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Target, gpus_per_node: int) -> Export:
+    """The plan in a target's form, with ``README.md`` and ``ranks.csv`` beside it.
+
+    Raises UsageError for what the form cannot hold, by name, and InvalidPlan for a plan that the runtime cannot run.
+    """
+    runtime, write = _WRITERS[target]
+    job = make_job(instance, plan, schedule, runtime, gpus_per_node)
+    found = write(job)
+    readme = _readme(job, target, found)
+    return Export({**found.files, "ranks.csv": _ranks_csv(job), "README.md": readme}, found.command, found.notes)
+
+
+def _ranks_csv(job: Job) -> str:
+    lines = StringIO()
+    lines.write("rank,node,local_rank,pipeline_rank,stages,replica,shard\n")
+    for place in rank_places(job.plan, job.schedule, job.processes_per_node):
+        stages = " ".join(map(str, place.stages))
+        lines.write(f"{place.rank},{place.node},{place.local_rank},{place.pipeline_rank},{stages},")
+        lines.write(f"{place.replica},{place.shard}\n")
+    return lines.getvalue()
+
+
+def _readme(job: Job, target: Target, export: Export) -> str:
+    d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
+    summary = (
+        f"{plural(job.ranks, 'rank')} on {plural(job.nodes, 'node')}: tensor parallelism {t}, data parallelism {d}, "
+        f"{plural(p, 'pipeline rank')}, {job.schedule.text}; global batch {job.global_batch_samples}, "
+        f"{job.microbatches} microbatches of {plural(job.microbatch_samples, 'sample')} for each replica."
+    )
+    lines = [
+        f"# {job.instance.name or 'A plan'} for {target.value}",
+        "",
+        summary,
+        "",
+        "```",
+        export.command,
+        "```",
+        "",
+        *([] if not export.notes else ["What the form does not hold, or was assumed:", ""]),
+        *(f"- {note}" for note in export.notes),
+        *([""] if export.notes else []),
+        f"Ranks, in the order {job.runtime.rank_order} (each one in `ranks.csv`, stages from 0 there):",
+        "",
+        *(f"- {line}" for line in rank_lines(job.plan, job.schedule, job.processes_per_node)),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,114 @@
+"""torchtitan's configuration: ``torchtitan.json`` says what the plan decides, ``piper_plan.py`` sets it in a config."""
+
+from __future__ import annotations
+
+from piper_ray.export.actions import ONE_STAGE, TORCH_NAMES, actions_csv
+from piper_ray.export.files import Export, json_text
+from piper_ray.export.job import Job
+from piper_ray.export.torchtitan_modules import module_names
+from piper_ray.model.errors import UsageError
+from piper_ray.model.settings import Recomputation
+
+_CONFIG = '''"""torchtitan's config of the plan: --module piper_plan --config planned, with this folder on PYTHONPATH.
+
+PIPER_BASE names the model's own config function, such as torchtitan.models.llama3.config_registry:llama3_70b.
+"""
+
+import importlib
+import json
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def apply(config):
+    """Sets in a torchtitan config what the plan decides; returns the same object."""
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+    decided = json.loads((FOLDER / "torchtitan.json").read_text())
+    for section in ("parallelism", "training"):
+        for name, value in decided[section].items():
+            if name == "pipeline_parallel_schedule_csv" and value:
+                value = str(FOLDER / value)
+            setattr(getattr(config, section), name, value)
+    policies = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
+    config.activation_checkpoint = policies[decided["activation_checkpoint"]]()
+    return config
+
+
+def planned():
+    """The model's own config with the plan."""
+    module, _, function = os.environ["PIPER_BASE"].partition(":")
+    return apply(getattr(importlib.import_module(module), function)())
+'''
+
+
+def titan_document(job: Job) -> dict[str, object]:
+    """The fields of torchtitan 0.3's config that the plan decides. Raises UsageError for what it has no field for."""
+    if job.recomputation is None:
+        raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
+    d, shards, p = job.data_parallel_degree, job.setting.optimizer_shards, job.pipeline_ranks
+    if shards > 1 and d % shards:
+        raise UsageError(
+            f"torchtitan shards in groups of replicas; the plan's {shards} shards do not divide its {d} replicas"
+        )
+    samples = job.microbatch_samples
+    parallelism: dict[str, object] = {
+        "pipeline_parallel_degree": p,
+        "data_parallel_replicate_degree": d // shards,
+        "data_parallel_shard_degree": shards,
+        "tensor_parallel_degree": job.tensor_parallel_degree,
+        "enable_sequence_parallel": job.setting.sequence_parallel,
+        "context_parallel_degree": 1,
+    }
+    if shards > 1:
+        parallelism["fsdp_reshard_after_forward"] = "never"
+    if p > 1:
+        parallelism |= {
+            "pipeline_parallel_schedule": TORCH_NAMES[job.schedule.name],
+            "pipeline_parallel_microbatch_size": samples,
+            "module_fqns_per_model_part": module_names(job.pieces, job.pieces_of_stages),
+        }
+        if job.schedule.name not in ONE_STAGE:
+            parallelism["pipeline_parallel_schedule_csv"] = "schedule.csv"
+    training: dict[str, object] = {
+        "local_batch_size": samples * (job.microbatches if p > 1 else 1),
+        "global_batch_size": job.global_batch_samples,
+    }
+    if job.instance.batch.tokens_per_sample is not None:
+        training["seq_len"] = job.instance.batch.tokens_per_sample
+    return {
+        "parallelism": parallelism,
+        "training": training,
+        "activation_checkpoint": job.recomputation.value,
+    }
+
+
+def export_torchtitan(job: Job) -> Export:
+    """The files and how they are used."""
+    document = titan_document(job)
+    files = {"torchtitan.json": json_text(document), "piper_plan.py": _CONFIG}
+    if job.pipeline_ranks > 1 and job.schedule.name not in ONE_STAGE:
+        files["schedule.csv"] = actions_csv(job)
+    command = (
+        "PYTHONPATH=. PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG torchrun "
+        f"--nnodes {job.nodes} --nproc-per-node {job.processes_per_node} -m torchtitan.train "
+        "--module piper_plan --config planned"
+    )
+    return Export(files, command, (*_notes(job), *job.notes))
+
+
+def _notes(job: Job) -> list[str]:
+    found = []
+    if job.setting.optimizer_shards > 1:
+        found.append(
+            "the plan shards the optimizer's state alone (ZeRO-1); torchtitan's data_parallel_shard_degree shards "
+            "weights and gradients too, which takes less memory and other messages"
+        )
+    if job.recomputation is Recomputation.SELECTIVE:
+        found.append(
+            "selective recomputation: torchtitan's SelectiveAC keeps attention and every second product, and makes the "
+            "rest again; the plan's estimate makes norms and activation functions again"
+        )
+    return found

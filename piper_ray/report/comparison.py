@@ -1,0 +1,181 @@
+"""Plans of one workload side by side: what a step of each takes, and what makes the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from piper_ray.export.megatron_layout import plan_layout
+from piper_ray.model.figures import printable, size_text, time_text
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.settings import setting_of
+from piper_ray.simulate.result import Simulation
+
+_MATTERS = 0.1
+"""Of the whole difference: a part that makes less of it is left out."""
+
+_EQUAL = 1e-6
+"""Relative. Steps that differ by no more take the same."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Where the time of a step goes: they add up to it. Each in s, of a rank.
+
+    compute_s, communication_s: on average over all devices. uneven_s: what the busiest rank is busy beyond the average.
+    drain_s: what is left when the busiest rank has nothing to do.
+    """
+
+    compute_s: float
+    communication_s: float
+    uneven_s: float
+    drain_s: float
+
+
+def parts_of(simulation: Simulation) -> StepParts:
+    """Of a simulated step; of an asynchronous one in the long run."""
+    length_s = simulation.window_s[1] - simulation.window_s[0]
+    scale = simulation.step_s / length_s if length_s > 0 else 0.0
+    devices = sum(rank.devices for rank in simulation.ranks)
+    compute_s = scale * sum(rank.compute_s * rank.devices for rank in simulation.ranks) / devices
+    communication_s = scale * sum(rank.communication_s * rank.devices for rank in simulation.ranks) / devices
+    busiest_s = scale * max(rank.compute_s + rank.communication_s for rank in simulation.ranks)
+    return StepParts(compute_s, communication_s, busiest_s - compute_s - communication_s, simulation.step_s - busiest_s)
+
+
+_WORDS = {
+    "compute_s": ("less work for each device", "more work for each device"),
+    "communication_s": ("fewer transfers and sums of gradients", "more transfers and sums of gradients"),
+    "uneven_s": ("ranks that are more even", "ranks that are less even"),
+    "drain_s": ("less filling and draining", "more filling and draining"),
+}
+
+
+@dataclass(frozen=True)
+class ComparedPlan:
+    """name: for people."""
+
+    name: str
+    plan: Plan
+    simulation: Simulation
+
+    @property
+    def fits(self) -> bool:
+        """Whether it keeps within the devices' memory."""
+        return not self.simulation.memory_violations
+
+    @property
+    def devices(self) -> int:
+        """That it uses."""
+        return self.plan.by_rank(self.simulation.schedule).devices
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest rank."""
+        return max(rank.peak_memory_bytes for rank in self.simulation.ranks)
+
+    @property
+    def shape_text(self) -> str:
+        """``p=8 v=5 d=2 t=4``."""
+        ranks = len(self.plan.stages) // self.simulation.schedule.v
+        chunks = f" v={self.simulation.schedule.v}" if self.simulation.schedule.v > 1 else ""
+        degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in self.plan.stages}
+        if len(degrees) > 1:
+            return f"p={ranks}{chunks} d x t: {self.plan.degrees_text}"
+        d, t = degrees.pop()
+        return f"p={ranks}{chunks} d={d} t={t}"
+
+    def ids_text(self, instance: Instance) -> str:
+        """Configurations of the layers that have a choice of recomputation; of all, where none has."""
+        every, free = set(), set()
+        for stage in self.plan.stages:
+            for layer in stage.layers:
+                row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+                every.add(stage.tmpc_ids[layer])
+                if len({setting_of(tmpc).recomputation for tmpc in row}) > 1:
+                    free.add(stage.tmpc_ids[layer])
+        return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
+
+
+def reasons(slower: Simulation, faster: Simulation) -> list[str]:
+    """Why the one is faster, as phrases with seconds, the largest part first."""
+    one, other = parts_of(slower), parts_of(faster)
+    gain_s = slower.step_s - faster.step_s
+    if gain_s <= _EQUAL * slower.step_s:
+        return []
+    parts = sorted(((getattr(one, name) - getattr(other, name), name) for name in _WORDS), reverse=True)
+    found = [f"{_WORDS[name][0]} ({time_text(part_s)})" for part_s, name in parts if part_s >= _MATTERS * gain_s]
+    lost = [f"{_WORDS[name][1]} ({time_text(-part_s)})" for part_s, name in parts if part_s <= -_MATTERS * gain_s]
+    return [*found, *(f"in spite of {text}" for text in reversed(lost))]
+
+
+def verdict(plans: Sequence[ComparedPlan]) -> str:
+    """``yours 10.2 s a step, best 9.4 s, because ...``: the first plan against the fastest one that fits."""
+    yours = plans[0]
+    fitting = [one for one in plans if one.fits]
+    if not fitting:
+        return "none of these plans fits into the devices' memory"
+    best = min(fitting, key=lambda one: one.simulation.step_s)
+    step = time_text(yours.simulation.step_s)
+    if not yours.fits:
+        return f"{yours.name} does not fit into memory; best of the others {best.name}: {_step(best)}"
+    if best is yours or yours.simulation.step_s <= best.simulation.step_s * (1.0 + _EQUAL):
+        return f"{yours.name} is the best of these: {step} a step"
+    slower = 100.0 * (yours.simulation.step_s / best.simulation.step_s - 1.0)
+    because = ", ".join(reasons(yours.simulation, best.simulation))
+    return (
+        f"{yours.name} {step} a step, best {_step(best)} ({best.name}, {slower:.2g} % less time), because of {because}"
+    )
+
+
+def _step(one: ComparedPlan) -> str:
+    return time_text(one.simulation.step_s)
+
+
+def print_comparison(console: Console, instance: Instance, plans: Sequence[ComparedPlan]) -> None:
+    """A table, the layouts below it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("plan", "step", "schedule", "shape", "layers run as"):
+        table.add_column(column)
+    for column in ("devices", "bubble", "uneven", "peak memory"):
+        table.add_column(column, justify="right")
+    for one in plans:
+        parts, step_s = parts_of(one.simulation), one.simulation.step_s
+        table.add_row(
+            one.name,
+            _step(one),
+            one.simulation.schedule.name.value,
+            one.shape_text,
+            one.ids_text(instance),
+            f"{one.devices:,}",
+            f"{100.0 * one.simulation.bubble_share:.1f} %",
+            f"{100.0 * parts.uneven_s / step_s:.1f} %",
+            size_text(one.peak_bytes) + ("" if one.fits else ": too much"),
+        )
+    console.print(table)
+    layouts = [(one.name, plan_layout(instance, one.plan)) for one in plans]
+    for name, layout in layouts:
+        if layout is not None:
+            console.print(f"{name}: {layout}", soft_wrap=True, markup=False, highlight=False)
+
+
+def comparison_document(instance: Instance, plans: Sequence[ComparedPlan]) -> list[dict[str, object]]:
+    """For each plan its figures, in s and bytes."""
+    return [
+        {
+            "name": one.name,
+            "step_s": one.simulation.step_s,
+            **one.simulation.schedule.to_dict(),
+            "devices": one.devices,
+            "fits": one.fits,
+            "peak_memory_bytes": one.peak_bytes,
+            "bubble_share": one.simulation.bubble_share,
+            "parts": vars(parts_of(one.simulation)),
+            "layout": plan_layout(instance, one.plan),
+        }
+        for one in plans
+    ]

@@ -1,0 +1,193 @@
+"""What the ranks of a run are to do: a plan that torch can run, as plain data that goes to each of them as JSON."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.plain import as_tuple, convert_fields
+from piper_ray.model.schedule import Schedule
+from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.workloads.formats.planned import Planned
+
+
+class Replicas(str, Enum):
+    """How the replicas of a stage share their work: torch's DistributedDataParallel, or its fully_shard."""
+
+    DDP = "ddp"
+    FULLY_SHARD = "fully-shard"
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """path: of its module; call: of that module's calls in a forward pass, from 0."""
+
+    path: str
+    call: int
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
+
+    model, arguments: of the factory; inputs: as ``profile`` takes them. warm_up: steps before the ``steps`` measured.
+    """
+
+    model: str
+    arguments: Mapping[str, object]
+    inputs: tuple[str, ...]
+    stages: tuple[tuple[LayerJob, ...], ...]
+    schedule: Schedule
+    replicas: int
+    microbatches: int
+    microbatch: int
+    device: str
+    sharing: Replicas
+    steps: int
+    warm_up: int
+
+    def __post_init__(self) -> None:
+        convert_fields(self, as_tuple, "inputs", "stages")
+
+    @property
+    def places(self) -> int:
+        """p: ranks of one pipeline."""
+        return len(self.stages) // self.schedule.v
+
+    @property
+    def ranks(self) -> int:
+        """p d: rank r d + i is replica i of place r."""
+        return self.places * self.replicas
+
+    @property
+    def microbatches_of_replica(self) -> int:
+        """m: replica i runs microbatches i, i + d, i + 2d and so on."""
+        return self.microbatches // self.replicas
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """What a rank holds, by chunk."""
+        return self.schedule.stages_of_rank(rank // self.replicas, self.places)
+
+    def name_of(self, rank: int) -> str:
+        """``rank 1 (stage 2, replica 1)``."""
+        stages = self.stages_of(rank)
+        text = f"rank {rank} (stage{'s' if len(stages) > 1 else ''} {', '.join(str(stage + 1) for stage in stages)}"
+        return f"{text}, replica {rank % self.replicas})" if self.replicas > 1 else f"{text})"
+
+    def to_json(self) -> str:
+        """What ``from_json`` reads."""
+        texts = {"arguments": repr(dict(self.arguments))}  # tuples stay tuples
+        return json.dumps(dataclasses.asdict(self) | texts)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """What ``to_json`` wrote."""
+        read: dict[str, Any] = json.loads(text)
+        return cls(
+            **read
+            | {
+                "arguments": ast.literal_eval(read["arguments"]),
+                "stages": tuple(tuple(LayerJob(**layer) for layer in stage) for stage in read["stages"]),
+                "schedule": Schedule(**read["schedule"]),
+                "sharing": Replicas(read["sharing"]),
+            }
+        )
+
+
+def pass_lists(job: Job) -> list[list[tuple[ActionKind, int, int]]]:
+    """For each place its passes in order: kind, stage, microbatch of the replica's own.
+
+    Raises UsageError where the schedule cannot run so many microbatches on so many ranks.
+    """
+    found = []
+    for place, actions in enumerate(flush_lists(job.schedule, job.places, job.microbatches_of_replica)):
+        stages = job.schedule.stages_of_rank(place, job.places)
+        found.append([(ActionKind(kind), stages[chunk], k) for kind, chunk, k in actions.tolist()])
+    return found
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """How a plan is run. microbatches, microbatch: in place of the plan's own.
+
+    model, arguments, inputs, device, sharing, steps, warm_up: see ``Job``.
+    """
+
+    model: str
+    arguments: Mapping[str, object]
+    inputs: tuple[str, ...]
+    microbatches: int | None
+    microbatch: int | None
+    device: str
+    sharing: Replicas
+    steps: int
+    warm_up: int
+
+
+def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
+    """Raises UsageError for a plan that torch's pipelines cannot run, with the reason."""
+    microbatches = options.microbatches or plan.microbatches
+    microbatch = options.microbatch or plan.samples_per_microbatch
+    if microbatches is None:
+        raise UsageError("the plan does not say how many microbatches a batch has; expected --microbatches N")
+    if microbatch is None:
+        raise UsageError("the plan does not say how many samples a microbatch has; expected --microbatch SAMPLES")
+    if schedule.asynchronous:
+        raise UsageError(
+            f"schedule {schedule.name.value} never drains, and torch has no such schedule; expected a plan for one "
+            "that flushes each batch (solve --schedule 1f1b), or --schedule 1f1b to run this one so"
+        )
+    for number, stage in enumerate(plan.stages, start=1):
+        if stage.tensor_parallel_degree > 1:
+            raise UsageError(
+                f"stage {number} has tensor-parallel degree {stage.tensor_parallel_degree}: run cuts models at layers, "
+                "and cannot divide a layer; expected a plan with t = 1 (solve --no-tensor-parallel)"
+            )
+    degrees = [stage.data_parallel_degree for stage in plan.stages]
+    if len(set(degrees)) > 1:
+        raise UsageError(
+            f"the stages have data-parallel degrees {', '.join(map(str, degrees))}: torch's pipelines have one for all "
+            "stages; expected a plan with one (solve --same-degrees, or a schedule with a flush)"
+        )
+    if microbatches % degrees[0]:
+        raise UsageError(f"{microbatches} microbatches cannot be shared by {degrees[0]} replicas; expected a multiple")
+    if len(plan.stages) % schedule.v:
+        raise UsageError(
+            f"schedule {schedule.name.value} puts {schedule.v} stages on each rank; the plan has {len(plan.stages)}, "
+            f"which {schedule.v} does not divide"
+        )
+    job = Job(
+        model=options.model,
+        arguments=options.arguments,
+        inputs=options.inputs,
+        stages=_layers(plan),
+        schedule=schedule,
+        replicas=degrees[0],
+        microbatches=microbatches,
+        microbatch=microbatch,
+        device=options.device,
+        sharing=options.sharing,
+        steps=options.steps,
+        warm_up=options.warm_up,
+    )
+    pass_lists(job)  # raises where there is none
+    return job
+
+
+def _layers(plan: Planned) -> tuple[tuple[LayerJob, ...], ...]:
+    """Those of each stage. Layers of one module are its calls, in the order of their ids."""
+    calls: dict[str, list[int]] = defaultdict(list)
+    for layer in sorted((layer for stage in plan.stages for layer in stage.layers), key=lambda layer: layer.id):
+        calls[layer.path].append(layer.id)
+    return tuple(
+        tuple(LayerJob(layer.path, calls[layer.path].index(layer.id), layer.recompute) for layer in stage.layers)
+        for stage in plan.stages
+    )

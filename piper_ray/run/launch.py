@@ -1,0 +1,163 @@
+"""Starts the ranks of a job as processes here, and ends them all when one is lost or the end is wished for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from piper_ray.model.errors import ClusterError, PiperRayError
+from piper_ray.model.stop import Stop
+from piper_ray.run.job import Job
+from piper_ray.run.outcome import Failure, run_from_json
+from piper_ray.run.result import Run
+
+_POLL_S = 0.05
+_CAUSE_WITHIN_S = 1.0
+"""Where a rank has lost the others, the one that was first at fault shows so soon."""
+
+_LOG_LINES = 12
+_THREADS, _GLOO, _NCCL = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+Advanced = Callable[[int, int], None]
+"""Steps done and steps in all, the first and the warm-up among them; 0 done until the ranks have found each other."""
+
+
+def launch(job: Job, advanced: Advanced, stop: Stop[Any]) -> Run:
+    """Runs the job on this machine's loopback. Raises what the first rank at fault says, or StopSearch."""
+    with tempfile.TemporaryDirectory(prefix="piper-ray-run-") as text:
+        folder = Path(text)
+        (folder / "job.json").write_text(job.to_json())
+        with _processes(job, folder, stop) as processes:
+            _watch(job, folder, processes, advanced, stop)
+        try:
+            return run_from_json((folder / "run.json").read_text())
+        except FileNotFoundError:
+            raise ClusterError(f"{job.name_of(0)} ended without a result") from None
+
+
+@contextlib.contextmanager
+def _processes(job: Job, folder: Path, stop: Stop[Any]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One for each rank, none of which outlives the context."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def end() -> None:
+        for process in processes:
+            _kill(process)
+
+    with stop.ending(end):
+        try:
+            for rank in range(job.ranks):
+                with (folder / f"log-{rank}").open("wb") as log:
+                    processes.append(
+                        subprocess.Popen(
+                            [sys.executable, "-m", "piper_ray.run.rank", str(folder)],
+                            stdin=subprocess.PIPE,  # it closes with this process, and the rank ends with it
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            env=_environment(job, rank, folder),
+                            start_new_session=True,
+                        )
+                    )
+            yield processes
+        finally:
+            end()
+            for process in processes:
+                process.wait()
+                assert process.stdin is not None
+                process.stdin.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With whatever it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment(job: Job, rank: int, folder: Path) -> Mapping[str, str]:
+    """As torchrun's, and the cores shared out."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    threads = max(1, (os.cpu_count() or 1) // job.ranks)
+    return {
+        _THREADS: str(threads),
+        _GLOO: loopback,
+        _NCCL: loopback,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(job.ranks),
+        "PIPER_RAY_RENDEZVOUS": str(folder / "rendezvous"),
+    }
+
+
+def _watch(
+    job: Job, folder: Path, processes: list[subprocess.Popen[bytes]], advanced: Advanced, stop: Stop[Any]
+) -> None:
+    """Until all have ended well. Raises the error of the one at fault."""
+    steps = 1 + job.warm_up + job.steps
+    told = -1
+    while True:
+        stop.check()
+        codes = [process.poll() for process in processes]
+        if any(code not in (None, 0) for code in codes):
+            raise _at_fault(job, folder, processes)
+        if all(code == 0 for code in codes):
+            return
+        done = _progress(folder)
+        if done > told:
+            advanced(done, steps)
+            told = done
+        time.sleep(_POLL_S)
+
+
+def _progress(folder: Path) -> int:
+    with contextlib.suppress(FileNotFoundError, ValueError):  # not written yet, or not wholly
+        return int((folder / "progress").read_text())
+    return 0
+
+
+def _at_fault(job: Job, folder: Path, processes: list[subprocess.Popen[bytes]]) -> PiperRayError:
+    """What the rank says, or its end does, that was first at fault: not one that has merely lost it."""
+    due_s = time.monotonic() + _CAUSE_WITHIN_S
+    while True:
+        ended = {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
+        failures = {rank: failure for rank in ended if (failure := _failure(folder, rank)) is not None}
+        for rank, code in ended.items():
+            if code < 0:
+                return ClusterError(f"{job.name_of(rank)} was ended by {_signal_text(code)}{_log_text(folder, rank)}")
+        for rank, code in ended.items():
+            if rank not in failures:
+                what = f"{job.name_of(rank)} ended with exit code {code}"
+                return ClusterError(f"{what}{_log_text(folder, rank)}")
+        for failure in failures.values():
+            if failure.own:
+                return failure.error()
+        if time.monotonic() > due_s:
+            return next(iter(failures.values())).error()
+        time.sleep(_POLL_S)
+
+
+def _failure(folder: Path, rank: int) -> Failure | None:
+    with contextlib.suppress(FileNotFoundError):
+        return Failure.from_dict(json.loads((folder / f"error-{rank}.json").read_text()))
+    return None
+
+
+def _signal_text(code: int) -> str:
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"{name} (is there too little memory?)" if name == "SIGKILL" else name
+
+
+def _log_text(folder: Path, rank: int) -> str:
+    """The end of what the rank wrote."""
+    lines = (folder / f"log-{rank}").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,121 @@
+"""From what a user gives to what the ranks are to do, and to the promise that they are held against."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.step import StepTerms
+from piper_ray.run.job import Job, JobOptions, Replicas, job_of
+from piper_ray.run.result import Run
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import simulate
+from piper_ray.workloads.formats.load import instance_of, load_plan, plan_claims, planned
+
+if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
+    from piper_ray.workloads.formats.load import Source
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """step_s: of a batch; None: nobody says. simulation: where the plan's instance is at hand."""
+
+    step_s: float | None
+    simulation: Simulation | None
+
+    def given_to(self, run: Run) -> Run:
+        """The run with the promise beside it."""
+        return replace(run, promised_s=self.step_s, simulation=self.simulation)
+
+
+def prepared(
+    model: str,
+    plan: Plan | Source,
+    instance: Instance | Source | None,
+    *,
+    schedule: Schedule | ScheduleName | str | None,
+    steps: int,
+    warm_up: int,
+    device: str,
+    sharing: str,
+    microbatches: int | None,
+    microbatch: int | None,
+    arguments_of_model: Mapping[str, object],
+    inputs: Iterable[str],
+) -> tuple[Job, Promise]:
+    """See ``run``; nothing is started. Raises UsageError, InputError and InvalidPlan."""
+    if find_spec("torch") is None:
+        raise UsageError("run needs PyTorch, which is not installed: pip install 'piper-ray[torch]'")
+    arguments.of_kind("model", model, str, "a factory, such as 'model.py:build'")
+    if device not in _DEVICES:
+        raise UsageError(f"device must be 'cpu' or 'cuda', not {arguments.shown(device)}")
+    if warm_up < 0:
+        raise UsageError(f"warm_up must be at least 0, not {warm_up}")
+    known = None if instance is None else _with_batch(instance_of(instance), microbatches)
+    document, terms, of_plan = _document(plan, known)
+    chosen = Schedule.first_of(schedule, of_plan, None if known is None else known.schedule)
+    options = JobOptions(
+        model=model,
+        arguments={key: _plain(key, value) for key, value in arguments_of_model.items()},
+        inputs=tuple(inputs),
+        microbatches=None if microbatches is None else arguments.positive("microbatches", microbatches),
+        microbatch=None if microbatch is None else arguments.positive("microbatch", microbatch),
+        device=device,
+        sharing=arguments.choice("sharing", sharing, Replicas),
+        steps=steps,
+        warm_up=warm_up,
+    )
+    read = planned(document)
+    job = job_of(read, chosen, options)
+    if known is not None:
+        made = plan if isinstance(plan, Plan) else load_plan(plan, known)
+        flush_terms = StepTerms() if chosen.asynchronous else terms
+        simulation = simulate(known, made, chosen, options=SimulationOptions.of(flush_terms))
+        return job, Promise(simulation.step_s, simulation)
+    as_planned = read.time_per_sample_s is not None and (job.microbatches, chosen) == (read.microbatches, of_plan)
+    return job, Promise(read.time_per_sample_s * job.microbatches if as_planned else None, None)  # type: ignore[operator]
+
+
+def _with_batch(instance: Instance, microbatches: int | None) -> Instance:
+    return instance if microbatches is None else instance.replace(microbatches=microbatches)
+
+
+def _document(plan: Plan | Source, instance: Instance | None) -> tuple[Source, StepTerms, Schedule | None]:
+    """The plan's document, complete where the instance is known; the terms of its step; its schedule."""
+    if isinstance(plan, Plan):
+        if instance is None:
+            raise UsageError("a Plan does not say which modules its layers are; expected its instance too")
+        return _complete(plan, instance), StepTerms(), None
+    if not isinstance(plan, (str, os.PathLike, Mapping)):
+        raise UsageError(f"plan must be a Plan, a path or a document, not {arguments.shown(plan)}")
+    claims = plan_claims(plan)
+    document = plan if instance is None else _complete(load_plan(plan, instance), instance)
+    return document, claims.step, claims.schedule
+
+
+def _complete(plan: Plan, instance: Instance) -> dict[str, object]:
+    from piper_ray.workloads.formats.plan_writer import plan_document
+
+    return plan_document(instance, plan, None)
+
+
+def _plain(key: str, value: object) -> object:
+    """Arguments of the factory travel to the ranks as texts."""
+    try:
+        if ast.literal_eval(repr(value)) == value:
+            return value
+    except (ValueError, SyntaxError):
+        pass
+    raise UsageError(f"argument {key} of the model: {arguments.shown(value)} is no number, text, or container of those")

@@ -1,0 +1,217 @@
+"""A traced model cut by a plan: what each stage runs, and which tensors cross its borders.
+
+A border carries all that is made in front of it and read behind it: what jumps over stages is handed on by each stage
+on the way, as torch's stages talk to their neighbours alone. The model's inputs need no border: every stage has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.node import map_aggregate
+from torch.utils.checkpoint import checkpoint
+
+from piper_ray.model.errors import Fault, InputError
+from piper_ray.run.job import Job, LayerJob
+from piper_ray.workloads.measure.graph import Source, TracedLayer, TracedModel
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Of one stage. layers: numbers of the traced layers, ascending; recompute: those that do.
+
+    received, sent: the tensors that cross its borders; the last stage sends the model's outputs.
+    """
+
+    layers: tuple[int, ...]
+    recompute: frozenset[int]
+    received: tuple[Source, ...]
+    sent: tuple[Source, ...]
+
+
+def cuts_of(spec: str, job: Job, traced: TracedModel) -> list[Cut]:
+    """Raises InputError where plan and model do not fit together, with each layer that does not."""
+    stage_of, recompute = _placed(spec, job, traced.layers)
+    outputs = _outputs(spec, traced)
+    readers = [(source, stage_of[number]) for number, layer in enumerate(traced.layers) for source in layer.sources]
+    readers += [(source, len(job.stages) - 1) for source in outputs]
+    _check_order(spec, traced.layers, stage_of)
+    _check_ties(spec, traced.layers, stage_of)
+    last: dict[Source, int] = {}
+    for source, stage in readers:
+        if source.layer is not None:
+            last[source] = max(last.get(source, 0), stage)
+    made = {source: stage_of[source.layer] for source in last if source.layer is not None}
+    order = sorted(last, key=lambda source: (source.layer, source.output))
+    cuts: list[Cut] = []
+    for stage in range(len(job.stages)):
+        crossing = [source for source in order if made[source] <= stage < last[source]]
+        cuts.append(
+            Cut(
+                layers=tuple(number for number in sorted(stage_of) if stage_of[number] == stage),
+                recompute=frozenset(recompute),
+                received=cuts[-1].sent if cuts else (),
+                sent=tuple(crossing) if stage < len(job.stages) - 1 else outputs,
+            )
+        )
+    return cuts
+
+
+def _placed(spec: str, job: Job, layers: Sequence[TracedLayer]) -> tuple[dict[int, int], set[int]]:
+    """For each traced layer its stage; and those that recompute."""
+    calls: dict[str, int] = {}
+    numbers: dict[tuple[str, int], int] = {}
+    for number, layer in enumerate(layers):
+        calls[layer.path] = calls.get(layer.path, -1) + 1
+        numbers[layer.path, calls[layer.path]] = number
+    stage_of: dict[int, int] = {}
+    recompute: set[int] = set()
+    faults = []
+    for stage, wanted in enumerate(job.stages):
+        for layer_job in wanted:
+            found = numbers.get((layer_job.path, layer_job.call))
+            if found is None:
+                faults.append(Fault(layer_job.path, _missing_text(layer_job, calls)))
+                continue
+            stage_of[found] = stage
+            if layer_job.recompute:
+                recompute.add(found)
+    faults += [
+        Fault(layer.path, "is in no stage of the plan; expected a plan of this model")
+        for number, layer in enumerate(layers)
+        if number not in stage_of and not faults
+    ]
+    if faults:
+        raise InputError(spec, faults)
+    return stage_of, recompute
+
+
+def _missing_text(layer: LayerJob, calls: Mapping[str, int]) -> str:
+    if layer.path not in calls:
+        return "is in the plan, and the forward pass calls no such module; expected a plan of this model"
+    return f"is in the plan {layer.call + 1} times, and called {calls[layer.path] + 1} times; expected its own plan"
+
+
+def _outputs(spec: str, traced: TracedModel) -> tuple[Source, ...]:
+    found = tuple(source for source in traced.outputs if source is not None)
+    if len(found) < len(traced.outputs):
+        what = "the model returns what no layer has computed, from its inputs alone; expected outputs of layers"
+        raise InputError(spec, [Fault("", what)])
+    return found
+
+
+def _check_order(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int, int]) -> None:
+    faults = [
+        Fault(
+            layer.path,
+            f"of stage {stage_of[number] + 1} reads what {layers[source.layer].path} of the later stage "
+            f"{stage_of[source.layer] + 1} makes; expected stages front to back",
+        )
+        for number, layer in enumerate(layers)
+        for source in layer.sources
+        if source.layer is not None and stage_of[source.layer] > stage_of[number]
+    ]
+    if faults:
+        raise InputError(spec, faults)
+
+
+def _check_ties(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int, int]) -> None:
+    """A parameter of several stages would be trained apart in each of them."""
+    first: dict[int, tuple[str, int]] = {}
+    faults = []
+    for number, layer in enumerate(layers):
+        for name, parameter in layer.module.named_parameters(remove_duplicate=False):
+            other, stage = first.setdefault(id(parameter), (name, stage_of[number]))
+            if stage != stage_of[number]:
+                what = f"belongs to stage {stage_of[number] + 1}, and as {other} to stage {stage + 1}"
+                faults.append(Fault(name, f"{what}; expected a plan that keeps it in one stage, or weights apart"))
+    if faults:
+        raise InputError(spec, faults)
+
+
+class StageModule(nn.Module):
+    """A stage: what it receives, and inputs of the model by name, become what it sends.
+
+    copied: numbers of the received tensors that layers write into. whole: a sent tensor is never a view, as torch
+    asks where the backward pass is split.
+    """
+
+    def __init__(self, cut: Cut, layers: Sequence[TracedLayer], *, whole: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers[number].module for number in cut.layers)
+        self.copied: frozenset[int] = frozenset()
+        self.whole = whole
+        self.cut = cut
+        self._sources = [layers[number].sources for number in cut.layers]
+
+    def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.run([_bordered(tensor, copied=i in self.copied) for i, tensor in enumerate(received)], inputs)
+
+    def run(self, received: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The pass itself: layers may write into what is received."""
+        there = dict(zip(self.cut.received, received, strict=True))
+        for number, module, sources in zip(self.cut.layers, self.layers, self._sources, strict=True):
+            given = [_found(source, there, inputs) for source in sources]
+            if number in self.cut.recompute:
+                outputs: Any = checkpoint(module, *given, use_reentrant=False)
+            else:
+                outputs = module(*given)
+            for index, output in enumerate(outputs):
+                there[Source(number, index)] = output
+        return tuple(self._sent(_found(source, there, inputs)) for source in self.cut.sent)
+
+    def on(self, device: torch.device) -> StageModule:
+        """On another device than that on which it was traced, whose name stands in the layers' graphs."""
+        if device.type != "cpu":
+            for layer in self.layers:
+                _move(layer, device)
+        return self.to(device)
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.whole and tensor._is_view():
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.contiguous()
+
+
+def input_name(number: int) -> str:
+    """The keyword by which stages get a tensor of the model's inputs."""
+    return f"input_{number}"
+
+
+def _found(source: Source, there: Mapping[Source, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return inputs[input_name(source.output)] if source.layer is None else there[source]
+
+
+def _move(layer: Any, device: torch.device) -> None:
+    def moved(argument: Any) -> Any:
+        return device if isinstance(argument, torch.device) else argument
+
+    for node in layer.graph.nodes:
+        node.args, node.kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
+        if node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            held = getattr(layer.get_submodule(owner), name)
+            if isinstance(held, torch.Tensor) and not isinstance(held, nn.Parameter):
+                setattr(layer.get_submodule(owner), name, held.to(device))
+    layer.recompile()
+
+
+class _Border(torch.autograd.Function):
+    """Where a stage begins. Nothing happens to the tensor; its gradient is sent, and so has to lie in one piece."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.contiguous()
+
+
+def _bordered(tensor: torch.Tensor, *, copied: bool) -> torch.Tensor:
+    passed: torch.Tensor = _Border.apply(tensor) if tensor.requires_grad else tensor
+    return passed.clone() if copied else passed

@@ -1,0 +1,56 @@
+"""A run as a trace in the simulator's form: measured tracks, and the promised one of each place right below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from piper_ray.run.result import Run
+from piper_ray.simulate.actions import ActionKind
+from piper_ray.simulate.trace import (
+    Event,
+    batch_event,
+    document,
+    pass_event,
+    simulation_events,
+    track_names,
+    write_document,
+)
+
+_PASSES = frozenset(kind.name for kind in ActionKind)
+
+
+def run_trace(run: Run) -> dict[str, object]:
+    """The shown step in Chrome's trace format, and the simulated one where there is a simulation: both begin at 0."""
+    replicas = run.job.replicas
+    events = list(_measured(run))
+    if run.simulation is not None:
+        tracks = [place * (replicas + 1) + replicas for place in range(run.job.places)]
+        events += simulation_events(run.simulation, tracks, "promised ")
+    facts: Event = {
+        "schedule": run.job.schedule.name.value,
+        "step_s": run.steps_s[run.shown],
+        "promised_s": run.promised_s,
+        "microbatches": run.job.microbatches,
+    }
+    return document(events, facts)
+
+
+def write_run_trace(run: Run, path: str | Path) -> None:
+    """Writes ``run_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
+    write_document(run_trace(run), path)
+
+
+def _measured(run: Run) -> Iterator[Event]:
+    replicas, chunks = run.job.replicas, run.job.schedule.v
+    for number, rank in enumerate(run.ranks):
+        track = number // replicas * (replicas + 1) + rank.replica
+        yield from track_names(track, f"measured {rank.name}", 1, batch=True)
+        for one in rank.stretches:
+            if one.what in _PASSES:
+                assert one.stage is not None
+                assert one.microbatch is not None
+                span_s = (one.start_s, one.end_s)
+                yield pass_event(track, ActionKind[one.what], one.stage, one.microbatch, span_s, 0.0, chunks=chunks)
+            else:
+                yield batch_event(track, one.what, one.start_s, one.end_s)

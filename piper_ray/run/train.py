@@ -1,0 +1,112 @@
+"""A rank's training: steps, each from a common start, timed and gathered on the first rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median_low
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from piper_ray.run.job import Job
+from piper_ray.run.memory import PeakMemory
+from piper_ray.run.pipeline import Pipeline
+from piper_ray.run.result import RankRun, Run, Stretch
+
+_LEARNING_RATE = 1e-4
+
+Progress = Callable[[int], None]
+"""Steps done, those of the warm-up included."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Of one rank. losses: their sum, and their number, where the last stage is."""
+
+    stretches: list[Stretch]
+    losses: tuple[float, int]
+
+    @property
+    def end_s(self) -> float:
+        return max(stretch.end_s for stretch in self.stretches)
+
+
+def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
+    """Trains by the job's plan: the process group is there, all its ranks call this, and the first gets the run.
+
+    The very first step is for the memory alone. Raises InputError and UsageError for a model that does not fit the
+    plan, PassFailed for an error in a pass.
+    """
+    mesh = init_device_mesh(device.type, (job.places, job.replicas), mesh_dim_names=("pp", "dp"))
+    pipeline = Pipeline(job, mesh, device)
+    optimizer = torch.optim.AdamW(pipeline.parameters(), lr=_LEARNING_RATE) if pipeline.parameters() else None
+    memory = PeakMemory(device)
+    with memory:
+        for module in pipeline.modules.values():
+            memory.held([*module.parameters(), *module.buffers()])
+        steps = [_step(pipeline, optimizer)]
+    for done in range(1, 1 + job.warm_up + job.steps):
+        progress(done)
+        steps.append(_step(pipeline, optimizer))
+    progress(1 + job.warm_up + job.steps)
+    return _gathered(job, device, pipeline, memory.peak_bytes, steps)
+
+
+def _step(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> _Step:
+    batch = pipeline.batch()
+    recorder, device = pipeline.recorder, pipeline.device
+    _together(device)
+    recorder.begin()
+    losses = pipeline.run(batch)
+    start = recorder.clock()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.add("optimizer", None, None, start)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return _Step(recorder.stretches(), (sum(loss.item() for loss in losses), len(losses)))
+
+
+def _together(device: torch.device) -> None:
+    """All ranks go on from here at once: they meet on the CPU, when the devices have nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.all_reduce(torch.zeros(1))
+
+
+def _gathered(job: Job, device: torch.device, pipeline: Pipeline, peak_bytes: float, steps: list[_Step]) -> Run | None:
+    ranks = dist.get_world_size()
+    found: list[tuple[list[float], list[tuple[float, int]]]] = [([], []) for _ in range(ranks)]
+    dist.all_gather_object(found, ([step.end_s for step in steps], [step.losses for step in steps]))
+    steps_s = [max(ends) for ends in zip(*(ends for ends, _ in found), strict=True)]
+    losses = [
+        sum(total for total, _ in of_ranks) / sum(count for _, count in of_ranks)
+        for of_ranks in zip(*(of_rank for _, of_rank in found), strict=True)
+    ]
+    measured_s = steps_s[1 + job.warm_up :]
+    shown = measured_s.index(median_low(measured_s))
+    rank = dist.get_rank()
+    own = RankRun(
+        name=job.name_of(rank),
+        stages=job.stages_of(rank),
+        replica=rank % job.replicas,
+        stretches=tuple(steps[1 + job.warm_up + shown].stretches),
+        peak_memory_bytes=peak_bytes,
+        border_bytes=pipeline.border_bytes,
+    )
+    runs: list[RankRun | None] = [None] * ranks
+    dist.gather_object(own, runs if rank == 0 else None)
+    if rank:
+        return None
+    return Run(
+        job=job,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        threads=torch.get_num_threads(),
+        steps_s=tuple(measured_s),
+        losses=tuple(losses),
+        shown=shown,
+        ranks=tuple(one for one in runs if one is not None),
+    )

@@ -1,0 +1,66 @@
+"""The runtimes that plans are made for. What is said of each was read in its source, of the version named."""
+
+from __future__ import annotations
+
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.settings import OneSetting, Recomputation
+from piper_ray.runtimes.runtime import Runtime, RuntimeName
+
+_WHOLE_LAYERS = (Recomputation.NONE, Recomputation.FULL)
+
+_TORCH_SCHEDULES = (
+    ScheduleName.ONE_F_ONE_B,
+    ScheduleName.GPIPE,
+    ScheduleName.INTERLEAVED,
+    ScheduleName.LOOPED_BFS,
+    ScheduleName.ZB_H1,
+    ScheduleName.ZB_V,
+    ScheduleName.DUALPIPE_V,
+)
+
+RUNTIMES: dict[RuntimeName, Runtime] = {
+    # megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
+    # groups of microbatches hold p at least and m at most.
+    RuntimeName.MEGATRON: Runtime(
+        RuntimeName.MEGATRON,
+        "Megatron",
+        (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
+        OneSetting(),
+        fills_interleaved=True,
+    ),
+    # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model.
+    RuntimeName.TORCHTITAN: Runtime(
+        RuntimeName.TORCHTITAN,
+        "torchtitan",
+        _TORCH_SCHEDULES,
+        OneSetting(),
+        rank_order="tp-cp-dp_shard-dp_replicate-pp",
+    ),
+    # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
+    RuntimeName.TORCH: Runtime(
+        RuntimeName.TORCH,
+        "torch.distributed.pipelining",
+        _TORCH_SCHEDULES,
+        OneSetting(_WHOLE_LAYERS, by_layer=True, sequence_parallel=False),
+        tensor_parallelism=False,
+        blocks=False,
+        rank_order="dp-pp",
+    ),
+    # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
+    RuntimeName.DEEPSPEED: Runtime(
+        RuntimeName.DEEPSPEED,
+        "DeepSpeed",
+        (ScheduleName.ONE_F_ONE_B,),
+        OneSetting(_WHOLE_LAYERS, sequence_parallel=False),
+        blocks=False,
+        rank_order="model-data-pipe",
+    ),
+    # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch.
+    RuntimeName.FLAGSCALE: Runtime(
+        RuntimeName.FLAGSCALE,
+        "FlagScale",
+        (ScheduleName.ONE_F_ONE_B,),
+        OneSetting(_WHOLE_LAYERS, by_layer=True),
+        first_k=True,
+    ),
+}

@@ -1,0 +1,150 @@
+"""A model as runtimes for language models build it: an embedding, equal blocks in a row, a head."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import printable
+from piper_ray.model.in_order import layers_in_order
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+
+_IN_LIST = re.compile(r"(?P<list>.*?)\.?(?<![^.])(?P<index>\d+)(?:\.|$)")
+_BLOCK_NAME = re.compile(r"layer|block", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ModelPieces:
+    """Piece 0 is the embedding, 1 to ``blocks`` are the blocks, the last one is the head.
+
+    members: layer ids of each piece, in the model's order.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def blocks(self) -> int:
+        """Their number."""
+        return len(self.members) - 2
+
+    @cached_property
+    def of_layer(self) -> dict[int, int]:
+        """For each layer id its piece."""
+        return {layer: piece for piece, members in enumerate(self.members) for layer in members}
+
+    def is_block(self, piece: int) -> bool:
+        """Whether it is none of the ends."""
+        return 0 < piece <= self.blocks
+
+    def of_stages(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+        """The pieces of each stage of a plan. Raises UsageError where stages divide a piece."""
+        stages = tuple(tuple(sorted({self.of_layer[layer] for layer in stage.layers})) for stage in plan.stages)
+        seen = Counter(piece for stage in stages for piece in stage)
+        for number, stage in enumerate(stages, start=1):
+            for piece in stage:
+                if seen[piece] > 1:
+                    raise UsageError(
+                        f"stage {number} holds a part of {self.name(piece)} alone, which runtimes keep whole"
+                    )
+        return stages
+
+    def name(self, piece: int) -> str:
+        """For people; blocks are counted from 0, as runtimes do."""
+        if self.is_block(piece):
+            return f"block {piece - 1}"
+        return "the embedding" if piece == 0 else "the head"
+
+
+def pieces_of(instance: Instance) -> ModelPieces:
+    """Blocks are told by the layers' paths (``model.layers.17``), or where there are none by their names.
+
+    Raises UsageError for a model that is not of this form, with the layer that is at odds.
+    """
+    order = layers_in_order(instance)
+    keys = _block_keys(instance, order)
+    inside = [position for position, key in enumerate(keys) if key is not None]
+    if not inside:
+        raise UsageError(
+            f"{_named(instance)} has no blocks in a row that its layers' paths or names would tell; a plan for this "
+            "runtime needs an embedding, equal blocks and a head"
+        )
+    first, last = inside[0], inside[-1]
+    members: list[tuple[int, ...]] = [order[:first]]
+    open_key: object = None
+    for position in range(first, last + 1):
+        key = keys[position]
+        if key is None:
+            raise UsageError(f"{_layer(instance, order[position])} stands between blocks and belongs to none of them")
+        if key == open_key:
+            members[-1] = (*members[-1], order[position])
+        else:
+            members.append((order[position],))
+            open_key = key
+    members.append(order[last + 1 :])
+    _check_alike(instance, members[1:-1])
+    _check_row(instance, members[1:-1])
+    return ModelPieces(tuple(members))
+
+
+def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
+    """For each place in the order what tells its block from others; None outside of blocks."""
+    layers = [instance.layer_by_id[layer] for layer in order]
+    found = [_IN_LIST.match(layer.path) for layer in layers]
+    lists = list(dict.fromkeys(match["list"] for match in found if match is not None))
+    if len(lists) > 1:
+        raise UsageError(
+            f"{_named(instance)} has several rows of blocks, {' and '.join(map(printable, lists[:3]))}; this runtime "
+            "knows models with one"
+        )
+    if lists:
+        keys: list[object] = [None if match is None else int(match["index"]) for match in found]
+        _check_rising(instance, order, keys)
+        return keys
+    return [position if _BLOCK_NAME.search(layer.name) else None for position, layer in enumerate(layers)]
+
+
+def _check_rising(instance: Instance, order: Sequence[int], keys: Sequence[object]) -> None:
+    numbers = [(layer, key) for layer, key in zip(order, keys, strict=True) if isinstance(key, int)]
+    expected = numbers[0][1] if numbers else 0
+    for layer, key in numbers:
+        if key not in (expected, expected + 1):
+            raise UsageError(f"{_layer(instance, layer)} is of block {key} where {expected} or {expected + 1} is due")
+        expected = key
+
+
+def _check_alike(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
+    """Blocks of several layers are of the same ones, by name: otherwise they are parts of something else."""
+    if all(len(block) == 1 for block in blocks):
+        return
+    wanted = [instance.layer_by_id[layer].name for layer in blocks[0]]
+    for number, block in enumerate(blocks):
+        if [instance.layer_by_id[layer].name for layer in block] != wanted:
+            raise UsageError(
+                f"block {number} of {_named(instance)} is not made of the same layers as block 0; this runtime knows "
+                "equal blocks in a row"
+            )
+
+
+def _check_row(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
+    """Each block reads what the one before it makes."""
+    for before, block in pairwise(blocks):
+        if not any(source in before for layer in block for source in instance.neighbours[layer][0]):
+            raise UsageError(
+                f"{_layer(instance, block[0])} does not read what {_layer(instance, before[-1])} makes: "
+                f"{_named(instance)} is no single row of blocks"
+            )
+
+
+def _named(instance: Instance) -> str:
+    return printable(instance.name) or "the model"
+
+
+def _layer(instance: Instance, layer: int) -> str:
+    found = instance.layer_by_id[layer]
+    return f'layer {layer} ("{printable(found.path or found.name)}")'

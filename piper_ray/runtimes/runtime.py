@@ -1,0 +1,114 @@
+"""A runtime's rules, as constraints of a solve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from piper_ray.model.constraints import (
+    Constraint,
+    FilledPipeline,
+    KeepOrder,
+    Recompute,
+    RecomputeRule,
+    SameDegrees,
+    TensorParallelDegrees,
+    WholePieces,
+)
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import OneSetting
+from piper_ray.runtimes.pieces import pieces_of
+
+USUAL_GPUS_PER_NODE = 8
+"""Where the workload knows one link alone, and so no nodes."""
+
+
+class RuntimeName(str, Enum):
+    """Those that a plan can be made for."""
+
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    TORCH = "torch"
+    DEEPSPEED = "deepspeed"
+    FLAGSCALE = "flagscale"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """title: for people. schedules: those that it has, its usual one first.
+
+    setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
+    tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
+    head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks.
+    rank_order: of parallel groups, from neighbouring ranks to distant ones.
+    """
+
+    name: RuntimeName
+    title: str
+    schedules: tuple[ScheduleName, ...]
+    setting: OneSetting
+    first_k: bool = False
+    tensor_parallelism: bool = True
+    blocks: bool = True
+    fills_interleaved: bool = False
+    rank_order: str = "tp-cp-ep-dp-pp"
+
+    def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
+        """That which is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
+
+        Raises UsageError for one that it has not got.
+        """
+        if asked is None:
+            return known if known is not None and known.name in self.schedules else self.schedules[0]
+        name = asked.name if isinstance(asked, Schedule) else asked
+        self.require_schedule(name)
+        return asked
+
+    def require_schedule(self, name: ScheduleName) -> None:
+        """Raises UsageError for a schedule that the runtime has not got."""
+        if name not in self.schedules:
+            able = ", ".join(schedule.value for schedule in self.schedules)
+            raise UsageError(f"{self.title} has no schedule {name.value}; it has {able}")
+
+    def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
+        """What a plan must keep to be run by it. Raises UsageError for a model that it does not know."""
+        degrees = divisors(gpus_per_node) if self.tensor_parallelism else [1]
+        asked: list[Constraint] = [SameDegrees(), KeepOrder(), self.setting]
+        asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
+        if self.blocks:
+            divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
+            if divided:
+                asked.append(WholePieces(divided))
+        if self.first_k:
+            asked.append(RecomputeRule(Recompute.FIRST_K))
+        if self.fills_interleaved and schedule is ScheduleName.INTERLEAVED:
+            asked.append(FilledPipeline())
+        return tuple(asked)
+
+    def restricted(
+        self, restrictions: Restrictions, instance: Instance, schedule: ScheduleName, gpus_per_node: int
+    ) -> Restrictions:
+        """The user's restrictions and the runtime's. Raises UsageError where no degree is left."""
+        found = restrictions
+        for constraint in self.constraints(instance, schedule, gpus_per_node):
+            if isinstance(constraint, TensorParallelDegrees):
+                degrees = tuple(t for t in constraint.degrees if restrictions.admits_tensor_parallel_degree(t))
+                if not degrees:
+                    allowed = ", ".join(map(str, constraint.degrees))
+                    raise UsageError(f"{self.title} runs tensor-parallel degrees {allowed} here, and none is asked for")
+                found = found.without(TensorParallelDegrees).adding(TensorParallelDegrees(degrees))
+            elif not isinstance(constraint, RecomputeRule) or restrictions.recompute is Recompute.AUTO:
+                found = found.adding(constraint)  # every other rule of recomputation is one of first k layers, too
+        return found
+
+
+def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
+    """As given, else as the workload's links say, else the usual number; never more than there are."""
+    inner = instance.cluster.links[0].devices if len(instance.cluster.links) > 1 else None
+    found = given or inner or USUAL_GPUS_PER_NODE
+    if found < 1:
+        raise UsageError(f"a node has at least one GPU, not {found}")
+    return min(found, instance.devices)

@@ -1,0 +1,70 @@
+"""LoRA (Hu et al. 2021): the model's own parameters stand still, and each matrix of its layers gets one of a low rank.
+
+As PEFT has it for ``target_modules="all-linear"``: every matrix of attention, mixers, feed-forward parts and experts,
+of routers too; embedding and vocabulary projection have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from piper_ray.workloads.estimate.operators import Architecture, KeptBytes, LayerKind, Operator, Product, Split
+
+LEGEND = {"L": "rank of the adapters"}
+
+
+def with_adapters(architecture: Architecture, rank: int) -> Architecture:
+    """The architecture with adapters of that rank, and all else frozen."""
+    made = {kind.key: _adapted(kind, rank) for kind in architecture.kinds}
+    nodes = tuple(replace(node, kind=made[node.kind.key]) for node in architecture.nodes)
+    return replace(architecture, nodes=nodes, legend={**architecture.legend, **LEGEND})
+
+
+def _adapted(kind: LayerKind, rank: int) -> LayerKind:
+    operators = tuple(part for operator in kind.operators for part in _parts(operator, kind))
+    return replace(kind, operators=operators, symbols={**kind.symbols, "L": rank})
+
+
+def _parts(operator: Operator, kind: LayerKind) -> Iterator[Operator]:
+    """The operator, frozen, and the adapter of its matrices."""
+    learns = operator.products and kind.value(operator.parameters) > 0.0 and not operator.on_chip
+    backward = operator.backward_products - 1.0 if learns else operator.backward_products
+    yield replace(operator, frozen=True, backward_products=backward)
+    if learns and kind.recomputable:
+        for index, product in enumerate(operator.products):
+            number = f" {index + 1}" if len(operator.products) > 1 else ""
+            yield _adapter(operator, product, f"LoRA of {operator.name}{number}")
+
+
+def _adapter(operator: Operator, product: Product, name: str) -> Operator:
+    inner = f"{operator.matrices} L"
+    copies = "" if product.count == "1" else f"{product.count} "
+    sides = [f"{copies}{inner} {part}" for part in product.depth.split(" + ")]
+    sides += [f"{copies}L {part}" for part in product.columns.split(" + ")]
+    within = product.divided if product.divided == "count" else "tokens"
+    return Operator(
+        name,
+        products=(
+            replace(product, columns=inner, divided=within),
+            replace(product, depth="L", divided=within if product.divided == "depth" else product.divided),
+        ),
+        forward_bytes=_each("4", product),
+        backward_bytes=_each("4", product),
+        split=operator.split,
+        parameters=" + ".join(sides),
+        parameters_split=operator.parameters_split,
+        saved=(KeptBytes(_narrow(inner, product), Split.SEQUENCE),),
+    )
+
+
+def _each(size: str, product: Product) -> str:
+    """Bytes of what the product makes."""
+    copies = "" if product.count == "1" else f" {product.count}"
+    return " + ".join(f"{size} {product.rows}{copies} {part}" for part in product.columns.split(" + "))
+
+
+def _narrow(inner: str, product: Product) -> str:
+    """Bytes between the two matrices."""
+    copies = "" if product.count == "1" else f" {product.count}"
+    return f"2 {product.rows}{copies} {inner}"

@@ -1,0 +1,18 @@
+"""Arguments of a factory, given on the command line: ``--arg KEY=VALUE``."""
+
+from __future__ import annotations
+
+import ast
+
+from piper_ray.model.errors import UsageError
+
+
+def parse_argument(text: str) -> tuple[str, object]:
+    """``layers=12``: a Python literal, or else text. Raises UsageError."""
+    key, found, value = text.partition("=")
+    if not found or not key.isidentifier():
+        raise UsageError(f"--arg {text}: expected KEY=VALUE, such as layers=12")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value

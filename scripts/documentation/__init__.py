@@ -1,0 +1,1 @@
+"""The documentation: its site, what of it is generated, its pictures, and its examples, which are run."""

@@ -1,0 +1,96 @@
+"""The reference of file formats and tables, from the models that read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from inspect import cleandoc
+from typing import Any
+
+from piper_ray.sweep import columns, schema
+from piper_ray.workloads.estimate.config import model_names
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.formats import plan_schema, workload_schema
+
+
+def json_schemas() -> str:
+    """Markdown: for each document a table of its fields, and of those of its parts."""
+    return "\n".join(
+        line
+        for name, model in plan_schema.SCHEMAS.items()
+        for line in _schema_lines(name, plan_schema.schema_of(model))
+    )
+
+
+def workload_form() -> str:
+    """Markdown: the compact workload, as its reader describes it."""
+    return _described(workload_schema.__doc__, "toml")
+
+
+def sweep_form() -> str:
+    """Markdown: the file of a sweep, as its reader describes it."""
+    return _described(schema.__doc__, "toml")
+
+
+def dataset_columns() -> str:
+    """Markdown: columns of a sweep's dataset, as who writes them describes them."""
+    return _described(columns.__doc__, "text")
+
+
+def models() -> str:
+    """Markdown: models known by name."""
+    return ", ".join(f"`{name}`" for name in model_names()) + "."
+
+
+def gpus() -> str:
+    """Markdown: GPUs of the table of hardware."""
+    lines = ["| name | GPU | memory | of a node |", "|---|---|---:|---:|"]
+    for key, gpu in load_hardware().gpus.items():
+        lines.append(f"| `{key}` | {gpu.name} | {gpu.memory_bytes / 1e9:g} GB | {gpu.gpus_per_node} |")
+    return "\n".join(lines)
+
+
+def _described(docstring: str | None, language: str) -> str:
+    """A module's docstring: its first line is about the module, indented blocks are in ``language``."""
+    paragraphs = cleandoc(docstring or "").split("\n\n")[1:]
+    found: list[str] = []
+    for paragraph in paragraphs:
+        indented = paragraph.startswith("    ")
+        if indented and found and found[-1].endswith("\n```"):  # the same block, beyond an empty line
+            found[-1] = f"{found[-1][: -len('```')]}\n{cleandoc(paragraph)}\n```"
+        elif indented:
+            found.append(f"```{language}\n{cleandoc(paragraph)}\n```")
+        else:
+            found.append(paragraph.replace("*", "\\*").replace("<", "\\<"))
+    return "\n\n".join(found)
+
+
+def _schema_lines(name: str, document: Mapping[str, Any]) -> list[str]:
+    lines = [f"\n## {name}\n"]
+    parts = {document.get("title", name): document, **document.get("$defs", {})}
+    for title, part in parts.items():
+        if "properties" not in part:
+            continue
+        required = set(part.get("required", ()))
+        lines += [f"\n**{title}**\n", "| field | type | meaning |", "|---|---|---|"]
+        for field, about in part["properties"].items():
+            shown = f"`{field}`" if field in required else f"`{field}` (may be left out)"
+            meaning = str(about.get("description", "")).replace("|", "\\|").replace("<", "\\<").replace("``", "`")
+            lines.append(f"| {shown} | {_type(about)} | {meaning} |")
+    return lines
+
+
+def _type(about: Mapping[str, Any]) -> str:
+    if "$ref" in about:
+        return str(about["$ref"]).rpartition("/")[2]
+    if "anyOf" in about:
+        return " or ".join(_type(one) for one in about["anyOf"])
+    if "const" in about:
+        return f"`{json.dumps(about['const'])}`"
+    if "enum" in about:
+        return ", ".join(f"`{json.dumps(value)}`" for value in about["enum"])
+    if about.get("type") == "array" and "items" in about:
+        return f"list of {_type(about['items'])}"
+    if about.get("type") == "object" and isinstance(about.get("additionalProperties"), dict):
+        return f"map to {_type(about['additionalProperties'])}"
+    return str(about.get("type", "any"))

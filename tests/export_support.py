@@ -1,0 +1,113 @@
+"""Small models and their plans, as the tests of exports use them, and the runtimes' own code as a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import Recomputation, Setting, tmpcs_under
+from tests.estimate_support import estimated, model_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAIN = Setting()
+
+
+@cache
+def llama(layers: int = 12, *, nodes: int = 2, batch: int = 32, zero_shards: int = 1) -> Instance:
+    """A small Llama on nodes of 8 GPUs, with the paths of its modules."""
+    model = model_of(
+        "llama", tokens=1024, hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16,
+        num_key_value_heads=8, intermediate_size=2816, vocab_size=32000,
+    )  # fmt: skip
+    return estimated(model, "H100-SXM", nodes=nodes, samples=1, batch=batch, zero_shards=zero_shards).instance
+
+
+def plan_of(
+    instance: Instance,
+    counts: list[int],
+    *,
+    d: int = 1,
+    t: int = 1,
+    setting: Setting = PLAIN,
+    first_k: int | None = None,
+) -> Plan:
+    """Stages of so many layers each; first_k: full recomputation of so many first blocks of each stage."""
+    stages, at = [], 0
+    for count in counts:
+        chosen, blocks = {}, 0
+        for layer in instance.layers[at : at + count]:
+            block = layer.path.rpartition(".")[2].isdecimal()
+            blocks += block
+            kind = Recomputation.FULL if first_k is not None and block and blocks <= first_k else setting.recomputation
+            of_layer = Setting(kind, setting.sequence_parallel, setting.optimizer_shards)
+            chosen[layer.id] = tmpcs_under(layer.tmpcs[t], of_layer)[0].id
+        stages.append(Stage(tuple(chosen), d, t, chosen))
+        at += count
+    assert at == len(instance.layers)
+    return Plan(tuple(stages), keeps_order=True)
+
+
+def random_counts(rng: Random, layers: int, stages: int) -> list[int]:
+    """How many layers each of so many stages has; none has none."""
+    cuts = sorted(rng.sample(range(1, layers), stages - 1))
+    return [end - start for start, end in zip([0, *cuts], [*cuts, layers], strict=True)]
+
+
+def random_case(rng: Random, *, chunks: bool = True) -> tuple[Instance, Plan, Schedule]:
+    """A plan that Megatron and torchtitan can run."""
+    instance = llama(zero_shards=rng.choice([1, 2]))
+    t, d, p = rng.choice([1, 2, 4]), rng.choice([1, 2]), rng.choice([1, 2, 4])
+    most = len(instance.layers) // p
+    v = rng.choice([1, 2, 3]) if chunks and p > 1 and most >= 3 else 1
+    shards = max(x.optimizer_shards for x in _settings(instance)) if d == 2 else 1
+    setting = Setting(rng.choice(list(Recomputation)), t > 1 and rng.random() < 0.5, rng.choice([1, shards]))
+    first_k = None
+    if setting.recomputation is Recomputation.NONE and rng.random() < 0.4:
+        first_k = rng.randint(1, 3)
+    plan = plan_of(
+        instance, random_counts(rng, len(instance.layers), p * v), d=d, t=t, setting=setting, first_k=first_k
+    )
+    return instance, plan, Schedule(ScheduleName.INTERLEAVED if v > 1 else ScheduleName.ONE_F_ONE_B, v)
+
+
+def _settings(instance: Instance) -> set[Setting]:
+    from piper_ray.model.settings import setting_of
+
+    return {setting_of(x) for layer in instance.layers for row in layer.tmpcs.values() for x in row}
+
+
+def runtime_says(package: str, *questions: tuple[str, Path, int]) -> list[Any]:
+    """What ``tests.runtime_code`` says to each question, all in one process. package: that it takes.
+
+    Skips where the package has no wheels; fails in CI where it has.
+    """
+    if importlib.util.find_spec(package) is None:
+        if os.environ.get("CI") and sys.platform == "linux" and sys.version_info >= (3, 11):
+            pytest.fail(f"{package} is not installed; scripts/test installs it from requirements-runtimes.lock")
+        pytest.skip(f"{package} is not installed")
+    asked = json.dumps([(name, str(folder), blocks) for name, folder, blocks in questions])
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.runtime_code"],
+        cwd=ROOT,
+        input=asked,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    answers: list[Any] = json.loads(finished.stdout.splitlines()[-1])
+    return answers

@@ -1,0 +1,261 @@
+"""What each runtime's own code says of exported folders: asked and answered in JSON, by stdin and stdout.
+
+A question is the name of a function below, a folder, and how many blocks the model has. A process of its own answers, as
+importing these runtimes changes warnings, environment and logging of whoever does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+import types
+import warnings
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+
+def megatron(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """Launch arguments become a TransformerConfig, which reads the layout."""
+    words = shlex.split((folder / "megatron.args").read_text())
+    flags: dict[str, str | bool] = {}
+    for position, word in enumerate(words):
+        if word.startswith("--"):
+            following = words[position + 1] if position + 1 < len(words) else "--"
+            flags[word[2:].replace("-", "_")] = True if following.startswith("--") else following
+    renamed = {"microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage"}
+    known = (
+        "num_layers", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+        "pipeline_model_parallel_layout", "sequence_parallel", "recompute_granularity", "recompute_method",
+        "recompute_num_layers", *renamed,
+    )  # fmt: skip
+    fields = {
+        renamed.get(name, name): int(value) if str(value).isdecimal() else value
+        for name, value in flags.items()
+        if name in known
+    }
+    return _transformer_config(fields) | {"flags": sorted(flags)}
+
+
+def megatron_bridge(folder: Path, blocks: int) -> object:
+    """``apply`` changes a config container, whose model part becomes a TransformerConfig."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+
+    planned = _imported(folder, "piper_plan")
+    model = types.SimpleNamespace(num_layers=None)
+    cfg = types.SimpleNamespace(
+        model=model,
+        train=types.SimpleNamespace(),
+        dataset=types.SimpleNamespace(),
+        ddp=DistributedDataParallelConfig(),
+        optimizer=OptimizerConfig(),
+    )
+    planned.apply(cfg)
+    fields = {name: value for name, value in vars(model).items() if name != "seq_length"}
+    layout = fields["pipeline_model_parallel_layout"]
+    fields["num_layers"] = layers = blocks
+    model.num_layers = layers + 1
+    try:
+        planned.apply(cfg)
+        refused = False
+    except AssertionError:
+        refused = True
+    found = _transformer_config({name: value for name, value in fields.items() if value is not None})
+    return found | {"given_layout": layout, "train": vars(cfg.train), "refuses_other_depth": refused}
+
+
+def _transformer_config(fields: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    t = fields.get("tensor_model_parallel_size", 1)
+    config = TransformerConfig(hidden_size=64 * t, num_attention_heads=8 * t, pipeline_dtype=torch.bfloat16, **fields)
+    layout = config.pipeline_model_parallel_layout
+    stages = None
+    if layout is not None:
+        p, v = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+        stages = [[piece.name for piece in layout.layout[stage % p][stage // p]] for stage in range(p * v)]
+    return {
+        "stages": stages,
+        "chunks": config.virtual_pipeline_model_parallel_size,
+        "recompute": [config.recompute_granularity, config.recompute_method, config.recompute_num_layers],
+        "sequence_parallel": config.sequence_parallel,
+        "group": config.microbatch_group_size_per_vp_stage,
+    }
+
+
+def megatron_layouts(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """Layout strings, one a line of a file, as Megatron reads them; null for what it refuses."""
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    letters = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}
+    found: list[list[str] | None] = []
+    for line in folder.read_text().splitlines():
+        try:
+            stages = PipelineParallelLayerLayout.parse_str_to_list(line)
+        except (AssertionError, ValueError, KeyError):
+            found.append(None)
+            continue
+        found.append(["".join(letters[piece.name] for piece in stage) for stage in stages])
+    return found
+
+
+def torchtitan(folder: Path, blocks: int) -> object:
+    """The config takes the plan's fields; the model is split and the schedule built, on ranks that are pretended."""
+    import torch
+    from torchtitan.config import ParallelismConfig, TrainingConfig
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed import pipeline_parallel as pp
+
+    config = types.SimpleNamespace(parallelism=ParallelismConfig(), training=TrainingConfig(), activation_checkpoint=0)
+    _imported(folder, "piper_plan").apply(config)
+    given = config.parallelism
+    ranks, degrees = given.pipeline_parallel_degree, given.data_parallel_shard_degree
+    world = ranks * degrees * given.data_parallel_replicate_degree * given.tensor_parallel_degree
+    ParallelDims(
+        dp_replicate=given.data_parallel_replicate_degree,
+        dp_shard=degrees,
+        cp=given.context_parallel_degree,
+        tp=given.tensor_parallel_degree,
+        pp=ranks,
+        ep=1,
+        world_size=world,
+    )
+    policy = config.activation_checkpoint
+    found: dict[str, Any] = {
+        "parallelism": asdict(given),
+        "training": {"local": config.training.local_batch_size, "global": config.training.global_batch_size},
+        "policy": None if policy is None else type(policy).__qualname__,
+        "is_config": policy is None or is_dataclass(policy),
+        "parts": {},
+    }
+    if ranks == 1:
+        return found
+    for rank in range(ranks):
+        mesh = _pretended_mesh(rank, ranks)
+        model = torch.nn.Module()
+        model.tok_embeddings = model.norm = model.lm_head = torch.nn.Identity()
+        model.layers = torch.nn.ModuleDict({str(i): torch.nn.Identity() for i in range(blocks)})
+        stages, parts = pp._pipeline_module_split(
+            model,
+            mesh,
+            given.pipeline_parallel_schedule,
+            torch.device("cpu"),
+            given.module_fqns_per_model_part,
+            get_mesh=lambda *_: None,
+        )
+        for stage, part in zip(stages, parts, strict=True):
+            found["parts"][stage.stage_index] = [rank, sorted(part.layers, key=int), part.tok_embeddings is not None]
+        schedule = pp._build_pipeline_schedule(
+            parallelism=given,
+            local_batch_size=config.training.local_batch_size,
+            stages=stages,
+            loss_fn=lambda *_: (torch.zeros(()), None),
+        )
+        found["schedule"] = type(schedule).__name__
+        found["microbatches"] = schedule._n_microbatches
+        torch.distributed.destroy_process_group()
+    return found
+
+
+def _pretended_mesh(rank: int, ranks: int) -> Any:
+    """One rank's view of a pipeline whose other ranks are not there."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group(backend="fake", rank=rank, world_size=ranks, store=FakeStore())
+    return init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",))
+
+
+def torch_pipelining(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """torch validates the lists of passes; the script builds a model's stages on ranks that are pretended."""
+    import torch
+    from torch.distributed.pipelining.schedules import _Action, _validate_schedule
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    plan = json.loads((folder / "stages.json").read_text())
+    ranks, stages = plan["pipeline_ranks"], len(plan["stages"])
+    rows = (folder / "schedule.csv").read_text().splitlines()
+    actions = {rank: [_Action.from_str(text) for text in row.split(",")] for rank, row in enumerate(rows)}
+    mapping = _validate_schedule(actions, ranks, stages, plan["microbatches"])
+    pipeline = _imported(folder, "pipeline")
+    built = {}
+    world = ranks * plan["data_parallel_degree"]
+    for rank in range(0, world, plan["data_parallel_degree"]):
+        torch.distributed.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
+        model = _model_of([path for stage in plan["stages"] for path in stage["modules"]])
+        schedule, parts = pipeline.build(model, torch.device("cpu"), pipeline.mesh("cpu"), torch.nn.functional.mse_loss)
+        built[rank] = [type(schedule).__name__, len(parts)]
+        torch.distributed.destroy_process_group()
+    return {"stage_of_rank": {str(stage): rank for stage, rank in mapping.items()}, "built": built}
+
+
+def _model_of(paths: list[str]) -> Any:
+    """Modules at these paths, with a parameter each."""
+    import torch
+
+    model = torch.nn.Module()
+    for path in paths:
+        at, *names = model, *path.split(".")
+        for name in names[:-1]:
+            if not hasattr(at, name):
+                at.add_module(name, torch.nn.Module())
+            at = getattr(at, name)
+        at.add_module(names[-1], torch.nn.Linear(2, 2))
+    return model
+
+
+def deepspeed(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """Each rank's passes by TrainSchedule, and its layers by the exported module's partition; the config as read."""
+    import torch
+    from deepspeed import comm
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    planned = _imported(folder, "planned_module")
+    config = json.loads((folder / "ds_config.json").read_text())
+    topology = planned.topology()
+    p, m = topology.get_dim("pipe"), config["gradient_accumulation_steps"]
+    passes, parts = [], []
+    for rank in range(p):
+        steps = [command for step in TrainSchedule(m, p, rank).steps() for command in step]
+        kinds = {ForwardPass: "F", BackwardPass: "B"}
+        passes.append("".join(kinds[type(command)] for command in steps if type(command) in kinds))
+        module = object.__new__(planned.PlannedPipelineModule)
+        torch.nn.Module.__init__(module)
+        module._topo, module.global_rank = topology, topology.filter_match(pipe=rank)[0]
+        module._partition_layers()
+        parts.append([module._local_start, module._local_stop])
+    d = topology.get_dim("data")
+    torch.distributed.init_process_group(backend="fake", rank=0, world_size=d, store=FakeStore())
+    comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+    read = DeepSpeedConfig(config)
+    ranks = [topology.get_coord(rank)._asdict() for rank in range(topology.world_size())]
+    return {
+        "passes": passes,
+        "parts": parts,
+        "batch": [read.train_batch_size, read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps],
+        "zero": read.zero_config.stage,
+        "ranks": ranks,
+    }
+
+
+def _imported(folder: Path, name: str) -> Any:
+    """A module of an exported folder; those of other folders have the same name."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    answers = [globals()[name](Path(folder), blocks) for name, folder, blocks in json.loads(sys.stdin.read())]
+    sys.stdout.write("\n" + json.dumps(answers, default=str) + "\n")
