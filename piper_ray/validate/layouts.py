@@ -176,6 +176,7 @@ def _layout(run: Run, model: ModelConfig, assumed: list[str]) -> Layout:
     assert run.microbatch is not None
     assert run.global_batch is not None
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
+    assumed += [f"{name} 1" for name in ("tp", "pp") if getattr(run, name) is None]
     dp = run.dp or (run.gpus // (tp * pp * cp) if run.gpus else None)
     if not dp:
         raise NotExpressible("neither gpus nor dp is said" if run.gpus is None else "fewer gpus than tp pp cp")
