@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.figures import bytes_text
 from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -48,6 +49,7 @@ class StageEvaluation:
 
     in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
     memory_bytes: on each device of the stage; under a flush the most at any time, all chunks on the device together.
+    activation_bytes: of that, activations of the microbatches in flight; the rest is there all the time.
     binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
     takes MEMORY_BINDS of what there is, or more; either, both or neither.
     """
@@ -57,6 +59,7 @@ class StageEvaluation:
     communication_s: float
     resync_s: float
     memory_bytes: float
+    activation_bytes: float
     in_flight_microbatches: int
     devices: int
     data_parallel_degree: int
@@ -165,6 +168,7 @@ def evaluation_of(
             communication_s=part[1],
             resync_s=part[2],
             memory_bytes=rank.peak_memory_bytes,
+            activation_bytes=rank.peak_memory_bytes - rank.fixed_memory_bytes,
             in_flight_microbatches=rank.in_flight[rank.stages.index(number)],
             devices=stage.devices,
             data_parallel_degree=stage.data_parallel_degree,
@@ -257,9 +261,12 @@ def _memory_violations(
             continue
         needed = _memory_bytes(chosen.values(), y, stage.data_parallel_degree)
         if not _fits(needed, limit):
+            held, more, there = f"{needed:.0f} bytes", f"{needed - limit:.6g}", f"{limit:.0f}"
+            if limit >= 2**20:
+                held, more, there = bytes_text(needed), bytes_text(needed - limit), bytes_text(limit)
             violations.append(
-                f"stage {number}: needs {needed:.0f} bytes on each device with {y} microbatches in flight, "
-                f"{needed - limit:.6g} more than the {limit:.0f} there are"
+                f"stage {number}: needs {held} on each device with {y} microbatches in flight, "
+                f"{more} more than the {there} there are"
             )
     return violations
 
@@ -303,6 +310,7 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in
                 communication_s=communication,
                 resync_s=resync,
                 memory_bytes=memory_bytes,
+                activation_bytes=y * fsum(tmpc.activation_bytes for tmpc in chosen.values()),
                 in_flight_microbatches=y,
                 devices=stage.devices,
                 data_parallel_degree=d,

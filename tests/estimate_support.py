@@ -41,6 +41,7 @@ def estimated(
     precision: str = "bf16",
     zero_shards: int = 1,
     offload: bool = False,
+    reserve_bytes: float | None = None,
     lora: int = 0,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
@@ -54,6 +55,7 @@ def estimated(
         precision=precision,
         zero_shards=zero_shards,
         offload=offload,
+        reserve_bytes=reserve_bytes,
         lora=lora,
     )
     return estimate(model, load_hardware(), gpu, request)

@@ -67,7 +67,7 @@ def random_counts(rng: Random, layers: int, stages: int) -> list[int]:
 
 def random_case(rng: Random, *, chunks: bool = True) -> tuple[Instance, Plan, Schedule]:
     """A plan that Megatron and torchtitan can run."""
-    instance = llama(zero_shards=rng.choice([1, 2]))
+    instance = llama(nodes=4, zero_shards=rng.choice([1, 2]))
     t, d, p = rng.choice([1, 2, 4]), rng.choice([1, 2]), rng.choice([1, 2, 4])
     most = len(instance.layers) // p
     v = rng.choice([1, 2, 3]) if chunks and p > 1 and most >= 3 else 1

@@ -1,6 +1,6 @@
 """A small GPT as an example of what `piper-ray profile` takes: a function that returns a model and example inputs.
 
-    piper-ray profile inputs/pytorch/small_gpt.py:small_gpt --microbatch 4 -o small-gpt.toml
+    piper-ray profile inputs/pytorch/small_gpt.py:small_gpt --microbatch-size 4 -o small-gpt.toml
 
 Arguments with these names are filled in: `microbatch` with --microbatch, and `tensor_parallel` with a degree for which
 the model is to be the part of one of so many devices. All others come from --arg KEY=VALUE.

@@ -17,6 +17,7 @@ from piper_ray.cli.export import export, import_plan
 from piper_ray.cli.frontier import frontier
 from piper_ray.cli.info import info
 from piper_ray.cli.interrupts import listening
+from piper_ray.cli.plan import plan
 from piper_ray.cli.profile import profile
 from piper_ray.cli.report import report
 from piper_ray.cli.run import run
@@ -24,15 +25,13 @@ from piper_ray.cli.simulate import simulate
 from piper_ray.cli.solve import solve
 from piper_ray.cli.sweep import sweep, sweep_report
 from piper_ray.cli.verify import verify
+from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, reword, understood
 from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError
-
-# Typer's complaints about arguments; it words them itself and gives them exit code 2.
-_UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
 
-class _Commands(TyperGroup):
+class _Commands(FlagsAsFlags, TyperGroup):
     """Turns what a command raises into words and an exit code, in one place for all of them."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
@@ -45,7 +44,10 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             interrupts.tell(*interrupt.args)
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except (typer.Exit, typer.Abort, _UsageError):
+        except UsageComplaint as complaint:
+            reword(complaint)
+            raise
+        except (typer.Exit, typer.Abort):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a message and not a traceback
             _complain(f"unexpected {type(error).__name__}: {error}", ctx)
@@ -72,15 +74,35 @@ app = typer.Typer(
         "6 a plan that is not valid, 7 cluster; ended by a signal 128 and its number: 130 Ctrl-C, 143 SIGTERM, "
         "129 SIGHUP, 141 as nobody reads the output any more."
     ),
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate, profile,
-    sweep, sweep_report,
+    plan, solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate,
+    profile, sweep, sweep_report,
 ):  # fmt: skip
-    app.command()(command)
+    name = command.__name__.replace("_", "-")
+    app.command(name, cls=Command, context_settings={"token_normalize_func": understood(name)})(command)
+
+
+@app.command("help", cls=Command)
+def _help(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="COMMAND", show_default=False, help="The command; all of them if not given."),
+    ] = None,
+) -> None:
+    """Show what a command does, as COMMAND --help does."""
+    above = context.find_root()
+    if name is None:
+        typer.echo(above.get_help())
+        return
+    group = above.command
+    assert isinstance(group, TyperGroup)
+    _, command, _ = group.resolve_command(above, [name])
+    assert command is not None
+    command.make_context(name, ["--help"], parent=above)
 
 
 def _print_version(wanted: bool) -> None:
@@ -96,7 +118,8 @@ def _common(
         typer.Option("--traceback", envvar=TRACEBACK_VARIABLE, help="Show where in the code an error came from."),
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
+        bool,
+        typer.Option("-V", "--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Plan DNN training: the fastest split over pipeline stages, data and tensor parallelism, with proof."""

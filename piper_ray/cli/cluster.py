@@ -49,17 +49,17 @@ WithoutWorkers = Annotated[
         help="When the last Ray worker is lost: continue in the driver, or wait for a new one.",
     ),
 ]
-Resume = Annotated[
+Checkpoint = Annotated[
     str | None,
     typer.Option(
-        "--resume",
+        "--checkpoint",
         metavar="DIR-or-URI",
         help="Keep the solve's state there (a folder, or a file://, s3:// or gs:// URI), and take up what is there.",
     ),
 ]
 Supervise = Annotated[
     bool,
-    typer.Option("--supervise", help="Start the solve again when it dies, from where it was. Needs --resume."),
+    typer.Option("--supervise", help="Start the solve again when it dies, from where it was. Needs --checkpoint."),
 ]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -17,13 +18,18 @@ import piper_ray
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
-from piper_ray.workloads.formats import InFlight, parse_bytes, parse_bytes_per_s
+from piper_ray.workloads.formats import InFlight, load_text, parse_bytes, parse_bytes_per_s, parse_count
+
+Number = TypeVar("Number", int, float)
+
+STDIN = Path("-")
+"""The INPUT that is read from there."""
 
 
-def option_value(parse: Callable[[str], float]) -> Callable[[object], float]:
+def option_value(parse: Callable[[str], Number]) -> Callable[[object], Number]:
     """``parse`` as an option's parser: its UsageError becomes a complaint that names the option."""
 
-    def parsed(value: object) -> float:
+    def parsed(value: object) -> Number:
         try:
             return parse(str(value))  # defaults come as numbers
         except UsageError as error:
@@ -49,6 +55,7 @@ def _given(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 parse_size = option_value(_given(partial(parse_bytes, unit_required=True)))
 parse_rate = option_value(_given(partial(parse_bytes_per_s, unit_required=True)))
+parse_number = option_value(parse_count)
 
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -61,6 +68,14 @@ def parse_time(text: str) -> float:
     if match is None:
         raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
     return float(match["number"]) * _UNITS_S[match["unit"]]
+
+
+_COUNT_IN_TEXT = re.compile(r"\d+(\.\d+)?(Ki?|ki?|Mi?)")
+
+
+def counts_text(text: str) -> str:
+    """A list or range of numbers without the units in it: ``8..2k`` as ``8..2000``. Raises UsageError."""
+    return _COUNT_IN_TEXT.sub(lambda match: str(parse_count(match[0])), text)
 
 
 def note(text: str) -> None:
@@ -125,7 +140,7 @@ Input = Annotated[
         metavar="INPUT",
         show_default=False,
         help="The workload: Piper's JSON, a compact TOML workload, a PipeDream profile (graph.txt), or a throughput "
-        "input of dnn-partitioning (JSON).",
+        "input of dnn-partitioning (JSON); - reads stdin.",
     ),
 ]
 PlanFile = Annotated[
@@ -138,11 +153,15 @@ PlanFile = Annotated[
 ]
 Devices = Annotated[
     int | None,
-    typer.Option("--devices", metavar="K", help="Number of devices, in place of the input's."),
+    typer.Option(
+        "--devices", metavar="K", parser=parse_number, help="Number of devices, as 512 or 1k, in place of the input's."
+    ),
 ]
 Microbatches = Annotated[
     int | None,
-    typer.Option("--microbatches", metavar="N", help="Microbatches in a batch, in place of the input's."),
+    typer.Option(
+        "--microbatches", metavar="N", parser=parse_number, help="Microbatches in a batch, in place of the input's."
+    ),
 ]
 Memory = Annotated[
     float | None,
@@ -195,8 +214,8 @@ def load_instance(
     in_flight: InFlight | None,
 ) -> Instance:
     """The instance of the shared options. What its reader notes goes to stderr."""
-    instance = piper_ray.load(
-        source,
+    read = partial(load_text, sys.stdin.read(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
+    instance = read(
         devices=devices,
         microbatches=microbatches,
         memory_bytes=memory_bytes,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note
+from piper_ray.cli.common import command_text, note, parse_size
 from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
 
@@ -40,10 +40,11 @@ def estimate(
         typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas.")
+        int | None,
+        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas."),
     ] = None,
     microbatch: Annotated[
-        int | None, typer.Option("--microbatch", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
+        int | None, typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
     ] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
     unfused_attention: Annotated[
@@ -83,6 +84,16 @@ def estimate(
             help="Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
         ),
     ] = 0,
+    reserve: Annotated[
+        float | None,
+        typer.Option(
+            "--reserve",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Leave so much of each GPU free, as 5GiB, for CUDA's context, communicators and what is stuck in the "
+            "allocator, in place of what is usual.",
+        ),
+    ] = None,
     hardware: Annotated[
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
@@ -115,6 +126,7 @@ def estimate(
         zero_shards=zero,
         offload=offload,
         lora=lora,
+        reserve_bytes=reserve,
     )
     read = read_model(model)
     for text in read.notes:

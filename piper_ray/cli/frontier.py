@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Input, Json, KeptInFlight, Memory, Microbatches, Unwritten, load_instance
+from piper_ray.cli.common import (
+    Bandwidth,
+    Input,
+    Json,
+    KeptInFlight,
+    Memory,
+    Microbatches,
+    Unwritten,
+    counts_text,
+    load_instance,
+)
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
+    Chunks,
     Gap,
     MemoryLimit,
     NoDataParallel,
@@ -23,6 +34,7 @@ from piper_ray.cli.search_options import (
     Threads,
     TimeLimit,
     UseAllDevices,
+    asked_schedule,
     constraints_of,
 )
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
@@ -31,7 +43,7 @@ from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 
@@ -50,7 +62,7 @@ def frontier(
         typer.Option(
             "--devices",
             metavar="RANGE",
-            help="Numbers of devices, as 8..2048, 8..2048:8 or 8,16,32; 1 to the input's number if not given.",
+            help="Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given.",
         ),
     ] = None,
     budgets: Annotated[
@@ -82,6 +94,7 @@ def frontier(
     no_data_parallel: NoDataParallel = False,
     recompute: RecomputeRule = Recompute.AUTO,
     schedule: PlannedSchedule = None,
+    chunks: Chunks = None,
     same_degrees: SameForAll = False,
     stages: Stages = None,
     use_all_devices: UseAllDevices = False,
@@ -105,19 +118,21 @@ def frontier(
         ),
     )
     _refuse_unwritable(out, plot, plans)
-    wanted = None if devices is None else parse_numbers(devices, "--devices")
-    bounds = None if budgets in (None, "all") else parse_numbers(str(budgets), "--budgets")
+    wanted = None if devices is None else parse_numbers(counts_text(devices), "--devices")
+    bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
     most = None if wanted is None else wanted[-1]
     instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.engine.chunks.answer import most_chunks
     from piper_ray.engine.flush.answer import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier
     from piper_ray.report.layout import console
     from piper_ray.report.summary import schedule_line
 
-    planned_for = Schedule.first_of(schedule, instance.schedule)
-    if budgets is not None and is_by_degrees(planned_for, restrictions):
+    asked = asked_schedule(schedule, chunks, instance.schedule)
+    planned_for = Schedule.of(asked)
+    if budgets is not None and (planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions)):
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
     screen = console(stderr=json)
     log = FrontierLog(screen)
@@ -133,7 +148,7 @@ def frontier(
             options=options,
             listener=log,
             stop=first,
-            schedule=planned_for,
+            schedule=asked,
         )
         if budgets is None or found.stopped_by is not None:
             return found, ()
@@ -142,7 +157,7 @@ def frontier(
 
     with log:
         log.begin(instance)
-        log.line(schedule_line(planned_for))
+        log.line(schedule_line(planned_for, most_chunks(asked)))
         found, of_budgets = current().run(search)
     print_frontier(screen, found, of_budgets)
     if json:

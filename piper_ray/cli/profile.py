@@ -43,7 +43,10 @@ def profile(
         ),
     ],
     microbatch: Annotated[
-        int, typer.Option("--microbatch", metavar="SAMPLES", min=1, show_default=False, help="Samples of a microbatch.")
+        int,
+        typer.Option(
+            "--microbatch-size", metavar="SAMPLES", min=1, show_default=False, help="Samples of a microbatch."
+        ),
     ],
     out: Annotated[
         Path,
@@ -95,7 +98,8 @@ def profile(
         int | None, typer.Option("--devices", metavar="K", min=1, help="Devices to plan for, in place of those here.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="SAMPLES", min=1, help="Samples of a batch; 32 microbatches.")
+        int | None,
+        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch; 32 microbatches."),
     ] = None,
     memory: Annotated[
         float | None,

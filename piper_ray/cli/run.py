@@ -81,7 +81,7 @@ def run(
     ] = None,
     microbatch: Annotated[
         int | None,
-        typer.Option("--microbatch", metavar="SAMPLES", min=1, help="Samples of a microbatch, not the plan's."),
+        typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="Samples of a microbatch, not the plan's."),
     ] = None,
     arg: Annotated[
         list[str] | None,

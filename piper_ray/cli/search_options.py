@@ -22,6 +22,7 @@ from piper_ray.model.constraints import RecomputeRule as RecomputationRule
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.step import AllReduce, StepTerms
+from piper_ray.workloads.formats import parse_seconds
 
 
 class PerStage(str, Enum):
@@ -110,6 +111,7 @@ PlannedSchedule = Annotated[
     ScheduleName | None,
     typer.Option(
         "--schedule",
+        metavar="NAME",
         help="The schedule that the plan is to run under, in place of the input's. 2bw is Piper's own, asynchronous "
         "and never drained. All others flush each batch, as runtimes do, with one d and one t for all stages: 1f1b and "
         "gpipe are proved; interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v end with a gap.",
@@ -120,8 +122,8 @@ Chunks = Annotated[
     typer.Option(
         "--chunks",
         metavar="V",
-        help="Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, "
-        "solve tries 1 to 8 for the former two.",
+        help="Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, 1 "
+        "to 8 are tried for the former two.",
     ),
 ]
 SameForAll = Annotated[
@@ -168,7 +170,9 @@ Sustained = Annotated[
 SumOfGradients = Annotated[
     AllReduce | None,
     typer.Option(
-        "--all-reduce", help="How gradients are summed: parameter-server as in Piper, the default, or ring, half that."
+        "--all-reduce",
+        metavar="RULE",
+        help="How gradients are summed: parameter-server as in Piper, the default, or ring, half that.",
     ),
 ]
 SumOverlap = Annotated[
@@ -214,7 +218,12 @@ Gap = Annotated[
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit", metavar="S", help="Stop after S seconds with the best plans and bounds by then."),
+    typer.Option(
+        "--time-limit",
+        metavar="TIME",
+        parser=option_value(parse_seconds),
+        help="Stop after so many seconds, or after 10m or 1.5h, with the best plans and bounds by then.",
+    ),
 ]
 Threads = Annotated[
     int | None,

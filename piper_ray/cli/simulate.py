@@ -55,9 +55,10 @@ def simulate(
         ScheduleName | None,
         typer.Option(
             "--schedule",
+            metavar="NAME",
             help="How each rank orders its passes; if not given as the plan says, else the input. 2bw, Piper's model, "
-            "and pipedream never drain; the others flush each batch. interleaved, looped-bfs, zb-v and dualpipe-v hold "
-            "several of the plan's stages on a rank.",
+            "and pipedream never drain; gpipe, 1f1b, zb-h1, interleaved, looped-bfs, zb-v and dualpipe-v flush each "
+            "batch. The latter four hold several of the plan's stages on a rank.",
         ),
     ] = None,
     chunks: Annotated[

@@ -13,8 +13,8 @@ from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_
 from piper_ray.cli.cluster import (
     Address,
     Alone,
+    Checkpoint,
     CpusPerWorker,
-    Resume,
     Supervise,
     WithoutWorkers,
     Workers,
@@ -41,6 +41,7 @@ from piper_ray.cli.for_runtime import (
     HowManyPlans,
     RuntimeSolve,
     Tolerance,
+    alternatives_document,
     find_alternatives,
     print_alternatives,
     write_alternatives,
@@ -125,7 +126,7 @@ def solve(
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1,
     without_workers: WithoutWorkers = Alone.CONTINUE,
-    resume: Resume = None,
+    checkpoint: Checkpoint = None,
     supervised: Supervise = False,
     runtime: ForRuntime = None,
     plans: HowManyPlans = 1,
@@ -137,17 +138,17 @@ def solve(
     Ctrl-C stops the search and prints the best plan so far with its gap.
     """
     if supervised:
-        if resume is None:
-            raise UsageError("--supervise needs --resume: where the state is kept that a new start takes up")
+        if checkpoint is None:
+            raise UsageError("--supervise needs --checkpoint: where the state is kept that a new start takes up")
         from piper_ray.cli.supervise import supervise, without_supervise
 
-        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), resume))
+        raise typer.Exit(supervise(without_supervise(sys.argv[1:]), checkpoint))
     options = SolveOptions(
         gap=gap,
         time_limit_s=time_limit,
         threads=threads,
         memory_limit_bytes=memory_limit,
-        resume=resume,
+        resume=checkpoint,
         contract=contract,
     )
     restrictions = Restrictions(
@@ -176,7 +177,7 @@ def solve(
             contract=blocks,
             memory_limit=memory_limit,
             address=address,
-            resume=resume,
+            checkpoint=checkpoint,
             chunks=chunks,
             sustained=sustained,
             all_reduce=all_reduce,
@@ -245,22 +246,23 @@ def solve(
     print_outcome(screen, instance, solution)
     if simulation is not None:
         print_simulated(screen, instance, solution, simulation)
-    free = None
+    more: dict[str, object] = {}
     if for_runtime is not None and solution.stopped_by is not StoppedBy.INTERRUPT:
         free = for_runtime.without_rules(instance, solution, options)
         screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
         for_runtime.print_ranks(screen, solution)
+        more["runtime"] = for_runtime.document(free)
     if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
         others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
         screen.print()
         print_alternatives(screen, instance, others, tolerance)
+        more["alternatives"] = alternatives_document(instance, others)
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
-        typer.echo(
-            to_text(solution_document(instance, restrictions, options, solution, evaluation, simulation)), nl=False
-        )
+        document = solution_document(instance, restrictions, options, solution, evaluation, simulation)
+        typer.echo(to_text(document | more), nl=False)
     unwritten.report()
     code = exit_code(solution)
     if code != EXIT_SOLVED:

@@ -1,4 +1,4 @@
-"""``piper-ray solve --resume DIR --supervise``: the solve as a child process, started again each time it dies.
+"""``piper-ray solve --checkpoint DIR --supervise``: the solve as a child process, started again each time it dies.
 
 Ray ends a driver whose head is gone from outside Python, by exit code 1 or SIGABRT, so no handler in the solve itself
 could go on. What was saved is in the checkpoint, where the next child takes it up.
@@ -70,7 +70,7 @@ def supervise(
     """Runs ``command`` with ``arguments`` until it ends other than by death; returns its exit code.
 
     A death is exit code 1 or 7, or a signal. After SIGINT, SIGTERM or SIGHUP to the supervisor the child's exit code is
-    final whatever it is, 128 + N if signal N ended it, as in shells. checkpoint: the path or URI of ``--resume``. The
+    final whatever it is, 128 + N if signal N ended it, as in shells. checkpoint: a path or URI. The
     child does not outlive the supervisor; if SIGKILL ends that, so only on Linux.
 
     For the main thread only. Raises ClusterError after len(pauses_s) + 1 deaths in a row with no new content of the

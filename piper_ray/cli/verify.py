@@ -36,7 +36,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
 from piper_ray.simulate.options import SimulationOptions
-from piper_ray.workloads.formats.load import plan_claims
+from piper_ray.workloads.formats.load import plan_claims, plan_made_for
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -67,6 +67,7 @@ def verify(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     claims = plan_claims(plan_file)
+    made_for = plan_made_for(plan_file, instance)
     valued_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
     step = step_terms(all_reduce, all_reduce_overlap, optimizer, claims.step_under(valued_for))
 
@@ -82,6 +83,10 @@ def verify(
         if json:
             found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
             typer.echo(to_text(found), nl=False)
+        if made_for is not None:
+            raise InvalidPlan(
+                [str(made_for)] if made_for.other_workload else [*error.violations, str(made_for)]
+            ) from None
         raise
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import Enum
 from reprlib import Repr
 from typing import TypedDict, TypeVar, cast
@@ -20,6 +22,15 @@ _SHORT.maxstring = _SHORT.maxother = 80
 def shown(value: object) -> str:
     """A value as an error shows it, clipped."""
     return _SHORT.repr(value)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """``; did you mean 'megatron'?`` for a name that is like one of those known; else nothing."""
+    by_lower = {name.lower(): name for name in known}
+    lower = given.lower()
+    begun = [name for name in by_lower if len(lower) > 1 and name.startswith(lower)]
+    found = begun or get_close_matches(lower, by_lower, n=1)
+    return f"; did you mean {by_lower[found[0]]}?" if found else ""
 
 
 def whole(value: object) -> int | None:
@@ -67,7 +78,8 @@ def choice(name: str, value: object, kind: type[Choice]) -> Choice:
         return kind(value)
     except ValueError:
         known = ", ".join(str(member.value) for member in kind)
-        raise UsageError(f"{name} {shown(value)} is unknown; expected one of {known}") from None
+        meant = did_you_mean(value, known.split(", ")) if isinstance(value, str) else ""
+        raise UsageError(f"{name} {shown(value)} is unknown; expected one of {known}{meant}") from None
 
 
 def location(name: str, value: object) -> str:

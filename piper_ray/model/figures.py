@@ -60,6 +60,34 @@ def given_size_text(size_bytes: float) -> str:
     return min((_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES)), key=len)
 
 
+def memory_text(size_bytes: float) -> str:
+    """``73.81 GiB``, ``74.51 GiB (80 GB)``: as tables have it, and as it was given where that is much shorter."""
+    binary, decimal = (_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES))
+    return f"{binary} ({decimal})" if len(decimal) + 1 < len(binary) else binary
+
+
+def bytes_text(size_bytes: float) -> str:
+    """``13 bytes``, ``7.451 GiB``: in a sentence."""
+    if size_bytes < 2**20:
+        return f"{size_bytes:,.0f} bytes" if size_bytes >= 1000.0 else f"{size_bytes:g} bytes"
+    return size_text(size_bytes)
+
+
+def size_option(size_bytes: float) -> str:
+    """``80GB``, ``8GiB``: the same size to the byte, as options take it."""
+    for units in (_SIZES, _DECIMAL_SIZES):
+        for unit, size in units:
+            if size_bytes % size == 0.0 and size > 1.0:
+                return f"{size_bytes / size:.0f}{unit}"
+    return f"{size_bytes:.0f}B"
+
+
+def size_above(size_bytes: float) -> str:
+    """``149.64GiB``: a size of few digits, as options take it, that is at least as large."""
+    scale = size_scale(size_bytes, 5)
+    return f"{math.ceil(size_bytes / scale.size * 10**scale.decimals) / 10**scale.decimals:g}{scale.unit}"
+
+
 def percent_text(ratio: float) -> str:
     """``0.8746 %``; ``0 %`` is a gap that the proof leaves anyway, what rounds to zero but is more has an exponent."""
     percent = 100.0 * ratio
@@ -97,3 +125,10 @@ def _scale(units: tuple[tuple[str, float], ...], largest: float, digits: int) ->
     unit, size = next(((unit, size) for unit, size in units if rounded >= size), units[-1])
     whole = math.floor(math.log10(rounded / size) + 1e-12) + 1
     return Scale(unit, size, 0 if size == 1.0 and unit == "B" else max(0, digits - max(whole, 1)))
+
+
+def flop_text(flop: float) -> str:
+    """``1.234 PFLOP``: four digits and the largest unit of which there is one."""
+    units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
+    power = min(len(units) - 1, max(0, math.floor(math.log10(flop) / 3))) if flop > 0 else 0
+    return f"{flop / 1000.0**power:.4g} {units[power]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -82,6 +83,7 @@ def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[in
             violations.append(
                 f"stage {number}: layer {layer_id} has no TMPC {wanted!r} at tensor-parallel degree {t}, only "
                 + ", ".join(repr(tmpc_id) for tmpc_id in offered)
+                + did_you_mean(str(wanted), offered)
             )
         else:
             violations.append(f"stage {number}: layer {layer_id} has no TMPC at tensor-parallel degree {t}")

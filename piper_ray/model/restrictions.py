@@ -15,6 +15,7 @@ from piper_ray.model.constraints import (
     NoTensorParallelism,
     Recompute,
     RecomputeRule,
+    SameDegrees,
     Scope,
     StageCount,
 )
@@ -141,6 +142,17 @@ class Restrictions:
         """Raises UsageError if some constraint is about more than one stage, for a planner that knows none of these."""
         if self.plan_wide:
             raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, self.plan_wide))}")
+
+    def require_same_degrees(self, how: str, *also: type[Constraint]) -> None:
+        """Raises UsageError for constraints that plans with one d and one t for all stages are not made to keep.
+
+        how: such plans are made, for the user. also: what the schedule's solver keeps besides.
+        """
+        unknown = [
+            rule for rule in self.plan_wide if not isinstance(rule, (SameDegrees, StageCount, AllDevices, *also))
+        ]
+        if unknown:
+            raise UsageError(f"plans {how} cannot keep {', '.join(map(repr, unknown))} yet")
 
     def to_dict(self) -> dict[str, object]:
         """Ready for ``json.dump``: the usual three by name, and the others under ``constraints`` if there are any."""

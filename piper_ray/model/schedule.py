@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -56,7 +56,8 @@ _DEFAULT_CHUNKS = {
 class Schedule:
     """A schedule by name, and what it takes beside its name. Raises UsageError for what makes no sense.
 
-    chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others.
+    chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others,
+    and searches for plans of the former two try others too.
     group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
     None: the least that the number of microbatches allows.
     """
@@ -64,6 +65,7 @@ class Schedule:
     name: ScheduleName
     chunks: int | None = None
     group: int | None = None
+    chunks_are_open: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         name = arguments.choice("schedule", self.name, ScheduleName)
@@ -76,8 +78,14 @@ class Schedule:
         group = None if self.group is None else arguments.positive("group", self.group)
         if group is not None and name not in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
             raise UsageError(f"schedule {name.value} has no groups of microbatches; interleaved and zb-h1 have")
-        for field, value in (("name", name), ("chunks", chunks), ("group", group)):
-            object.__setattr__(self, field, value)
+        are_open = self.chunks is None and name in (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
+        for of, value in (("name", name), ("chunks", chunks), ("group", group), ("chunks_are_open", are_open)):
+            object.__setattr__(self, of, value)
+
+    @property
+    def settled(self) -> Schedule:
+        """With its usual number of chunks, where that was open."""
+        return Schedule(self.name, self.chunks, self.group) if self.chunks_are_open else self
 
     @property
     def v(self) -> int:

@@ -83,7 +83,7 @@ def plan(
             f"planner must be a planner such as Megatron(), or one of {names}; not {arguments.shown(planner)}"
         )
     instance = instance_of(instance)
-    under = Schedule.first_of(schedule, instance.schedule)
+    under = Schedule.first_of(schedule, instance.schedule).settled
     instance = instance.replace(schedule=under)
     if isinstance(planner, str):
         name, planner = planner, planner_of(planner)

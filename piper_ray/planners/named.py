@@ -43,7 +43,9 @@ def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
     arguments.of_kind("planner", text, str, "a text such as 'megatron'")
     name, _, settings = text.partition(":")
     if name not in ALL_NAMES:
-        raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join([*PLANNERS, EXACT])}")
+        names = [*PLANNERS, EXACT]
+        meant = arguments.did_you_mean(name, names)
+        raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join(names)}{meant}")
     known = _SETTINGS.get(name, {})
     chosen: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):

@@ -125,6 +125,7 @@ def frontier_document(
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
         **frontier.schedule.to_dict(),
+        **({"chunks": None} if frontier.chunks_differ else {}),
         "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
         "by_devices": [_point_document(point) for point in frontier.points()],

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import given_size_text, range_text, time_text
+from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.formulas import number_text, substituted
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.memory import kept_bytes
+from piper_ray.workloads.estimate.memory import kept_bytes, transient_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 from piper_ray.workloads.estimate.roofline import (
@@ -22,6 +22,8 @@ from piper_ray.workloads.estimate.roofline import (
     shape_on,
     traffic_s,
 )
+from piper_ray.workloads.estimate.work import hardware_flop, model_flop
+from piper_ray.workloads.estimate.working import backward_bytes
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -41,14 +43,17 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     for operator in kind.operators:
         if kind.value(operator.parameters):
             yield f"  {_term(operator.name, operator.parameters, kind)}{_share(kind, operator.parameters_split)}"
+    recomputed = hardware_flop(kind, Recomputation.FULL)
+    again = f"; {flop_text(recomputed)} with full recomputation" if kind.recomputable else ""
+    yield f"Work of a microbatch, forward and backward: {flop_text(model_flop(kind))}{again}"
     yield ""
     yield from _saved(kind)
     for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
         yield ""
-        yield from _passes(result, kind, Mode(*sharing))
+        yield from _passes(result, kind.on(sharing[0]), Mode(*sharing))
         for mode in result.modes[kind.key]:
             if (mode.degree, mode.sequence_parallel) == sharing:
-                yield from _figures(result, kind, mode)
+                yield from _figures(result, kind.on(mode.degree), mode)
 
 
 def _find(result: Estimate, layer: str) -> LayerKind:
@@ -104,7 +109,9 @@ def _rules(result: Estimate) -> Iterator[str]:
     )
     yield f"  the host launches an operator in {time_text(software.host_s, 2)}: a pass takes no less than that"
     yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
-    yield f"  set aside for one layer while it is recomputed: {setting.workspace_bytes:,.0f} bytes"
+    yield f"  memory: {gpu.device_bytes:,.0f} bytes that programs find, of {given_size_text(gpu.memory_bytes)};"
+    yield f"    left free for CUDA's context, communicators and fragments: {setting.reserve_bytes:,.0f} bytes;"
+    yield f"    set aside for one layer's backward pass: {setting.workspace_bytes:,.0f} bytes"
 
 
 def _half_b(result: Estimate) -> str:
@@ -188,6 +195,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     yield (
         f"    b = {_state_text(costs, training, zero)}{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
     )
+    yield from (f"        {line}" for line in _memory_lines(result, kind, mode, costs))
     yield f"    w = {_synchronised_text(result, mode, costs)} = {costs.synchronised_bytes:,.0f} bytes"
     if kind.value(kind.output):
         yield f"    {_edge_text(result, kind, mode)}"
@@ -199,6 +207,21 @@ def _state_text(costs: Costs, training: Training, zero: str) -> str:
         return f"{costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + {of_trained})"
     weights = f"{costs.parameters:,.0f} parameters x {training.weight_bytes:g} weights"
     return f"{weights} + {costs.trained:,.0f} trained x ({of_trained})"
+
+
+def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> Iterator[str]:
+    """What b is for, and what the backward pass holds beside a and b."""
+    training, shards = result.setting.training, mode.zero_shards
+    whole = shards if mode.fsdp else 1
+    states = [
+        ("weights", costs.parameters * training.weight_bytes / whole),
+        ("gradients", costs.trained * training.gradient_bytes / whole),
+        ("optimizer state", costs.trained * training.optimizer_bytes / shards),
+    ]
+    yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
+    again, gradients = transient_bytes(kind, mode), backward_bytes(kind, mode)
+    made = f" and {again:,.0f} made again or brought back" if again else ""
+    yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
 
 def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
@@ -264,4 +287,4 @@ def _time_terms(costs: Costs) -> str:
 def _excess_text(result: Estimate, costs: Costs) -> str:
     if not costs.excess_bytes:
         return ""
-    return f" + {costs.transient_bytes:,.0f} while recomputing - {result.setting.workspace_bytes:,.0f} set aside"
+    return f" + {costs.transient_bytes:,.0f} in its backward pass - {result.setting.workspace_bytes:,.0f} set aside"

@@ -27,6 +27,12 @@ class LiveLog(ABC):
     def live_line(self) -> Text:
         """What the line says; asked for often, so that a clock in it runs while nothing happens."""
 
+    def _one_line(self) -> Text:
+        """Cut off where the terminal ends: what a line says first matters most."""
+        line = self.live_line()
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
     def __enter__(self: _Log) -> _Log:  # noqa: PYI019 - the same reason
         self._ended = False
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -34,7 +40,7 @@ class LiveLog(ABC):
                 console=self._console,
                 transient=True,
                 refresh_per_second=_REFRESH_PER_S,
-                get_renderable=self.live_line,
+                get_renderable=self._one_line,
             )
             self._live.start()
         return self

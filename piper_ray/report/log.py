@@ -20,7 +20,7 @@ from piper_ray.model.events import (
     Note,
     StepFinished,
 )
-from piper_ray.model.figures import percent_text, plural, time_text
+from piper_ray.model.figures import PROOF_TOLERANCE, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.report.live import LiveLog
 from piper_ray.report.summary import instance_lines
@@ -44,6 +44,7 @@ class SolverLog(LiveLog):
         self._advance: EvaluationAdvanced | DegreesAdvanced | None = None
         self._started_s = time.perf_counter()
         self._has_head = False
+        self._closed = False  # the bounds met
 
     def begin(self, instance: Instance) -> None:
         """The header: which version plans what on what."""
@@ -64,17 +65,27 @@ class SolverLog(LiveLog):
             self._advance = event
         elif isinstance(event, (EvaluationFinished, DegreesSearched)):
             self._advance = None
-            answer = "feasible" if event.feasible else "infeasible"
-            self._row(str(event.index), event.threshold_s, answer, event.bounds)
+            gap = event.bounds.gap
+            closed = gap is not None and gap <= PROOF_TOLERANCE
+            if event.feasible:
+                # Asked once more though nothing is faster: which of the equally fast plans takes the fewest devices.
+                again = closed and self._closed and isinstance(event, EvaluationFinished)
+                self._row(
+                    str(event.index), time_text(event.threshold_s), "tie-break" if again else "feasible", event.bounds
+                )
+            else:
+                below = "<" if closed else ""  # by a billionth: the proof
+                self._row(str(event.index), below + time_text(event.threshold_s), "infeasible", event.bounds)
+            self._closed = closed
         elif isinstance(event, IncumbentFound):
             self._row(
                 "*",
-                event.time_per_sample_s,
+                time_text(event.time_per_sample_s),
                 "plan" if event.origin in _USUAL_ORIGINS else f"plan ({event.origin})",
                 event.bounds,
             )
 
-    def _row(self, mark: str, threshold_s: float, answer: str, bounds: Bounds) -> None:
+    def _row(self, mark: str, threshold: str, answer: str, bounds: Bounds) -> None:
         if not self._has_head:
             self._has_head = True
             self._console.print()
@@ -82,7 +93,7 @@ class SolverLog(LiveLog):
         upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
         gap = "-" if bounds.gap is None else percent_text(bounds.gap)
         self._line(
-            f"{mark:>4}  {time_text(threshold_s):>11}  {answer:<12} {time_text(bounds.lower_s):>11}  {upper:>11}  "
+            f"{mark:>4}  {threshold:>11}  {answer:<12} {time_text(bounds.lower_s):>11}  {upper:>11}  "
             f"{gap:>9}  {bounds.elapsed_s:6.2f} s"
         )
 
@@ -99,28 +110,24 @@ class SolverLog(LiveLog):
         if advance is None:
             return Text(f"working, {elapsed_s:.1f} s", style="dim")
         parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
-        return Text(", ".join([*parts, f"{elapsed_s:.1f} s"]), style="dim")
+        return Text(", ".join([parts[0], f"{elapsed_s:.1f} s", *parts[1:]]), style="dim")
 
 
 def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
     share = advance.done / advance.total if advance.total else 1.0
-    parts = [
-        f"evaluation {advance.index} at {time_text(advance.threshold_s)}",
-        f"level {advance.level:,} of {advance.levels:,}",
-        f"{share:.0%} of {advance.total:,} downsets",
-    ]
-    if advance.bounds.gap is not None:
-        parts.append(f"gap {percent_text(advance.bounds.gap)}")
-    if advance.chunks_in_flight:
-        parts.append(f"{advance.chunks_in_flight} chunks on {advance.workers} workers")
+    parts = [f"evaluation {advance.index} at {time_text(advance.threshold_s)}"]
     if advance.seconds > _WORTH_A_GUESS_S and share > 0:
         # A downset looks at those before it, so what is done grows as the square of their share.
         parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")
+    if advance.bounds.gap is not None:
+        parts.append(f"gap {percent_text(advance.bounds.gap)}")
+    parts += [f"{share:.0%} of {advance.total:,} downsets", f"level {advance.level:,} of {advance.levels:,}"]
+    if advance.chunks_in_flight:
+        parts.append(f"{advance.chunks_in_flight} chunks on {advance.workers} workers")
     return parts
 
 
 def _degrees_parts(advance: DegreesAdvanced) -> list[str]:
-    """Short enough for a line of 80 columns."""
     at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
     parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)", f"{advance.running} at work"]
     if advance.bounds.gap is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model.figures import (
     PROOF_TOLERANCE,
     given_size_text,
+    memory_text,
     percent_text,
     plural,
     printable,
+    size_above,
     size_text,
     time_text,
 )
@@ -39,7 +39,7 @@ def instance_lines(instance: Instance) -> list[str]:
     )
     cluster = (
         f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}, "
-        f"M = {given_size_text(instance.memory_bytes)}, B = {given_size_text(instance.bandwidth_bytes_per_s)}/s"
+        f"M = {memory_text(instance.memory_bytes)}, B = {given_size_text(instance.bandwidth_bytes_per_s)}/s"
     )
     return [workload, cluster]
 
@@ -154,7 +154,7 @@ def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
     least = infeasibility.least_memory_bytes
     if least is not None:
         console.print(
-            f"least memory per device with a plan: {size_text(least, 6)} (--memory {math.ceil(least)}B)", soft_wrap=True
+            f"least memory per device with a plan: {size_text(least, 6)} (--memory {size_above(least)})", soft_wrap=True
         )
 
 

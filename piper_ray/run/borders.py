@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.stages import StageModule
@@ -42,17 +44,13 @@ def borders_of(
     inputs: Mapping[str, torch.Tensor],
     loss: Callable[[tuple[torch.Tensor, ...]], torch.Tensor],
 ) -> list[Border]:
-    """Those of all stages. loss: of what the last one sends. Random numbers and buffers are afterwards as they were.
-
-    Raises InputError.
-    """
+    """Those of all stages. loss: of what the last one sends. Raises InputError."""
     borders = []
     received: tuple[torch.Tensor, ...] = ()
     for number, stage in enumerate(stages, start=1):
-        kept = [(buffer, buffer.clone()) for buffer in stage.buffers()]
         leaves = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in received)
         try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with torch.enable_grad():
                 given = [leaf.clone() for leaf in leaves]
                 versions = [tensor._version for tensor in given]
                 sent = stage.run(given, inputs)
@@ -63,14 +61,22 @@ def borders_of(
             where = place_of(error)
             fault = Fault(f"stage {number}", words_of(error) + (f" ({where})" if where else ""))
             raise InputError(spec, [fault]) from error
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
         written = frozenset(i for i, tensor in enumerate(given) if tensor._version != versions[i])
         idle = not _reached(ends) >= {id(one) for one in stage.parameters() if one.requires_grad}
         borders.append(Border(_shapes(received), _shapes(sent), written, idle))
         received = sent
     return borders
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Passes within leave buffers and random numbers as they were."""
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        yield
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)
 
 
 def _reached(ends: Sequence[torch.Tensor]) -> set[int]:

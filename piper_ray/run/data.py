@@ -39,8 +39,8 @@ class Data:
     iterator, and else its example again and again."""
 
     def __init__(self, factory: Factory, model: TrainableModel, declared: Sequence[Declared], microbatch: int) -> None:
-        self._factory, self._model = factory, model
-        self._declared, self._size = declared, microbatch
+        self._factory, self._declared, self._size = factory, declared, microbatch
+        self._example, self._further = model.inputs, model.further  # and not the model, most of which is let go
         self._steps = 0
         self._form = _form(model.inputs)
 
@@ -60,10 +60,10 @@ class Data:
         for _ in range(microbatches):
             if self._declared:
                 yield self._factory.fitted(tuple(one.tensor(self._size) for one in self._declared), self._size)
-            elif self._model.further is not None:
-                yield self._factory.fitted(self._factory.next_of(self._model.further), self._size)
+            elif self._further is not None:
+                yield self._factory.fitted(self._factory.next_of(self._further), self._size)
             else:
-                yield self._model.inputs
+                yield self._example
 
 
 def _form(inputs: Inputs) -> tuple[str, object]:

@@ -139,7 +139,7 @@ def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
     if microbatches is None:
         raise UsageError("the plan does not say how many microbatches a batch has; expected --microbatches N")
     if microbatch is None:
-        raise UsageError("the plan does not say how many samples a microbatch has; expected --microbatch SAMPLES")
+        raise UsageError("the plan does not say how many samples a microbatch has; expected --microbatch-size SAMPLES")
     if schedule.asynchronous:
         raise UsageError(
             f"schedule {schedule.name.value} never drains, and torch has no such schedule; expected a plan for one "

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from piper_ray.model.errors import Fault, InputError
-from piper_ray.run.borders import Border, borders_of
+from piper_ray.run.borders import Border, borders_of, untouched
 from piper_ray.run.data import Data, Microbatch
 from piper_ray.run.job import Job, Replicas, pass_lists
 from piper_ray.run.passes import PassFailed, Recorder, TimedStage
@@ -45,13 +45,14 @@ class Pipeline:
         declared = [parse_input(text) for text in job.inputs]
         model = factory.build(job.microbatch, _CPU, declared)
         paths = sorted({layer.path for stage in job.stages for layer in stage})
-        traced = traced_model(job.model, model, [_literal(path) for path in paths])
         self.data = Data(factory, model, declared, job.microbatch)
-        cuts = cuts_of(job.model, job, traced)
         splits = any(kind is ActionKind.I for passes in pass_lists(job) for kind, _, _ in passes)
-        stages = [StageModule(cut, traced.layers, whole=splits) for cut in cuts]
-        example, loss = Microbatch.of(model.inputs), Loss(job.model, traced.result, model.loss)
-        borders = borders_of(job.model, stages, example.tensors, lambda outputs: loss(outputs, example))
+        example = Microbatch.of(model.inputs)
+        with untouched(model.module):
+            traced = traced_model(job.model, model, [_literal(path) for path in paths])
+            loss = Loss(job.model, traced.result, model.loss)
+            stages = [StageModule(cut, traced.layers, whole=splits) for cut in cuts_of(job.model, job, traced)]
+            borders = borders_of(job.model, stages, example.tensors, lambda outputs: loss(outputs, example))
         self.recorder = Recorder(clock_of(device), replica, job.replicas)
         self._sum_group = mesh.get_group("dp") if splits and job.replicas > 1 and job.sharing is Replicas.DDP else None
         held = job.schedule.stages_of_rank(place, job.places)

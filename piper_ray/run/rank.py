@@ -69,7 +69,8 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
     name = job.name_of(rank) if rank < job.ranks else f"rank {rank}"
     cause = _cause(error)
     if isinstance(cause, torch.OutOfMemoryError):
-        return Failure.of(LimitError(f"{name}: the device's memory is not enough; expected a smaller --microbatch"))
+        what = f"{name}: the device's memory is not enough; expected a smaller --microbatch-size"
+        return Failure.of(LimitError(what))
     if isinstance(cause, PiperRayError):
         return Failure.of(cause)
     if not isinstance(error, PassFailed):

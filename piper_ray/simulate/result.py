@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from piper_ray.model.batch import Batch
-from piper_ray.model.figures import plural, size_text, time_text
+from piper_ray.model.figures import bytes_text, plural, size_text, time_text
 from piper_ray.model.notebook import html_table
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
@@ -38,7 +38,8 @@ class RankSimulation:
     compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
     all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
     up to the simulation's ``window_s``.
-    in_flight: the most microbatches at once, for each of its stages. versions: of the weights, under PipeDream.
+    in_flight: the most microbatches at once, for each of its stages. fixed_memory_bytes: of the peak, what is there all
+    the time. versions: of the weights, under PipeDream.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RankSimulation:
     bubble_s: float
     in_flight: tuple[int, ...]
     peak_memory_bytes: float
+    fixed_memory_bytes: float
     versions: Versions | None
 
 
@@ -158,7 +160,8 @@ class Simulation:
         """Each rank that holds more than a device has, in words; numbered from 0."""
         limit_bytes = self.memory_limit_bytes
         return [
-            f"{rank.name} needs {rank.peak_memory_bytes:,.0f} bytes on each device, which has {limit_bytes:,.0f}"
+            f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device, "
+            f"{bytes_text(rank.peak_memory_bytes - limit_bytes)} more than it has"
             for rank in self.ranks
             if rank.peak_memory_bytes > limit_bytes * (1.0 + _MEMORY_TOLERANCE)
         ]

@@ -19,8 +19,9 @@ from piper_ray.model.schedule import Schedule
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, SweepOptions, check_label, schedule_named
 from piper_ray.workloads.formats import load
-from piper_ray.workloads.formats.documents import parse_toml, read_text
+from piper_ray.workloads.formats.documents import parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.workloads.formats.recognise import advice
 from piper_ray.workloads.formats.units import OnNote, doubtful
 
 _KEYS = ("name", "workloads", "options", "grid", "points")
@@ -57,6 +58,8 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
     source = arguments.location("source", path)
     document = parse_toml(source, read_text(source))
     faults = Faults()
+    if not {"workloads", "grid", "points"} & document.keys() and (kind := advice(document)) is not None:
+        refuse(source, "", f"not a sweep but {kind}")
     for key in document:
         if key not in _KEYS:
             faults.at(path_of("", key), f"unknown key; expected one of {', '.join(_KEYS)}")
@@ -215,5 +218,5 @@ def _load(
 def _point(draft: _Draft, graph: Instance) -> Point:
     own = [getattr(graph, quantity) for quantity in _CLUSTER.values()]
     k, n, m, b = (mine if given is None else given for given, mine in zip(draft.figures, own, strict=True))
-    schedule = Schedule.first_of(draft.schedule, graph.schedule)
+    schedule = Schedule.first_of(draft.schedule, graph.schedule).settled
     return Point(draft.workload, draft.planner, k, n, float(m), float(b), draft.restrictions, schedule)

@@ -10,9 +10,22 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.validate.runs import Run
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.estimate.layout import Layout, Sharding
+from piper_ray.workloads.estimate.layout import Layout
 from piper_ray.workloads.estimate.modes import Recomputation
+from piper_ray.workloads.estimate.runtimes import (
+    DEEPSPEED,
+    DEEPSPEED_FP16,
+    FSDP,
+    HAI_LLM,
+    MEGATRON_2021,
+    MEGATRON_2021_FP16,
+    MEGATRON_CORE,
+    NEMO,
+    Loss,
+    Runtime,
+)
 from piper_ray.workloads.estimate.software import Precision, Stack, software_named, stack_of
+from piper_ray.workloads.estimate.states import Sharding
 
 
 class NotExpressible(Exception):
@@ -26,6 +39,7 @@ class Laid:
     model: ModelConfig
     software: str
     stack: Stack
+    runtime: Runtime
     layout: Layout
     assumed: tuple[str, ...]
 
@@ -45,7 +59,7 @@ def laid_out(run: Run, hardware: Hardware) -> Laid:
         layout = _layout(run, model, assumed)
     except (UsageError, InputError) as error:
         raise NotExpressible(" ".join(str(error).split())) from error
-    return Laid(model, software, stack, layout, tuple(assumed))
+    return Laid(model, software, stack, _runtime(run, software, stack.precision), layout, tuple(assumed))
 
 
 def _model(run: Run) -> ModelConfig:
@@ -112,6 +126,27 @@ def _generation(run: Run, assumed: list[str]) -> str:
     return key
 
 
+_RUNTIMES = {
+    "megatron-2021": (MEGATRON_2021, MEGATRON_2021_FP16),
+    "megatron-2022": (MEGATRON_2021, MEGATRON_2021_FP16),
+    "deepspeed-2021": (DEEPSPEED, DEEPSPEED_FP16),
+    "megatron-core": (MEGATRON_CORE, MEGATRON_CORE),
+    "megascale": (MEGATRON_CORE, MEGATRON_CORE),
+    "nemo": (NEMO, NEMO),
+    "fsdp": (FSDP, FSDP),
+}
+"""How each generation of software holds memory: in bf16, and in fp16."""
+
+
+def _runtime(run: Run, generation: str, precision: Precision) -> Runtime:
+    of_bf16, of_fp16 = _RUNTIMES[generation]
+    runtime = of_fp16 if precision is Precision.FP16 else of_bf16
+    if "deepseek-v3" in run.told and "h800" in (run.gpu or "").lower():
+        runtime = HAI_LLM
+    loss = Loss.FUSED if "fused cross entropy" in run.told else runtime.loss
+    return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=_ALL_TO_ALL in run.told)
+
+
 def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) -> Stack:
     if run.gpu is None:
         raise NotExpressible("gpu: not said")
@@ -131,7 +166,7 @@ def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) ->
     software = software_named(generation)
     if "dualpipe" in run.told:
         software = software.model_copy(update={"expert_overlap": 0.9})
-    if "context parallelism by all-to-all" in run.told:
+    if _ALL_TO_ALL in run.told:
         software = software.model_copy(update={"context_ring": False})
     if "async tp" in run.told or "asynctp" in run.told:
         software = software.model_copy(update={"forward_overlap": 0.5, "backward_overlap": 0.5})
@@ -140,6 +175,7 @@ def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) ->
     return stack_of(gpu, software, precision, run.gpus_per_node or gpu.gpus_per_node)
 
 
+_ALL_TO_ALL = "context parallelism by all-to-all"
 _NO_OVERLAP = "not overlapped with compute"
 _NODE_RATE = re.compile(r"([\d,.]+) ?gbit/s a node")
 _CLUSTERS = (("bloom", 4 * 100.0),)

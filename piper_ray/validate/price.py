@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.errors import PiperRayError
+from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
@@ -12,15 +13,22 @@ from piper_ray.validate.layouts import Laid, NotExpressible, laid_out
 from piper_ray.validate.runs import Run, Unreadable
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
+from piper_ray.workloads.estimate.ranks import RankMemory, memory_of_rank
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. reason: why there is no prediction, in place of its figures."""
+    """What came of a run. reason: why there is no prediction, in place of its figures.
+
+    predicted_memory_bytes: of the rank that holds most, as the run's own figure is counted: allocated where that is
+    what was measured, else all that the device must have. needed_memory_bytes: the latter; device_memory_bytes: what
+    programs find there.
+    """
 
     run: Run | Unreadable
     predicted_step_s: float | None = None
     predicted_memory_bytes: float | None = None
+    needed_memory_bytes: float | None = None
     device_memory_bytes: float | None = None
     reason: str | None = None
     laid: Laid | None = None
@@ -38,9 +46,9 @@ class Outcome:
 
     @property
     def fits(self) -> bool | None:
-        if self.predicted_memory_bytes is None or self.device_memory_bytes is None:
+        if self.needed_memory_bytes is None or self.device_memory_bytes is None:
             return None
-        return self.predicted_memory_bytes <= self.device_memory_bytes
+        return self.needed_memory_bytes <= self.device_memory_bytes
 
     def to_dict(self) -> dict[str, object]:
         """As ``--json`` lists it; what could not be priced has a reason in place of figures."""
@@ -83,12 +91,24 @@ def simulated(plan: PricedLayout) -> Simulation:
     return simulate(plan.instance, plan.plan, plan.schedule, options=options)
 
 
+def memory_of(plan: PricedLayout, laid: Laid) -> list[RankMemory]:
+    """What each rank of a pipeline holds at its worst moment."""
+    lists = flush_lists(plan.schedule, len(plan.ranks), laid.layout.microbatches)
+    return [
+        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], laid.runtime)
+        for rank, actions in zip(plan.ranks, lists, strict=True)
+    ]
+
+
 def _outcome(run: Run, laid: Laid, plan: PricedLayout, simulation: Simulation) -> Outcome:
-    peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks) + plan.workspace_bytes
+    ranks = memory_of(plan, laid)
+    needed_bytes = max(rank.device_bytes for rank in ranks)
+    allocated_bytes = max(rank.allocated_bytes for rank in ranks)
     return Outcome(
         run,
         predicted_step_s=simulation.step_s,
-        predicted_memory_bytes=peak_bytes,
-        device_memory_bytes=laid.stack.gpu.memory_bytes,
+        predicted_memory_bytes=needed_bytes if run.peak_allocated_gib is None else allocated_bytes,
+        needed_memory_bytes=needed_bytes,
+        device_memory_bytes=laid.stack.gpu.device_bytes,
         laid=laid,
     )

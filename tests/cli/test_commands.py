@@ -30,6 +30,7 @@ COMMANDS = (
     "run",
     "sweep",
     "sweep-report",
+    "help",
 )
 
 
@@ -91,7 +92,7 @@ def test_a_size_in_a_file_that_most_likely_lacks_its_unit_is_noted(tmp_path: Pat
         assert "less than 1 MB" not in result.stdout
     given = run("info", path, "--memory", "8GB", "--bandwidth", "25GB/s")
     assert (given.returncode, given.stderr) == (0, "")
-    assert "M = 8 GB, B = 25 GB/s" in given.stdout
+    assert "M = 7.451 GiB (8 GB), B = 25 GB/s" in given.stdout
 
 
 @pytest.mark.parametrize("command", ["solve", "frontier", "info", "convert", "verify", "estimate", "sweep"])

@@ -45,13 +45,13 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
     long: Path, tmp_path: Path, number: signal.Signals, supervised: list[str]
 ) -> None:
     out, kept = tmp_path / "plan.json", tmp_path / "kept"
-    with started("solve", long, "--json", "--out", out, "--resume", kept, *supervised) as process:
+    with started("solve", long, "--json", "--out", out, "--checkpoint", kept, *supervised) as process:
         wait_for(process, "   2  ")  # the second evaluation is on record
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + number
     assert_solution(output, out)
-    with started("solve", long, "--json", "--resume", kept) as process:
+    with started("solve", long, "--json", "--checkpoint", kept) as process:
         wait_for(process, "evaluations are on record")
         process.terminate()
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
@@ -87,7 +87,7 @@ Search._evaluate = stuck
 
 def test_a_search_that_hangs_is_given_up_and_keeps_its_plan(long: Path, tmp_path: Path) -> None:
     out, kept = tmp_path / "plan.json", tmp_path / "kept"
-    with started("solve", long, "--json", "--out", out, "--resume", kept, setup=_STUCK) as process:
+    with started("solve", long, "--json", "--out", out, "--checkpoint", kept, setup=_STUCK) as process:
         wait_for(process, "stuck")
         process.terminate()
         output, _ = process.communicate(timeout=HANG_S)
@@ -319,7 +319,7 @@ def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
 
 
 _COMMANDS = {
-    "solve": ("solve", "{long}", "--json", "--resume", "{folder}/kept"),
+    "solve": ("solve", "{long}", "--json", "--checkpoint", "{folder}/kept"),
     "frontier": ("frontier", "{long}", "--devices", "8..48:8", "--json"),
     "sweep": ("sweep", "{sweep}", "--storage", "{folder}/dataset", "--resume"),
     "estimate": ("estimate", "llama3-405b", "--gpu", "H100-SXM", "--nodes", "64"),

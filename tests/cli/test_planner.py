@@ -113,7 +113,7 @@ def test_without_a_plan_it_says_so(small: Path, tmp_path: Path) -> None:
     [
         ["--gap", "1%"],
         ["--time-limit", "5"],
-        ["--resume", "x"],
+        ["--checkpoint", "x"],
         ["--address", "local"],
         ["--contract", "operators"],
         ["--memory-limit", "8GB"],

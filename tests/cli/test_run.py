@@ -18,9 +18,6 @@ import pytest
 import piper_ray
 from tests.cli_cases import ROOT, run
 from tests.interrupt_support import HANG_S, started
-
-pytest.importorskip("torch")
-
 from tests.run_models import HERE, TROUBLED_PATHS
 from tests.run_support import GPT_PATHS
 

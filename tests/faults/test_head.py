@@ -23,7 +23,7 @@ def cluster() -> Iterator[Machines]:
 
 def test_head_dies_under_a_supervised_solve(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     out, state = tmp_path / "plan.json", tmp_path / "state"
-    options = ["--address", cluster.address, "--workers", "2", "--resume", str(state), "--out", str(out)]
+    options = ["--address", cluster.address, "--workers", "2", "--checkpoint", str(state), "--out", str(out)]
     command = [sys.executable, "-m", "piper_ray", "solve", *INCEPTION, *options, "--supervise"]
     with (
         (tmp_path / "stdout").open("w+") as stdout,
@@ -54,7 +54,7 @@ def test_machine_of_the_driver_rebooted(cluster: Machines, local_plan: bytes, tm
     """With all others, as after a power cut."""
     cluster.repair()
     state = tmp_path / "state"
-    with driving(cluster, tmp_path, "--resume", str(state)) as driver:
+    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
         driver.until_all_join(2)
         driver.until_level(100, evaluation=4)
         for machine in (HEAD, 1, 2):
@@ -62,7 +62,7 @@ def test_machine_of_the_driver_rebooted(cluster: Machines, local_plan: bytes, tm
         assert driver.end() != 0
     cluster.start(HEAD)
     cluster.repair()
-    with driving(cluster, tmp_path, "--resume", str(state)) as driver:
+    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
         assert driver.finish() == local_plan
         assert driver.was_told(f"resumed from {state}")
     cluster.assert_nothing_left()

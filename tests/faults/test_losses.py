@@ -82,7 +82,7 @@ def test_object_stores_full(cluster: Machines, local_plan: bytes, tmp_path: Path
 
 def test_interrupted_and_resumed(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with driving(cluster, tmp_path, "--resume", str(state)) as driver:
+    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
         driver.until_all_join(3)
         driver.signal(signal.SIGINT)
         assert driver.end() == EXIT_INTERRUPTED, driver.text
@@ -90,7 +90,7 @@ def test_interrupted_and_resumed(cluster: Machines, local_plan: bytes, tmp_path:
     cluster.assert_nothing_left()
     # What an evaluation had cost decides whether its levels are kept.
     assert "outcomes" in {path.name.partition(".")[0] for path in state.iterdir()} <= {"outcomes", "levels"}
-    with driving(cluster, tmp_path, "--resume", str(state)) as driver:
+    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
         assert driver.finish() == local_plan
         assert driver.was_told("2 evaluations are on record")
     assert {path.name.partition(".")[0] for path in state.iterdir()} == {"outcomes"}

@@ -11,7 +11,7 @@ from tests.faults.machines import Machines
 
 def test_one_killed_one_cut_off_and_driver_resumed(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with driving(cluster, tmp_path, "--workers", "3", "--resume", str(state)) as driver:
+    with driving(cluster, tmp_path, "--workers", "3", "--checkpoint", str(state)) as driver:
         driver.until_all_join(3)
         cluster.kill(1)
         driver.until_note("is lost, 2 left")
@@ -21,7 +21,7 @@ def test_one_killed_one_cut_off_and_driver_resumed(cluster: Machines, local_plan
         driver.signal(signal.SIGKILL)
         assert driver.end() != 0
         assert not driver.out.exists()
-    with driving(cluster, tmp_path, "--workers", "3", "--resume", str(state)) as driver:
+    with driving(cluster, tmp_path, "--workers", "3", "--checkpoint", str(state)) as driver:
         driver.until_level(60, evaluation=4)
         driver.until_workers(1)
         cluster.heal(2)

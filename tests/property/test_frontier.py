@@ -265,7 +265,7 @@ def test_bounds_on_the_sum_of_d_are_for_plans_with_several() -> None:
 
 
 def test_what_a_frontier_cannot_plan_for_is_refused() -> None:
-    with pytest.raises(UsageError, match="under schedule interleaved is not made yet: solve for each"):
-        frontier(random_instance(1), schedule="interleaved")
+    with pytest.raises(UsageError, match="pipedream are not made yet"):
+        frontier(random_instance(1), schedule="pipedream")
     with pytest.raises(UsageError, match="SameDegrees"):
         frontier(random_instance(1), restrictions=Restrictions(constraints=[StageCount(2)]))

@@ -36,12 +36,43 @@ def test_no_plan_whose_turns_take_whole_layers_is_better_than_the_quick_one(sche
     candidates.cut_evenly()
     assert candidates.best is not None
     layers = task.tables.layers(1)
-    scratch = np.empty(16, np.int64), np.empty(program.kind.size + 1)
+    end_s = np.empty(program.kind.size + 1)
     found = []
     for turns in product(range(1, 5), repeat=schedule.v):
         if sum(turns) == 4:
-            cuts = np.concatenate([[0], np.cumsum(np.repeat(turns, 4))]).astype(np.int64)
+            chunk_of = np.repeat(np.arange(task.shape.stages), np.repeat(turns, 4))
             choice = layers.option_start[:-1].copy()
-            found.append(batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch))
+            found.append(batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s))
     assert candidates.best.batch_s <= min(found) * (1 + 1e-12)
     assert len(set(found)) > 1
+
+
+def test_branches_are_shared_out_by_moves_that_no_order_of_layers_allows() -> None:
+    """A tower of four heavy layers beside one of eight light ones: halves of equal work take two heavy and four light
+    ones each, or all light ones with one heavy one, as edges cost.
+    """
+    tmpcs = {v: {1: [tmpc(6 if v < 4 else 3)]} for v in range(12)}
+    edges = {(v, v + 1): 1 for v in (0, 1, 2, *range(4, 11))}
+    instance = with_passes(build(tmpcs, edges, devices=2, microbatches=8))
+    space = PlanSpace(
+        [Schedule(ScheduleName.ZB_H1)], stage_variants(instance, Restrictions()), [1], ranks=2, all_devices=False
+    )
+    (task,) = list_tasks(instance, ModelOrder.of(instance), space)
+    program = task.shape.program()
+    assert program is not None
+    candidates = Candidates(task, program)
+    candidates.cut_evenly()
+    candidates.move(3_000, np.array([np.inf, 0.0]))
+    assert candidates.best is not None
+    layers, order = task.tables.layers(1), task.tables.order
+    found = []
+    for heavy, light in product(range(5), range(9)):
+        if 0 < heavy + light < 12:
+            first = {*range(heavy), *range(4, 4 + light)}
+            chunk_of = np.array([0 if layer in first else 1 for layer in order.layers], np.int64)
+            end_s = np.empty(program.kind.size + 1)
+            seconds = batch_seconds(
+                layers, program, task.sync_s_per_byte, chunk_of, layers.option_start[:-1].copy(), end_s
+            )
+            found.append(seconds)
+    assert candidates.best.batch_s == pytest.approx(min(found), rel=1e-12)

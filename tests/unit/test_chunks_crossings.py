@@ -18,17 +18,17 @@ from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.instances import build, tmpc
-from tests.unit.test_kernels_chunks import random_choice, random_cuts, some_tasks
+from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks
 
 SCHEDULES = [Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_V)]
 
 
-def transfers_s(instance: Instance, task: Task, cuts: IndexArray, choice: IndexArray) -> float:
+def transfers_s(instance: Instance, task: Task, chunk_of: IndexArray, choice: IndexArray) -> float:
     """What all ranks send and receive of edges for a microbatch, there and back, over two."""
     order, tables = task.tables.order, task.tables
     program = task.shape.program()
     assert program is not None
-    rank = program.rank_of[np.searchsorted(cuts, np.arange(order.size), side="right") - 1]
+    rank = program.rank_of[chunk_of]
     total = 0.0
     for edge in instance.edges:
         tail, head = order.position[edge.source], order.position[edge.target]
@@ -49,11 +49,11 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
         assert program is not None
         layers = task.tables.layers(task.data_parallel_degree)
         for _ in range(20):
-            cuts, choice = random_cuts(task, rng), random_choice(task, rng)
-            scratch = np.empty(choice.size, np.int64), np.empty(program.kind.size + 1)
-            batch_s = batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+            end_s = np.empty(program.kind.size + 1)
+            batch_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
             least_s = forced_transfers_s(task, batch_s)
-            plans_s = transfers_s(instance, task, cuts, choice)
+            plans_s = transfers_s(instance, task, chunk_of, choice)
             assert least_s <= plans_s * (1 + 1e-9)
             forced += least_s > 0.0
             met += 0.0 < least_s >= plans_s * (1 - 1e-9)

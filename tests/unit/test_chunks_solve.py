@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import piper_ray
+from piper_ray.engine.chunks.answer import chunk_schedules
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Event, IncumbentFound
@@ -16,6 +18,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.workloads.formats import to_toml
 from tests.instances import equal_chain, random_instance, two_towers
 from tests.solver_support import ONE_THREAD
 
@@ -86,8 +89,24 @@ def test_a_name_alone_leaves_the_number_of_chunks_open() -> None:
     assert found.time_per_sample_s >= min(x.lower_bound_s for x in each) * (1 - 1e-9)
     for name, v in (("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)):
         assert piper_ray.solve(instance, schedule=name, options=ONE_THREAD).schedule.v == v
-    of_file = replace(instance, schedule=Schedule(ScheduleName.INTERLEAVED, 3))
-    assert piper_ray.solve(of_file, options=ONE_THREAD).schedule.v == 3
+
+
+def test_a_file_that_names_no_number_of_chunks_leaves_it_open(tmp_path: Path) -> None:
+    instance = chain(4)
+    by_name = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
+    for schedule, chunks in ((Schedule(ScheduleName.INTERLEAVED), None), (Schedule(ScheduleName.INTERLEAVED, 3), 3)):
+        path = tmp_path / "chain.toml"
+        path.write_text(to_toml(replace(instance, schedule=schedule)))
+        assert ("chunks" in path.read_text()) == (chunks is not None)
+        found = piper_ray.solve(path, options=ONE_THREAD)
+        if chunks is None:
+            assert (found.schedule, found.time_per_sample_s) == (by_name.schedule, by_name.time_per_sample_s)
+        else:
+            assert found.schedule.v == chunks
+    assert by_name.schedule.v != 2, "what the name alone stands for elsewhere"
+    grouped = chunk_schedules(Schedule(ScheduleName.LOOPED_BFS))
+    assert [schedule.v for schedule in grouped] == [*range(1, 9)]
+    assert {x.group for x in chunk_schedules(Schedule(ScheduleName.INTERLEAVED, group=4))} == {4}
 
 
 def test_where_nothing_fits_it_says_so() -> None:

@@ -36,7 +36,7 @@ def test_piper_ray_takes_what_it_is_given(words: list[str]) -> None:
 def test_every_solve_on_a_cluster_can_be_taken_up_again() -> None:
     for name, words in OURS:
         if words[0] == "solve" and name != "Dockerfile":
-            assert {"--address", "--workers", "--cpus-per-worker", "--resume", "--supervise", "--out"} <= set(words)
+            assert {"--address", "--workers", "--cpus-per-worker", "--checkpoint", "--supervise", "--out"} <= set(words)
             assert words[words.index("--without-workers") + 1] in ("continue", "wait")
 
 

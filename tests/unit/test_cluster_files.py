@@ -118,7 +118,7 @@ def test_rayjob_starts_again_from_a_state_that_outlives_the_pods() -> None:
     words = spec["entrypoint"].split()
     (claimed,) = [volume for volume in head["spec"]["volumes"] if "persistentVolumeClaim" in volume]
     mounts = {mount["name"]: mount["mountPath"] for mount in head["spec"]["containers"][0]["volumeMounts"]}
-    for option in ("--resume", "--out"):
+    for option in ("--checkpoint", "--out"):
         assert words[words.index(option) + 1].startswith(f"{mounts[claimed['name']]}/")
     assert claimed["persistentVolumeClaim"]["claimName"] == document(STORAGE)["metadata"]["name"]
     assert words[words.index("solve") + 1].startswith(f"{mounts['input']}/")

@@ -127,7 +127,7 @@ def test_a_solve_gets_its_arguments_a_token_and_an_address(checkout: Path) -> No
     assert given["--address"] == "10.0.0.1:22345"
     assert given["--workers"] == "3"
     assert given["--cpus-per-worker"] == "16"
-    assert given["--resume"] == f"{directory}/state"
+    assert given["--checkpoint"] == f"{directory}/state"
     assert given["--out"] == f"{directory}/plan.json"
     environment = (checkout / "environment").read_text(encoding="utf-8").splitlines()
     assert "RAY_AUTH_MODE=token" in environment

@@ -34,14 +34,17 @@ def run(*arguments: object) -> Result:
 
 def test_a_workload_that_loads_and_says_how_it_was_made(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "tiny.toml"
-    result = run(config, "--gpu", "H100-SXM", "--nodes", 2, "--batch", 64, "-o", out)
+    result = run(config, "--gpu", "H100-SXM", "--nodes", 2, "--global-batch", 64, "-o", out)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "Model     tiny: 128,459,776 parameters, 6 layers of 3 kinds" in result.output
     assert "Sample    1 sequence of 2,048 tokens; 64 microbatches in a batch" in result.output
-    assert "Cluster   16 x NVIDIA H100 SXM5 80 GB, 80 GB, network between nodes, 42.5 GB/s a GPU" in result.output
-    assert re.search(r"Memory    at least [\d.]+ GB with one microbatch in flight: 1 GPU or more\n", result.output)
+    assert (
+        "x NVIDIA H100 SXM5 80 GB, 74.51 GiB (80 GB), network between nodes, 42.5 GB/s a GPU each way: B = 85 GB/s"
+        in result.output
+    )
+    assert re.search(r"Memory    at least [\d.]+ GiB with one microbatch in flight: 1 GPU or more\n", result.output)
     text = out.read_text()
-    assert f"#   piper-ray estimate {config} --gpu H100-SXM --nodes 2 --out {out} --batch 64\n" in text
+    assert f"#   piper-ray estimate {config} --gpu H100-SXM --nodes 2 --out {out} --global-batch 64\n" in text
     instance = load(out)
     assert (instance.devices, instance.microbatches, instance.degrees) == (16, 64, (1, 2, 4, 8))
     assert len(text.splitlines()) < 100
@@ -72,8 +75,8 @@ def test_options_reach_the_figures(config: Path, tmp_path: Path) -> None:
     hardware.write_text("[training]\ngradient_bytes = 2\n")
     out = tmp_path / "all.toml"
     result = run(
-        config, "--gpu", "a100-80", "--nodes", 1, "--gpus-per-node", 4, "--batch", 32, "--microbatch", 2, "--tokens",
-        512, "--unfused-attention", "--zero", 4, "--offload", "--hardware", hardware, "-o", out,
+        config, "--gpu", "a100-80", "--nodes", 1, "--gpus-per-node", 4, "--global-batch", 32, "--microbatch-size", 2,
+        "--tokens", 512, "--unfused-attention", "--zero", 4, "--offload", "--hardware", hardware, "-o", out,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     instance, text = load(out), out.read_text()
@@ -115,8 +118,8 @@ def test_sharded_optimizers_are_planned_only_where_there_are_as_many_replicas(tm
 def test_a_model_that_cannot_fit_is_said_to_with_the_gpus_it_takes(tmp_path: Path) -> None:
     result = run("llama3-405b", "--gpu", "H100-SXM", "--nodes", 1, "-o", tmp_path / "large.toml")
     assert result.exit_code == 0
-    assert "Memory    at least 7.3" in result.output
-    assert "94 GPUs or more; the model does not fit on 8" in result.output
+    assert "Memory    at least 6.6" in result.output
+    assert "95 GPUs or more; the model does not fit on 8" in result.output
 
 
 @pytest.mark.parametrize("layer", ["block", "decoder layer", "1"])
@@ -139,7 +142,19 @@ def test_each_figure_is_explained(config: Path, layer: str) -> None:
 
 
 def test_the_options_are_explained_too(config: Path) -> None:
-    options = ("--gpu", "H100-SXM", "--nodes", 2, "--batch", 64, "--zero", 4, "--offload", "--microbatch", 4)
+    options = (
+        "--gpu",
+        "H100-SXM",
+        "--nodes",
+        2,
+        "--global-batch",
+        64,
+        "--zero",
+        4,
+        "--offload",
+        "--microbatch-size",
+        4,
+    )
     lines = run(config, *options, "--explain", "block").output.splitlines()
     w = "15,730,688 x (4 of a gradient scattered + 2 of a weight gathered) / 2 = 47,192,064 bytes"
     assert f"    w = {w}" in lines
@@ -161,12 +176,12 @@ def test_the_explained_times_are_those_of_the_file(config: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--gpu", "H1000", "--nodes", 1), 2, "--gpu H1000: unknown; was H100-SXM or"),
+        (("--gpu", "H1000", "--nodes", 1), 2, "--gpu H1000: unknown; expected one of A100-40"),
         (("--gpu", "L40S", "--nodes", 0), 2, "--nodes"),
         (("--gpu", "L40S"), 2, "--nodes"),
-        (("--gpu", "L40S", "--nodes", 1, "--batch", "many"), 2, "--batch"),
+        (("--gpu", "L40S", "--nodes", 1, "--global-batch", "many"), 2, "--global-batch"),
         (("--gpu", "L40S", "--nodes", 1, "--tokens", 4096), 2, "has positions for 2048"),
-        (("--gpu", "L40S", "--nodes", 1, "--microbatch", 7), 2, "no multiple of the microbatch's 7 samples"),
+        (("--gpu", "L40S", "--nodes", 1, "--microbatch-size", 7), 2, "no multiple of the microbatch's 7 samples"),
         (("--gpu", "L40S", "--nodes", 1, "-o", "x.yaml"), 2, "expected a path that ends in .json or .toml"),
         (("--gpu", "L40S", "--nodes", 1, "-o", "/nowhere/x.toml"), 2, "cannot be written: No such file"),
         (("--gpu", "L40S", "--nodes", 1, "--explain", "neck"), 2, "from 0 to 5 or one of embedding, block, head"),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import planner_bytes_per_s
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.formulas import evaluate, substituted
@@ -14,6 +15,7 @@ from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.roofline import MatrixProducts, achieved_fraction, product_s
 from piper_ray.workloads.estimate.software import load_software
+from piper_ray.workloads.estimate.working import backward_bytes
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
 
 HARDWARE = load_hardware()
@@ -151,15 +153,34 @@ def test_one_gpt_layer_by_hand() -> None:
     assert plain.forward_sync_bytes[0] == pytest.approx(extra, abs=1)
 
 
-def test_what_is_set_aside_is_one_layer_s_recomputation_and_more_is_charged_to_b() -> None:
+def test_what_is_set_aside_is_one_layer_s_backward_pass_and_more_is_charged_to_b() -> None:
     s, b, h, a = 2048, 2, 4096, 32
     result = estimated(gpt(4, h, a), nodes=2, samples=b, batch=64, fused=False)
-    scores = 5 * a * s / h
-    assert result.setting.workspace_bytes == pytest.approx(s * b * h * (10 + 24 / 8 + scores / 8))
-    assert result.instance.memory_bytes == int(80e9 - result.setting.workspace_bytes)
+    sbh, scores = s * b * h, 5 * a * s / h
+    # All that the layer keeps; the gradient of the residual stream and of dropout's input, with that of a bias.
+    assert result.setting.workspace_bytes == pytest.approx(sbh * (10 + 24 / 8 + scores / 8) + 4 * sbh + 2 * h)
     costs = result.costs(kind_of(result), Mode(1, False, Recomputation.FULL))
-    assert costs.transient_bytes == pytest.approx(s * b * h * (34 + scores))
+    # At the scores' dropout: the residual stream's, those of scores and values there and back, less what was kept by
+    # the feed-forward part and attention's output.
+    gradients = 2 * sbh + 2 * (2 * a * s * s * b + 2 * sbh) - sbh * (1 + 8 + 8 + 2 + 2 + 1 + 2)
+    assert costs.transient_bytes == pytest.approx(sbh * (34 + scores) + gradients)
     assert costs.fixed_bytes == costs.state_bytes + costs.transient_bytes - result.setting.workspace_bytes
+    plain = result.costs(kind_of(result), Mode(1))
+    assert plain.transient_bytes > result.setting.workspace_bytes / 4
+    assert plain.fixed_bytes == plain.state_bytes  # gradients alone are not charged to each of equal layers
+
+
+def test_memory_is_what_programs_find_less_what_is_left_free_and_set_aside() -> None:
+    result = estimated(gpt(4, 1024, 16), nodes=2)
+    found = 80 * 2**30 * 0.985
+    communicators, context, workspace = 3 * 0.4 * 2**30, 0.75 * 2**30, 64 * 2**20
+    assert A100.device_bytes == pytest.approx(found)
+    assert result.setting.reserve_bytes == pytest.approx(communicators + context + workspace + 0.05 * 0.6 * found)
+    assert result.instance.memory_bytes == int(found - result.setting.reserve_bytes - result.setting.workspace_bytes)
+    mine = estimated(gpt(4, 1024, 16), nodes=2, reserve_bytes=1e9)
+    assert mine.instance.memory_bytes == int(found - 1e9 - mine.setting.workspace_bytes)
+    with pytest.raises(UsageError, match=r"--reserve 90,000,000,000B: a GPU has 84,610,855,\d\d\d; expected less"):
+        estimated(gpt(4, 1024, 16), nodes=2, reserve_bytes=9e10)
 
 
 def test_experts_lie_on_the_devices_of_a_node() -> None:
@@ -250,7 +271,7 @@ def test_offload_waits_where_the_host_is_slower_than_the_pass() -> None:
     assert moved_s > costs.backward_s > costs.forward_s
     assert costs.time_s == pytest.approx(2 * moved_s + 2 * kept / (2039e9 * 0.85))
     assert costs.activation_bytes == 0.0
-    assert costs.transient_bytes == 2 * kept
+    assert costs.transient_bytes == 2 * kept + backward_bytes(kind, mode)
 
 
 def test_t5_s_encoder_feeds_every_layer_of_the_decoder() -> None:

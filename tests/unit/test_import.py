@@ -42,7 +42,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize(
     ("name", "module"),
-    [("evaluate", "piper_ray.evaluate"), ("solve", "piper_ray.engine.solve"), ("simulate", "piper_ray.simulate.run")],
+    [
+        ("evaluate", "piper_ray.evaluate"),
+        ("solve", "piper_ray.engine.solve"),
+        ("simulate", "piper_ray.simulate.run"),
+        ("run", "piper_ray.run.run"),
+    ],
 )
 def test_public_functions_are_not_hidden_by_their_modules(name: str, module: str) -> None:
     import_module(module)

@@ -12,6 +12,7 @@ import pytest
 
 import piper_ray
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.chunks.candidates import all_plans
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import ModelOrder
@@ -32,12 +33,13 @@ from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, f
 from piper_ray.engine.kernels.chunk_prices import better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
+from tests.chunks_brute_force import rank_ends_s
 from tests.instances import random_instance
 
 SCHEDULES = [
@@ -59,48 +61,18 @@ def shapes() -> Iterator[PipelineShape]:
                     yield shape
 
 
-def plain_ends(shape: PipelineShape, seconds: FloatArray) -> list[float]:
-    """When each rank has done its list: again and again whatever can be done."""
-    lists = [x.tolist() for x in flush_lists(shape.schedule, shape.ranks, shape.microbatches)]
-    ended: dict[tuple[bool, int, int], float] = {}
-    clock, at = [0.0] * shape.ranks, [0] * shape.ranks
-    while any(at[r] < len(lists[r]) for r in range(shape.ranks)):
-        before = sum(at)
-        for r in range(shape.ranks):
-            while at[r] < len(lists[r]):
-                kind, chunk, k = lists[r][at[r]]
-                stage = shape.schedule.stages_of_rank(r, shape.ranks)[chunk]
-                needs = [(True, stage - 1, k)] if kind == ActionKind.F and stage else []
-                if kind in (ActionKind.B, ActionKind.I):
-                    needs = [(True, stage, k)] + ([(False, stage + 1, k)] if stage + 1 < shape.stages else [])
-                if any(need not in ended for need in needs):
-                    break
-                forward, inputs, weights = seconds[stage].tolist()
-                takes = {
-                    ActionKind.F: forward,
-                    ActionKind.B: inputs + weights,
-                    ActionKind.I: inputs,
-                    ActionKind.W: weights,
-                }[ActionKind(kind)]
-                clock[r] = max([clock[r], *(ended[need] for need in needs)]) + takes
-                if kind != ActionKind.W:
-                    ended[kind == ActionKind.F, stage, k] = clock[r]
-                at[r] += 1
-        assert sum(at) > before
-    return clock
-
-
 def test_a_batch_takes_what_its_lists_take_and_the_critical_path_has_that_length() -> None:
     rng = np.random.default_rng(0)
     for shape in shapes():
-        program = shape.program()
+        program, lists = shape.program(), flush_lists(shape.schedule, shape.ranks, shape.microbatches)
         assert program is not None
         for _ in range(3):
             seconds = rng.integers(0, 4, (shape.stages, PASSES)) * rng.choice([1.0, 0.3], (shape.stages, PASSES))
             sync_s = rng.choice([0.0, 2.5], shape.ranks)
             end_s = np.empty(program.kind.size + 1)
             batch_s = simulate_chunks(program, seconds, sync_s, end_s)
-            assert batch_s == pytest.approx((np.array(plain_ends(shape, seconds)) + sync_s).max(), rel=1e-12)
+            plain_s = rank_ends_s(shape.schedule, lists, [tuple(row) for row in seconds.tolist()])
+            assert batch_s == pytest.approx((np.array(plain_s) + sync_s).max(), rel=1e-12)
             for along_rank in (True, False):
                 counts = np.empty((shape.stages, PASSES))
                 rank = critical_path(program, sync_s, end_s, along_rank, counts)
@@ -137,9 +109,14 @@ def some_tasks(seeds: range, schedules: list[Schedule] = SCHEDULES) -> Iterator[
         yield from ((instance, task) for task in Random(seed).sample(tasks, min(3, len(tasks))))
 
 
-def random_cuts(task: Task, rng: Random) -> IndexArray:
-    inner = rng.sample(range(1, task.tables.order.size), task.shape.stages - 1)
-    return np.array([0, *sorted(inner), task.tables.order.size], np.int64)
+def random_chunks(task: Task, rng: Random) -> IndexArray:
+    """Runs of one of the orders: of each layer the chunk."""
+    order = task.tables.order
+    inner = sorted(rng.sample(range(1, order.size), task.shape.stages - 1))
+    layers, found = rng.choice(order.orders), np.empty(order.size, np.int64)
+    for k, (first, end) in enumerate(pairwise([0, *inner, order.size])):
+        found[layers[first:end]] = k
+    return found
 
 
 def random_choice(task: Task, rng: Random) -> IndexArray:
@@ -147,11 +124,12 @@ def random_choice(task: Task, rng: Random) -> IndexArray:
     return np.array([rng.randrange(first, end) for first, end in pairwise(start)], np.int64)
 
 
-def plan_of(task: Task, cuts: IndexArray, choice: IndexArray) -> Plan:
+def plan_of(task: Task, chunk_of: IndexArray, choice: IndexArray) -> Plan:
     tables, order = task.tables, task.tables.order
     stages = []
-    for first, end in pairwise(cuts.tolist()):
-        taken = {order.layers[x]: tables.tmpcs[x][int(choice[x] - tables.option_start[x])] for x in range(first, end)}
+    for k in range(task.shape.stages):
+        mine = np.flatnonzero(chunk_of == k).tolist()
+        taken = {order.layers[x]: tables.tmpcs[x][int(choice[x] - tables.option_start[x])] for x in mine}
         chosen = {layer: tmpc.id for layer, tmpc in taken.items()}
         stages.append(Stage(tuple(chosen), task.data_parallel_degree, task.tensor_parallel_degree, chosen))
     return Plan(tuple(stages))
@@ -162,13 +140,13 @@ def test_a_plan_takes_and_holds_what_its_simulation_does() -> None:
     for instance, task in some_tasks(range(40)):
         program = task.shape.program()
         assert program is not None
-        cuts, choice = random_cuts(task, rng), random_choice(task, rng)
+        chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
         layers = task.tables.layers(task.data_parallel_degree)
-        scratch = np.empty(choice.size, np.int64), np.empty(program.kind.size + 1)
-        batch_s = batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
-        simulation = piper_ray.simulate(instance, plan_of(task, cuts, choice), task.shape.schedule)
+        end_s = np.empty(program.kind.size + 1)
+        batch_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        simulation = piper_ray.simulate(instance, plan_of(task, chunk_of, choice), task.shape.schedule)
         assert batch_s == pytest.approx(simulation.step_s, rel=1e-12, abs=1e-12)
-        figures = chunk_figures(layers, program.rank_of, cuts, choice, scratch[0])
+        figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
         for r, rank in enumerate(simulation.ranks):
             mine = figures[program.stage_of[r]]
             peak = peak_bytes(program, r, mine[:, ACTIVATION].copy(), float(mine[:, FIXED].sum()))
@@ -182,25 +160,25 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
         task = replace(task, memory_bytes=instance.memory_bytes * rng.choice([0.2, 0.5, 1.0]))
         program = task.shape.program()
         assert program is not None
-        cuts, choice = random_cuts(task, rng), random_choice(task, rng)
+        chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
         layers, start = task.tables.layers(task.data_parallel_degree), task.tables.option_start.tolist()
         most_held = [program.held[first:end].max() for first, end in pairwise(program.held_start.tolist())]
         for rank in range(task.shape.ranks):
-            if fit_rank(layers, program, rank, cuts, np.array(most_held, float), task.memory_bytes, choice):
+            if fit_rank(layers, program, rank, chunk_of, np.array(most_held, float), task.memory_bytes, choice):
                 taken += 1
-                assert rank_peak(task, program, rank, cuts, choice) <= task.memory_bytes
+                assert rank_peak(task, program, rank, chunk_of, choice) <= task.memory_bytes
                 continue
             refused += 1
-            mine = range(cuts[rank], cuts[rank + 1])
+            mine = np.flatnonzero(chunk_of == rank).tolist()
             for options in product(*(range(start[x], start[x + 1]) for x in mine)):
                 choice[mine] = options
-                assert rank_peak(task, program, rank, cuts, choice) > task.memory_bytes
+                assert rank_peak(task, program, rank, chunk_of, choice) > task.memory_bytes
     assert min(refused, taken) > 10
 
 
-def rank_peak(task: Task, program: ChunkProgram, rank: int, cuts: IndexArray, choice: IndexArray) -> float:
+def rank_peak(task: Task, program: ChunkProgram, rank: int, chunk_of: IndexArray, choice: IndexArray) -> float:
     figures = task.tables.figures(task.data_parallel_degree)
-    mine = [figures[choice[cuts[k] : cuts[k + 1]]].sum(axis=0) for k in program.stage_of[rank]]
+    mine = [figures[choice[chunk_of == k]].sum(axis=0) for k in program.stage_of[rank]]
     activation = np.array([x[ACTIVATION] for x in mine])
     return peak_bytes(program, rank, activation, float(sum(x[FIXED] for x in mine)))
 
@@ -228,13 +206,13 @@ def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced
         plans = []
         layers = task.tables.layers(task.data_parallel_degree)
         for _ in range(30):
-            cuts, choice = random_cuts(task, rng), random_choice(task, rng)
-            scratch = np.empty(choice.size, np.int64), np.empty(relaxation.program.kind.size + 1)
+            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+            end_s = np.empty(relaxation.program.kind.size + 1)
             if all(
-                rank_peak(task, relaxation.program, r, cuts, choice) <= task.memory_bytes
+                rank_peak(task, relaxation.program, r, chunk_of, choice) <= task.memory_bytes
                 for r in range(task.shape.ranks)
             ):
-                plans.append(batch_seconds(layers, relaxation.program, task.sync_s_per_byte, cuts, choice, *scratch))
+                plans.append(batch_seconds(layers, relaxation.program, task.sync_s_per_byte, chunk_of, choice, end_s))
         if not plans:
             continue
         target_s = min(plans) * 1.01 + 1e-6
@@ -312,21 +290,69 @@ def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
         program = task.shape.program()
         assert program is not None
         layers = task.tables.layers(task.data_parallel_degree)
-        cuts, choice, held = random_cuts(task, rng), task.tables.option_start[:-1].copy(), np.ones(task.shape.stages)
-        if not fit_all(layers, program, cuts, held, task.memory_bytes, choice):
+        chunk_of, choice, held = (
+            random_chunks(task, rng),
+            task.tables.option_start[:-1].copy(),
+            np.ones(task.shape.stages),
+        )
+        if not fit_all(layers, program, chunk_of, held, task.memory_bytes, choice):
             continue
-        scratch = np.empty(choice.size, np.int64), np.empty(program.kind.size + 1)
-        before_s = batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+        end_s = np.empty(program.kind.size + 1)
+        before_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
         control = np.array([np.inf, 0.0])
-        common = (layers, program, task.sync_s_per_byte, held, task.memory_bytes, cuts, choice)
+        common = (layers, program, task.sync_s_per_byte, held, task.memory_bytes, chunk_of, choice)
         after_s = anneal(*common, random.random((200, DRAWS)), 0.01, control)
-        assert after_s == batch_seconds(layers, program, task.sync_s_per_byte, cuts, choice, *scratch)
+        assert after_s == batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
         assert after_s <= before_s
         better += after_s < before_s
-        assert (np.diff(cuts) > 0).all()
+        assert set(chunk_of.tolist()) == set(range(task.shape.stages))
+        assert all(chunk_of[x] <= chunk_of[y] for x, heads in enumerate(task.tables.order.successors) for y in heads)
         for rank in range(task.shape.ranks):
-            assert rank_peak(task, program, rank, cuts, choice) <= task.memory_bytes
-        figures = chunk_figures(layers, program.rank_of, cuts, choice, scratch[0])
+            assert rank_peak(task, program, rank, chunk_of, choice) <= task.memory_bytes
+        figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
         sync_s = sync_of_ranks(program, figures, task.sync_s_per_byte)
-        assert simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, scratch[1]) == after_s
+        assert simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, end_s) == after_s
     assert better > 10
+
+
+def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> None:
+    rng, compared, early = Random(7), 0, 0
+    control = np.array([np.inf, 0.0])
+    for _, task in some_tasks(range(60)):
+        tables, order = task.mixed.tables, task.tables.order
+        program = task.shape.program()
+        assert program is not None
+        assert task.mixed.variants is not None
+        if order.size > 5 or np.prod(np.diff(tables.option_start)) > 100:
+            continue
+        layers, start = tables.layers(task.data_parallel_degree), tables.option_start.tolist()
+        memory_bytes = task.memory_bytes * rng.choice([0.3, 0.6, 1.0])
+        end_s, seconds, peaks = np.empty(program.kind.size + 1), [np.inf], [np.inf]
+        for places in product(range(task.shape.stages), repeat=order.size):
+            along = all(places[x] <= places[y] for x, heads in enumerate(order.successors) for y in heads)
+            if not along or len(set(places)) < task.shape.stages:
+                continue
+            chunk_of = np.array(places, np.int64)
+            for options in product(*(range(first, end) for first, end in pairwise(start))):
+                choice = np.array(options, np.int64)
+                figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
+                peak = max(
+                    peak_bytes(program, r, figures[mine, ACTIVATION].copy(), float(figures[mine, FIXED].sum()))
+                    for r, mine in enumerate(program.stage_of)
+                )
+                peaks.append(peak)
+                if peak <= memory_bytes:
+                    seconds.append(batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s))
+        for by_bytes, expected, limit in ((False, min(seconds), memory_bytes), (True, min(peaks), np.inf)):
+            found = all_plans(task, program, 10**9, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+            assert found is not None
+            assert found.is_least
+            assert found.value == pytest.approx(expected, rel=1e-12)
+            compared += np.isfinite(expected)
+            none = all_plans(task, program, 10**9, 0.0, control, memory_bytes=limit)
+            assert none is not None
+            assert (none.value, none.is_least) == (np.inf, True)
+            few = all_plans(task, program, 3, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+            assert few is not None
+            early += not few.is_least
+    assert min(compared, early) > 15

@@ -34,13 +34,13 @@ def run(*arguments: object) -> Result:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device: str) -> None:
     out = tmp_path / "gpt.toml"
-    result = run(GPT, "--microbatch", 2, "--device", device, *SMALL, "--arg", "layers=96", "--batch", 64, *QUICK,
-                 "-o", out)  # fmt: skip
+    result = run(GPT, "--microbatch-size", 2, "--device", device, *SMALL, "--arg", "layers=96", "--global-batch", 64,
+                 *QUICK, "-o", out)  # fmt: skip
     assert (result.exit_code, result.stderr) == (0, "")
     assert "Model     small_gpt: 1,224,256 parameters, 100 layers of 5 kinds" in result.output
     assert "N = 32" in result.output
     text = out.read_text()
-    assert f"#   piper-ray profile {GPT} --microbatch 2 --out {out} " in text
+    assert f"#   piper-ray profile {GPT} --microbatch-size 2 --out {out} " in text
     assert "# 2-97    blocks.0 " in text
     assert len(text.splitlines()) < 75
     assert not list(tmp_path.glob("*.partial"))
@@ -64,7 +64,7 @@ def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device
 @pytest.mark.parametrize(("model", "layers", "edges"), [("small_resnet", 7, 6), ("two_towers", 8, 10)])
 def test_other_models(tmp_path: Path, model: str, layers: int, edges: int) -> None:
     out = tmp_path / "model.json"
-    assert run(f"{HERE}:{model}", "--microbatch", 3, *QUICK, "-o", out).exit_code == 0
+    assert run(f"{HERE}:{model}", "--microbatch-size", 3, *QUICK, "-o", out).exit_code == 0
     instance = load(out, devices=4)
     assert (len(instance.layers), len(instance.edges)) == (layers, edges)
     assert solve(instance).status == "optimal"
@@ -72,8 +72,9 @@ def test_other_models(tmp_path: Path, model: str, layers: int, edges: int) -> No
 
 def test_shards_are_measured_where_the_factory_makes_them(tmp_path: Path) -> None:
     out = tmp_path / "gpt.toml"
-    result = run(GPT, "--microbatch", 2, *SMALL, "--arg", "layers=3", *QUICK, "--tensor-parallel", "4,2,1", "--gpu",
-                 "H100-SXM", "--devices", 4, "--memory", "1GB", "--bandwidth", "10GB/s", "-o", out)  # fmt: skip
+    result = run(GPT, "--microbatch-size", 2, *SMALL, "--arg", "layers=3", *QUICK, "--tensor-parallel", "4,2,1",
+                 "--gpu", "H100-SXM", "--devices", 4, "--memory", "1GB", "--bandwidth", "10GB/s",
+                 "-o", out)  # fmt: skip
     assert result.exit_code == 0, result.stderr
     text = out.read_text()
     assert "# plain-shard, full-shard: measured on one of t shards; all-reduces between them are not" in text
@@ -95,7 +96,9 @@ def test_shards_are_measured_where_the_factory_makes_them(tmp_path: Path) -> Non
 
 def test_other_degrees_are_estimated_and_marked(tmp_path: Path) -> None:
     out = tmp_path / "resnet.toml"
-    result = run(f"{HERE}:small_resnet", "--microbatch", 2, *QUICK, "--tensor-parallel", 2, "--gpu", "L40S", "-o", out)
+    result = run(
+        f"{HERE}:small_resnet", "--microbatch-size", 2, *QUICK, "--tensor-parallel", 2, "--gpu", "L40S", "-o", out
+    )
     assert result.exit_code == 0, result.stderr
     assert "# plain-estimated, full-estimated: NOT measured. Time at t = 1 divided by t" in out.read_text()
     for layer in load(out).layers:
@@ -105,18 +108,20 @@ def test_other_degrees_are_estimated_and_marked(tmp_path: Path) -> None:
 
 def test_inputs_can_be_given(tmp_path: Path) -> None:
     out = tmp_path / "m.toml"
-    result = run(f"{HERE}:only_a_module", "--arg", "width=5", "--microbatch", 6, "--input", "3x5", *QUICK, "-o", out)
+    result = run(
+        f"{HERE}:only_a_module", "--arg", "width=5", "--microbatch-size", 6, "--input", "3x5", *QUICK, "-o", out
+    )
     assert result.exit_code == 0, result.stderr
     (edge,) = load(out).edges
     assert edge.communication_bytes == 6 * 3 * 5 * 4
-    result = run(f"{HERE}:only_a_module", "--microbatch", 6, "--input", "5:int64:9", *QUICK, "-o", out)
+    result = run(f"{HERE}:only_a_module", "--microbatch-size", 6, "--input", "5:int64:9", *QUICK, "-o", out)
     assert result.exit_code == 3
     assert "the inputs have the shapes (6, 5)" in result.stderr
 
 
 def test_a_stopped_profile_goes_on_and_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "gpt.toml"
-    command = (GPT, "--microbatch", 2, *SMALL, "--arg", "layers=3", *QUICK, "-o", out)
+    command = (GPT, "--microbatch-size", 2, *SMALL, "--arg", "layers=3", *QUICK, "-o", out)
     whole = passes_of
     seen: list[str] = []
 
@@ -171,7 +176,7 @@ def test_a_stopped_profile_goes_on_and_measures_nothing_twice(tmp_path: Path, mo
         ((f"{HERE}:without_parameters",), 3, "Sequential has no parameters"),
         ((f"{HERE}:branching",), 3, "--layers"),
         ((GPT, "--layers", "block.*"), 2, "--layers block.*: no such module"),
-        ((GPT, "--batch", "5"), 2, "--batch 5 is no multiple of --microbatch 2"),
+        ((GPT, "--global-batch", "5"), 2, "--global-batch 5 is no multiple of --microbatch-size 2"),
         ((GPT, "--tensor-parallel", "2"), 2, "expected --gpu NAME, one of A100-40"),
         ((GPT, "--tensor-parallel", "two"), 2, "--tensor-parallel two: expected whole numbers, such as 2,4,8"),
         ((GPT, "--tensor-parallel", "3", "--gpu", "H100-SXM"), 3, "ValueError: 8 heads cannot be divided over 3 dev"),
@@ -186,7 +191,7 @@ def test_a_stopped_profile_goes_on_and_measures_nothing_twice(tmp_path: Path, mo
 def test_bad_input_is_a_message_and_a_code(tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
     model, *options = arguments
     small = ("--arg", "layers=1") if model == GPT else ()
-    result = run(model, "--microbatch", 2, "-o", tmp_path / "x.toml", *QUICK, *small, *options)
+    result = run(model, "--microbatch-size", 2, "-o", tmp_path / "x.toml", *QUICK, *small, *options)
     assert result.exit_code == code, result.output + result.stderr
     assert words in " ".join((result.output + result.stderr).split())
     assert "Traceback" not in result.output + result.stderr
@@ -196,7 +201,7 @@ def test_bad_input_is_a_message_and_a_code(tmp_path: Path, arguments: tuple[str,
 
 @pytest.mark.parametrize("out", ["x.yaml", "/nowhere/x.toml"])
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(out: str) -> None:
-    result = run(GPT, "--microbatch", 2, "-o", out)
+    result = run(GPT, "--microbatch-size", 2, "-o", out)
     assert result.exit_code == 2
     assert out in result.stderr
 
@@ -204,25 +209,25 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(out: 
 def test_broken_code_of_the_user_is_shown_with_its_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken_model.py"
     broken.write_text("import torch\ndef model(:\n")
-    result = run(f"{broken}:model", "--microbatch", 2, "-o", tmp_path / "x.toml")
+    result = run(f"{broken}:model", "--microbatch-size", 2, "-o", tmp_path / "x.toml")
     assert result.exit_code == 3
     assert f"{broken}:2: SyntaxError: invalid syntax" in " ".join(result.stderr.split())
     broken.write_text("import torch\nimport no_such_package\n")
-    result = run(f"{broken}:model", "--microbatch", 2, "-o", tmp_path / "x.toml")
+    result = run(f"{broken}:model", "--microbatch-size", 2, "-o", tmp_path / "x.toml")
     assert result.exit_code == 3
     assert f"{broken}:2: ModuleNotFoundError: No module named 'no_such_package'" in " ".join(result.stderr.split())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
 def test_no_gpu(tmp_path: Path) -> None:
-    result = run(GPT, "--microbatch", 2, "--device", "cuda", "-o", tmp_path / "x.toml")
+    result = run(GPT, "--microbatch-size", 2, "--device", "cuda", "-o", tmp_path / "x.toml")
     assert result.exit_code == 2
     assert "finds no GPU; expected --device cpu" in " ".join(result.stderr.split())
 
 
 def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper_ray.cli.profile.find_spec", lambda name: importlib.util.find_spec(f"no_{name}"))
-    result = run(GPT, "--microbatch", 2, "-o", tmp_path / "x.toml")
+    result = run(GPT, "--microbatch-size", 2, "-o", tmp_path / "x.toml")
     assert result.exit_code == 2
     assert "profile needs PyTorch, which is not installed: pip install 'piper-ray[torch]'" in result.stderr
 

@@ -13,9 +13,6 @@ import pytest
 
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.run.job import Replicas
-
-pytest.importorskip("torch")
-
 from tests.run_models import AWKWARD_PATHS, SKIPPING_PATHS
 from tests.run_support import job
 

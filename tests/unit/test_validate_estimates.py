@@ -16,7 +16,8 @@ from piper_ray.validate.price import Outcome, outcome_of
 from piper_ray.validate.runs import Run, read_runs
 from piper_ray.validate.table import Errors, errors_by_group, groups_of, in_fitted_half, order_of_layouts, table_lines
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.layout import Sharding, priced
+from piper_ray.workloads.estimate.layout import priced
+from piper_ray.workloads.estimate.states import Sharding
 from tests.data import DATA, goldens
 
 HARDWARE = load_hardware()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
+from piper_ray.engine.kernels.chunk_enumeration import best_of_all
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -21,6 +23,9 @@ from piper_ray.model.plan import Plan, Stage
 
 _MOST_PATTERNS = 150
 """Ways to share layers out to the turns that are tried."""
+
+_FIRST_ORDERS = 4
+"""Orders of the layers that are tried at first."""
 
 _SMALL = 0.1
 """Of the mean layer's time: what takes less counts for nothing where layers are shared out."""
@@ -31,11 +36,11 @@ _HEAT = 0.003
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan of a task that fits. cuts, choice: as in ``kernels.chunk_stages``. batch_s: simulated."""
+    """A plan of a task that fits. chunk_of, choice: as in ``kernels.chunk_stages``. batch_s: simulated."""
 
     task: Task
     tables: DegreeTables
-    cuts: IndexArray
+    chunk_of: IndexArray
     choice: IndexArray
     batch_s: float
 
@@ -44,10 +49,10 @@ class Candidate:
         order = self.task.tables.order
         file_position = {layer.id: index for index, layer in enumerate(order.instance.layers)}
         stages = []
-        for first, end in pairwise(self.cuts.tolist()):
+        for k in range(self.task.shape.stages):
             tmpc_ids = {
                 order.layers[x]: self.tables.tmpcs[x][int(self.choice[x] - self.tables.option_start[x])].id
-                for x in range(first, end)
+                for x in np.flatnonzero(self.chunk_of == k).tolist()
             }
             layers = tuple(sorted(tmpc_ids, key=file_position.__getitem__))
             stages.append(
@@ -68,9 +73,11 @@ class Candidates:
         self._task = task
         self._program = program
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
-        self._best: list[Candidate | None] = [None] * len(task.choices)
+        self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices
         self._held = _mean_held(program)
         self._random = np.random.default_rng(0)
+        self._orders = task.tables.order.orders
+        self._moved = False
         self.lock = threading.Lock()
 
     @property
@@ -79,56 +86,120 @@ class Candidates:
 
     def cut_evenly(self) -> None:
         """Plans of equal work, and of whole layers shared out to turns."""
-        shape = self._task.shape
+        shape, order = self._task.shape, self._orders[0]
         for index, layers in enumerate(self._layers):
             fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
-            for size in (fastest_s, np.ones(fastest_s.size)):
-                self._cut(index, size, np.ones(shape.stages))
+            self._cut(index, order, np.ones(fastest_s.size), np.ones(shape.stages))
             for wanted in _patterns(shape, int(large.sum())):
-                self._cut(index, large + 1e-6, wanted)
+                self._cut(index, order, large + 1e-6, wanted)
+        self._cut_orders(self._orders[:_FIRST_ORDERS])
 
     def cut_like(self, layers_in: FloatArray) -> None:
         """Plans after a fractional one, float64[stages]."""
         for index, layers in enumerate(self._layers):
-            self._cut(index, np.ones(layers.option_start.size - 1), layers_in)
+            self._cut(index, self._orders[0], np.ones(layers.option_start.size - 1), layers_in)
+
+    def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
+        """Plans of equal work."""
+        for index, layers in enumerate(self._layers):
+            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+            for order in orders:
+                self._cut(index, order, fastest_s, np.ones(self._task.shape.stages))
 
     def move(self, moves: int, control: FloatArray) -> None:
-        """So many moves for the best plan of each choice that has one."""
+        """So many moves for the best plan of each choice that has one, after a look at more orders."""
         task = self._task
-        for index, found in enumerate(self._best):
+        if moves > 0 and not self._moved:
+            self._moved = True
+            self._cut_orders(self._orders[_FIRST_ORDERS:])
+        for index, found in enumerate(self._best[:-1]):
             if found is None:
                 continue
-            cuts, choice = found.cuts.copy(), found.choice.copy()
+            chunk_of, choice = found.chunk_of.copy(), found.choice.copy()
             batch_s = anneal(
                 self._layers[index],
                 self._program,
                 task.sync_s_per_byte,
                 self._held,
                 task.memory_bytes,
-                cuts,
+                chunk_of,
                 choice,
                 self._random.random((moves, DRAWS)),
                 _HEAT,
                 control,
             )
-            self._take(index, Candidate(found.task, found.tables, cuts, choice, float(batch_s)))
+            self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(batch_s)))
+
+    def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
+        """Looks for the best of all plans that take less than ``target_s``; whether it could in so many steps."""
+        found = all_plans(self._task, self._program, most_steps, target_s, control)
+        if found is None:
+            return False
+        if found.value < target_s:
+            mixed = self._task.mixed.tables
+            self._take(-1, Candidate(self._task, mixed, found.chunk_of, found.choice, found.value))
+        return found.is_least
 
     def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]
         if best is None or found.batch_s < best.batch_s:
             self._best[index] = found
 
-    def _cut(self, index: int, size: FloatArray, wanted: FloatArray) -> None:
-        """Tries chunks whose parts of the layers, of these sizes, are about those wanted."""
+    def _cut(self, index: int, order: IndexArray, size: FloatArray, wanted: FloatArray) -> None:
+        """Tries chunks that are runs of an order, whose parts of the layers, of these sizes, are about those wanted."""
         task, layers = self._task, self._layers[index]
-        cuts = _cuts(size, wanted, task.shape.stages)
+        cuts = _cuts(size[order], wanted, task.shape.stages)
+        chunk_of = np.empty(order.size, np.int64)
+        chunk_of[order] = np.repeat(np.arange(task.shape.stages), np.diff(cuts))
         choice = layers.option_start[:-1].copy()
-        if not fit_all(layers, self._program, cuts, self._held, task.memory_bytes, choice):
+        if not fit_all(layers, self._program, chunk_of, self._held, task.memory_bytes, choice):
             return
-        scratch = np.empty(choice.size, np.int64), np.empty(self._program.kind.size + 1)
-        batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, cuts, choice, *scratch)
-        self._take(index, Candidate(task, task.choices[index], cuts, choice, float(batch_s)))
+        end_s = np.empty(self._program.kind.size + 1)
+        batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        self._take(index, Candidate(task, task.choices[index], chunk_of, choice, float(batch_s)))
+
+
+class LeastPlan(NamedTuple):
+    """value: seconds or bytes; inf if no plan was found. is_least: whether all plans were looked at."""
+
+    value: float
+    is_least: bool
+    chunk_of: IndexArray
+    choice: IndexArray
+
+
+def all_plans(
+    task: Task,
+    program: ChunkProgram,
+    most_steps: int,
+    target_s: float,
+    control: FloatArray,
+    *,
+    memory_bytes: float | None = None,
+    by_bytes: bool = False,
+) -> LeastPlan | None:
+    """``best_of_all`` of a task. None if its variants are too many. memory_bytes: instead of the task's own."""
+    if task.mixed.variants is None:
+        return None
+    windows = np.array(task.tables.windows(task.shape.stages), np.int64)
+    chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
+    value, is_least = best_of_all(
+        task.mixed.tables.layers(task.data_parallel_degree),
+        program,
+        task.sync_s_per_byte,
+        task.memory_bytes if memory_bytes is None else memory_bytes,
+        task.mixed.variants,
+        windows[:, 0].copy(),
+        windows[:, 1].copy(),
+        target_s,
+        by_bytes,
+        most_steps,
+        control,
+        chunk_of,
+        choice,
+    )
+    return LeastPlan(float(value), bool(is_least), chunk_of, choice)
 
 
 def _mean_held(program: ChunkProgram) -> FloatArray:

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.candidates import Candidate, Candidates
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
-from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray
-from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.engine.search.limits import Limits
+from piper_ray.model.stop import StoppedBy
 
 _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: for plans within so many times the best one, so many of them, how many moves."""
@@ -43,6 +44,11 @@ EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
 
 LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
 """What follows for a case that cannot be split."""
+
+
+_FEW_LAYERS = 24
+_STEPS = {0: 20_000, 2: 1_000_000}
+"""After so many efforts all plans of a model of few layers are looked at, if so many steps are enough."""
 
 
 @dataclass
@@ -86,6 +92,8 @@ class Node:
             children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
             if children:
                 return Outcome(None, children)
+        if self.whole and self._try_all(_STEPS.get(self.done, 0), control):
+            return self._found(control)
         effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
         self.done += 1
         self.relaxation.aim(control[0])
@@ -105,6 +113,18 @@ class Node:
             if self.whole and best is not None and best.batch_s <= control[0] * _PROMISING:
                 self.candidates.move(effort.moves, control)
         return self._found(control)
+
+    def _try_all(self, most_steps: int, control: FloatArray) -> bool:
+        """Whether all plans of a small model could be looked at."""
+        assert self.candidates is not None
+        if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
+            return False
+        target_s = control[0]
+        if self.candidates.try_all(most_steps, target_s, control):
+            best = self.candidates.best
+            self.lower_s = max(self.lower_s, target_s if best is None else min(target_s, best.batch_s))
+            return True
+        return False
 
     def _found(self, control: FloatArray) -> Outcome:
         assert self.candidates is not None
@@ -139,24 +159,39 @@ class Outcome(NamedTuple):
     children: list[Node]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What searches have found. proved_s: of each task, what no plan's batch takes less than. found: its best plan."""
+
+    proved_s: Mapping[TaskKey, float] = field(default_factory=dict)
+    found: Mapping[TaskKey, Candidate] = field(default_factory=dict)
+
+
 @dataclass
 class ChunkSearch:
-    """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too."""
+    """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too.
+
+    on_found: hears of each better plan, and of the bound at that moment. known: of other searches of the same problem.
+    """
 
     tasks: Sequence[Task]
     threads: int
-    gap: float = 0.0
-    deadline: float | None = None
-    stop: Stop[Any] = field(default_factory=Stop)
-    on_found: Callable[[Candidate], None] | None = None
+    limits: Limits = field(default_factory=Limits)
+    on_found: Callable[[Candidate, float], None] | None = None
+    known: Known = field(default_factory=Known)
     best: Candidate | None = None
+    seconds: float = 0.0
     stopped_by: StoppedBy | None = None
     bounded: int = 0
     cases: int = 0
 
     def __post_init__(self) -> None:
-        self._control = np.array([np.inf, 0.0])
-        self._nodes = {index: Node(task, task.lower_s) for index, task in enumerate(self.tasks)}
+        proved_s, found = self.known.proved_s, self.known.found
+        self.best = min((found[task.key] for task in self.tasks if task.key in found), key=_rank, default=None)
+        self._control = np.array([self.upper_s, 0.0])
+        self._nodes = {
+            index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0))) for index, task in enumerate(self.tasks)
+        }
         self._running: dict[Future[Outcome], int] = {}
 
     @property
@@ -174,6 +209,7 @@ class ChunkSearch:
 
     def run(self) -> None:
         """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first."""
+        began_s = time.perf_counter()
         with ThreadPoolExecutor(self.threads) as pool:
             try:
                 self._plan(pool, 0, list(self._nodes))
@@ -186,6 +222,21 @@ class ChunkSearch:
             self._take(index, future.result())
         if self.stopped_by is None and not self.proved:
             self.stopped_by = StoppedBy.NO_BETTER_BOUND
+        self.seconds = time.perf_counter() - began_s
+
+    @property
+    def learnt(self) -> Known:
+        """What is known now, for other searches: nothing is proved of plans that are worse than the best one."""
+        proved_s, found, upper_s = dict(self.known.proved_s), dict(self.known.found), self.upper_s
+        here: dict[TaskKey, float] = {}
+        for node in self._nodes.values():
+            here[node.task.key] = min(here.get(node.task.key, np.inf), node.lower_s, upper_s)
+            best = None if node.candidates is None else node.candidates.best
+            if best is not None:
+                found[node.task.key] = min(found.get(node.task.key, best), best, key=_rank)
+        for key, lower_s in here.items():
+            proved_s[key] = max(lower_s, proved_s.get(key, 0.0))
+        return Known(proved_s, found)
 
     def _plan(self, pool: ThreadPoolExecutor, moves: int, indices: Iterable[int]) -> None:
         """So many moves for plans of each; a quick one where there is none."""
@@ -233,11 +284,9 @@ class ChunkSearch:
         return node.lower_s >= self.upper_s * (1.0 - PROOF)
 
     def _ends(self) -> bool:
-        if self.stop.requested:
-            self.stopped_by = StoppedBy.INTERRUPT
-        elif self.deadline is not None and time.perf_counter() >= self.deadline:
-            self.stopped_by = StoppedBy.TIME_LIMIT
-        elif self.best is not None and self.lower_s >= self.upper_s * (1.0 - self.gap) and not self.proved:
+        self.stopped_by = self.limits.reached
+        enough_s = self.upper_s * (1.0 - self.limits.gap)
+        if self.stopped_by is None and self.best is not None and self.lower_s >= enough_s and not self.proved:
             self.stopped_by = StoppedBy.GAP
         return self.stopped_by is not None
 
@@ -247,7 +296,7 @@ class ChunkSearch:
         if found is not None and (self.best is None or _rank(found) < _rank(self.best)):
             self.best = found
             if self.on_found is not None:
-                self.on_found(found)
+                self.on_found(found, self.lower_s)
         if not outcome.children:
             return [index]
         self.cases += len(outcome.children)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.variants import Variant
+from piper_ray.engine.chunks.orders import linear_orders
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
     APART,
@@ -40,6 +41,10 @@ _MOST_DOWNSETS = 100_000
 _WIDE = 4
 """Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to
 eighths of all chunks, or to all of them where these are few."""
+
+_MOST_ORDERS = 64
+
+_MOST_VARIANTS = 62
 
 _HUB_READERS = 3
 """A layer that fewer others read is no hub."""
@@ -73,6 +78,25 @@ class ModelOrder:
     @property
     def size(self) -> int:
         return len(self.layers)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """Of each position, positions."""
+        n = self.size
+        return tuple(tuple(sorted(n - 1 - v for v in heads)) for heads in reversed(self.graph.successors))
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Of each position, positions."""
+        n = self.size
+        return tuple(tuple(sorted(n - 1 - v for v in tails)) for tails in reversed(self.graph.predecessors))
+
+    @cached_property
+    def orders(self) -> list[IndexArray]:
+        """Some that edges run along, the positions themselves first."""
+        rows = [self.instance.layer_by_id[layer].tmpcs.values() for layer in self.layers]
+        seconds = [min(sum(pass_times(tmpc)) for tmpcs in row for tmpc in tmpcs) for row in rows]
+        return linear_orders(self.predecessors, seconds, _MOST_ORDERS)
 
     @cached_property
     def position(self) -> dict[int, int]:
@@ -185,6 +209,11 @@ class DegreeTables:
     def least_weights_bytes(self) -> float:
         return sum(min(tmpc.weights_bytes for tmpc in row) for row in self.tmpcs)
 
+    def least_fixed_bytes(self, data_parallel_degree: int) -> float:
+        """Of all layers together."""
+        figures = self.figures(data_parallel_degree)
+        return float(np.minimum.reduceat(figures[:, FIXED], self.option_start[:-1]).sum())
+
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""
         found = np.zeros((int(self.option_start[-1]), COLUMNS))
@@ -213,6 +242,10 @@ class DegreeTables:
         return frozen(
             OrderedLayers(
                 self.option_start,
+                offsets(len(heads) for heads in self.order.successors),
+                _integers(x for heads in self.order.successors for x in heads),
+                offsets(len(tails) for tails in self.order.predecessors),
+                _integers(x for tails in self.order.predecessors for x in tails),
                 self.figures(data_parallel_degree),
                 _integers(position[edge.source] for edge in edges),
                 _integers(position[edge.target] for edge in edges),
@@ -287,20 +320,24 @@ class DegreeTables:
                 found[k + 1] += received[sizes].min()
         return found
 
-    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
-        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else windows are as they are.
+    def windows(self, stages: int) -> list[tuple[int, int]]:
+        """For each position the first and the last chunk that the layer may be in.
 
         Chunks are not empty. So a layer is in chunk k only if enough layers are left that may be in those before, and
         in those behind: all but it and those that must come on its other side.
         """
         n = self.order.size
+        sides = zip(self.order.before.tolist(), self.order.behind.tolist(), strict=True)
+        return [(max(0, stages - 1 - (n - 1 - before)), min(stages - 1, n - 1 - behind)) for before, behind in sides]
+
+    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
+        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else as in ``windows``."""
+        n = self.order.size
         figures = np.zeros((int(self.option_start[-1]), KIND_COLUMNS))
         figures[:, :COLUMNS] = self.figures(data_parallel_degree)
         self._charge_hub(figures)
         grouped: dict[tuple[int, int, int, bytes], int] = {}
-        for x in range(n):
-            first = max(0, stages - 1 - (n - 1 - int(self.order.before[x])))
-            last = min(stages - 1, n - 1 - int(self.order.behind[x]))
+        for x, (first, last) in enumerate(self.windows(stages)):
             if rounded and last - first >= _WIDE:
                 step = stages if 2 * stages <= n else max(1, stages // 8)
                 first, last = first // step * step, min(stages - 1, -(-(last + 1) // step) * step - 1)
@@ -327,6 +364,34 @@ class DegreeTables:
                 options = slice(int(self.option_start[x]), int(self.option_start[x + 1]))
                 figures[options, FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
                 figures[options, TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
+
+
+@dataclass(frozen=True)
+class MixedTables:
+    """What chunks may run that decide each for itself on a variant, the same for all of its layers.
+
+    count: of variants. variants: int64[options of ``tables``], a bit for each; None if they are too many for that.
+    """
+
+    tables: DegreeTables
+    count: int
+    variants: IndexArray | None
+
+    @classmethod
+    def of(cls, order: ModelOrder, degree: int, variants: Sequence[Variant]) -> MixedTables:
+        """Every layer may run something in one of them."""
+        rows: list[tuple[Tmpc, ...]] = []
+        bits: list[int] = []
+        for layer in order.layers:
+            found: dict[str, tuple[Tmpc, int]] = {}
+            for index, variant in enumerate(variants):
+                for tmpc in _undominated(variant.tmpcs[layer]):
+                    found[tmpc.id] = tmpc, found.get(tmpc.id, (tmpc, 0))[1] | 1 << index
+            listed = sorted(found.values(), key=lambda one: _fastest_first(one[0]))
+            rows.append(tuple(tmpc for tmpc, _ in listed))
+            bits += [mask for _, mask in listed]
+        masks = _integers(bits) if len(variants) <= _MOST_VARIANTS else None
+        return cls(DegreeTables(order, degree, tuple(rows)), len(variants), masks)
 
 
 def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 from piper_ray.cost.step import sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.chunks.shapes import PipelineShape
-from piper_ray.engine.chunks.tables import DegreeTables, ModelOrder
-from piper_ray.engine.kernels.chunk_bound import FIXED
+from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import StepTerms
@@ -36,15 +35,25 @@ class PlanSpace:
     filled: bool = False
 
 
+class TaskKey(NamedTuple):
+    """Of the tasks of one problem."""
+
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+    ranks: int
+    chunks: int
+
+
 @dataclass(frozen=True)
 class Task:
-    """All plans of one shape with one d and t. tables: what any plan may run; choices: what one plan may, which are
-    several where all layers have to decide alike. lower_s: no batch of such a plan takes less.
+    """All plans of one shape with one d and t. tables: the best of what any may run; mixed: all that one may; choices:
+    what one may whose layers all decide alike, where a chunk's have to. lower_s: no batch of such a plan takes less.
     """
 
     shape: PipelineShape
     data_parallel_degree: int
     tables: DegreeTables
+    mixed: MixedTables
     choices: tuple[DegreeTables, ...]
     sync_s_per_byte: float
     memory_bytes: float
@@ -60,11 +69,21 @@ class Task:
         """Of all ranks: d t p."""
         return self.data_parallel_degree * self.tensor_parallel_degree * self.shape.ranks
 
+    @property
+    def key(self) -> TaskKey:
+        """The same on any number of devices."""
+        return TaskKey(self.data_parallel_degree, self.tensor_parallel_degree, self.shape.ranks, self.shape.chunks)
+
+    @property
+    def least_fixed_bytes(self) -> float:
+        """Of all layers together."""
+        return self.tables.least_fixed_bytes(self.data_parallel_degree)
+
 
 def list_tasks(instance: Instance, order: ModelOrder, space: PlanSpace) -> list[Task]:
     """Those that fit the cluster, by rising bound."""
     found: list[Task] = []
-    known: dict[tuple[int, ...], tuple[DegreeTables, ...]] = {}
+    known: dict[tuple[int, ...], _Choices | None] = {}
     for d in space.data_parallel_degrees:
         for t in sorted({variant.degree for variant in space.variants}):
             usable = tuple(
@@ -74,8 +93,9 @@ def list_tasks(instance: Instance, order: ModelOrder, space: PlanSpace) -> list[
             )
             if usable not in known:
                 known[usable] = _tables(order, t, [space.variants[index] for index in usable])
-            if known[usable]:
-                found += _of_degrees(instance, space, d, known[usable])
+            choices = known[usable]
+            if choices is not None:
+                found += _of_degrees(instance, space, d, choices)
     found.sort(key=lambda task: (task.lower_s, task.devices, task.data_parallel_degree, task.shape.stages))
     return found
 
@@ -91,43 +111,53 @@ def _ranks(instance: Instance, space: PlanSpace, devices: int) -> range:
     return range(least, min(most, len(instance.layers)) + 1)
 
 
-def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> tuple[DegreeTables, ...]:
-    """That of all variants together, then each one's; none if some layer may run nothing.
+class _Choices(NamedTuple):
+    """As in ``Task``."""
 
-    Where recomputation has a rule, plans are made of those alone in which every layer has the same role.
+    tables: DegreeTables
+    mixed: MixedTables
+    choices: tuple[DegreeTables, ...]
+
+
+def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | None:
+    """None if some layer may run nothing.
+
+    Where recomputation has a rule, chunks may decide each for itself; most plans are sought where all layers have the
+    same role.
     """
     together = DegreeTables.of(order, t, variants)
     if together is None:
-        return ()
+        return None
+    mixed = MixedTables.of(order, t, variants)
     if len(variants) == 1:
-        return together, together
+        return _Choices(together, mixed, (together,))
     alike = [variant for variant in variants if variant.recompute is not None] or variants
-    each = (DegreeTables.of(order, t, [variant]) for variant in alike)
-    return together, *(tables for tables in each if tables is not None)
+    choices = (DegreeTables.of(order, t, [variant]) for variant in alike)
+    return _Choices(together, mixed, tuple(x for x in choices if x is not None))
 
 
-def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: tuple[DegreeTables, ...]) -> list[Task]:
-    tables, *choices = known
+def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -> list[Task]:
+    tables = known.tables
     m = instance.microbatches // d
     sync_of_byte_s = sync_s_per_byte(space.step, d, instance.bandwidth_bytes_per_s)
-    figures = tables.figures(d)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-    fixed_bytes = sum(float(figures[first:end, FIXED].min()) for first, end in pairwise(tables.option_start.tolist()))
+    fixed_bytes = tables.least_fixed_bytes(d)
+    chunks = [schedule.v for schedule in space.schedules]
     found = []
     for p in _ranks(instance, space, d * tables.degree):
         if space.filled and p > m:
             continue
         if fixed_bytes > p * memory_bytes:
             continue
-        # On one rank no number of chunks is faster than the least, or holds less.
-        least_chunks = min(schedule.v for schedule in space.schedules)
+        # On one rank no number of chunks is faster than the least, or holds less, where chunks have nothing to decide.
+        most_chunks = min(chunks) if p == 1 and known.mixed.count == 1 else max(chunks)
         for schedule in space.schedules:
             shape = PipelineShape(schedule, p, m)
-            if shape.stages > tables.order.size or not shape.runs or (p == 1 and schedule.v > least_chunks):
+            if shape.stages > tables.order.size or not shape.runs or schedule.v > most_chunks:
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
             lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
             whole = schedule.name in _WHOLE_BACKWARD
             lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
-            found.append(Task(shape, d, tables, tuple(choices), sync_of_byte_s, memory_bytes, lower_s))
+            found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s))
     return found

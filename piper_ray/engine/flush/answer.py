@@ -25,7 +25,6 @@ from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, Solve
 from piper_ray.model.step import StepTerms
 
 FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
-_KNOWN = (SameDegrees, StageCount, AllDevices)
 
 
 def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
@@ -35,9 +34,8 @@ def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
     """
     rules = restrictions.plan_wide
     if schedule.name in FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):
-        unknown = [rule for rule in rules if not isinstance(rule, _KNOWN)]
-        if unknown:
-            raise UsageError(f"plans {_how(schedule)} cannot keep {', '.join(map(repr, unknown))} yet")
+        how = f"with one d and one t for all stages (schedule {schedule.name.value})"
+        restrictions.require_same_degrees(how)
         return True
     if schedule != PAPERS_SCHEDULE:
         able = ", ".join(name.value for name in ScheduleName if name is not ScheduleName.PIPEDREAM)
@@ -141,7 +139,3 @@ def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: 
         schedule=schedule,
         step=step,
     )
-
-
-def _how(schedule: Schedule) -> str:
-    return f"with one d and one t for all stages (schedule {schedule.name.value})"

@@ -21,7 +21,7 @@ from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import Listener, silent
-from piper_ray.model.figures import plural
+from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -185,7 +185,7 @@ def explained(
     stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
     reason = (
         f"no plan{stages} with one d and one t fits on {every}{instance.devices:,} "
-        f"devices of {instance.memory_bytes:,.0f} bytes with {instance.microbatches:,} microbatches"
+        f"devices of {memory_text(instance.memory_bytes)} with {instance.microbatches:,} microbatches"
     )
     return replace(found, reason=reason, least_memory_bytes=least_bytes)
 

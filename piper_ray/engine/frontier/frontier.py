@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from piper_ray.engine.chunks.answer import chunk_schedules
+from piper_ray.engine.chunks.frontier import frontier_with_chunks
 from piper_ray.engine.flush.answer import is_by_degrees
 from piper_ray.engine.flush.frontier import frontier_by_degrees
 from piper_ray.engine.frontier.along_curves import CurveFrontier
@@ -55,12 +57,12 @@ def frontier(
         for note in instance.notes:
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
-    planned_for = Schedule.first_of(schedule, instance.schedule)
-    if planned_for.name in CHUNKED:
-        raise UsageError(
-            f"a frontier under schedule {planned_for.name.value} is not made yet: solve for each number of devices"
-        )
+    asked = schedule or instance.schedule
+    planned_for = Schedule.first_of(asked)
     most = instance.replace(devices=wanted[-1])
+    if asked is not None and planned_for.name in CHUNKED:
+        schedules = chunk_schedules(asked)
+        return frontier_with_chunks(most, wanted, restrictions, options, schedules, listener, stop or Stop())
     if is_by_degrees(planned_for, restrictions):
         return frontier_by_degrees(most, wanted, restrictions, options, planned_for, listener, stop or Stop())
     restrictions.require_stages_alone("frontier")

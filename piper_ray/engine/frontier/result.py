@@ -30,7 +30,7 @@ class Frontier(ABC):
 
     instance: at the most devices asked for. schedule: what values and bounds are of. stopped_by: what ended a search
     early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that is known
-    beforehand.
+    beforehand. chunks_differ: the number of chunks on each rank is each solution's own.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Frontier(ABC):
         self.stats = FrontierStats()
         self.stopped_by: StoppedBy | None = None
         self.reason: str | None = None
+        self.chunks_differ = False
 
     def __repr__(self) -> str:
         points = self.points()

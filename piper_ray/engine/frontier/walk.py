@@ -72,7 +72,8 @@ class WalkedFrontier(Frontier):
                 since_s = time.perf_counter()
                 above = self._solver.solve(devices)
                 self.stats = self._solver.stats
-                if above.stopped_by not in (None, StoppedBy.GAP) and self.stopped_by is None:
+                ended = above.stopped_by in _ENDING
+                if ended or (above.stopped_by not in (None, StoppedBy.GAP) and self.stopped_by is None):
                     self.stopped_by = above.stopped_by
                 if time.perf_counter() - since_s > _WORTH_A_ROW_S:
                     listener(_closed(devices, above, time.perf_counter() - began_s))
@@ -122,7 +123,7 @@ class WalkedFrontier(Frontier):
         for devices in self._devices:
             here = found[devices]
             if best is not None and _is_faster(best, here):
-                here = replace(here, plan=best.plan, time_per_sample_s=best.time_per_sample_s)
+                here = replace(here, plan=best.plan, time_per_sample_s=best.time_per_sample_s, schedule=best.schedule)
                 found[devices] = _bounded(here, here.lower_bound_s)
             best = found[devices] if here.plan is not None else best
         return found
@@ -133,8 +134,8 @@ class WalkedFrontier(Frontier):
             return False
         if above.plan is None:
             return above.status is Status.INFEASIBLE
-        proved = above.status is Status.OPTIMAL or above.stopped_by is StoppedBy.GAP
-        return proved and above.plan.devices <= devices
+        ended = above.status is Status.OPTIMAL or above.stopped_by in (StoppedBy.GAP, StoppedBy.NO_BETTER_BOUND)
+        return ended and above.plan.by_rank(above.schedule).devices <= devices
 
     def _so_far(self) -> Frontier:
         known = copy(self)

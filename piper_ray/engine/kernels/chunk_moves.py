@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_bound import ACTIVATION, FIXED, FORWARD_S, WEIGHT_S
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, copy_into, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers, chunk_figures, fit_rank, peak_bytes, sync_of_ranks
@@ -13,10 +13,15 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 DRAWS = 8
 """Random numbers that a move takes."""
 
-_OF_A_BORDER = 0.7
+_OF_A_BORDER = 0.45
+_OF_A_PIECE = 0.75
 _TO_A_NEIGHBOUR = 0.6
+_IN_EXCHANGE = 0.5
 _OF_TWO_LAYERS = 0.7
-"""Shares of moves."""
+"""Shares of moves; the second one is of borders and pieces together."""
+
+_MARKED = -1
+"""A chunk for layers on the move."""
 
 
 @kernel
@@ -24,13 +29,12 @@ def batch_seconds(
     layers: OrderedLayers,
     program: ChunkProgram,
     sync_s_per_byte: float,
-    cuts: IndexArray,
-    choice: IndexArray,
     chunk_of: IndexArray,
+    choice: IndexArray,
     end_s: FloatArray,
 ) -> float:
-    """Simulated. chunk_of, end_s: scratch, see ``chunk_figures`` and ``simulate_chunks``."""
-    figures = chunk_figures(layers, program.rank_of, cuts, choice, chunk_of)
+    """Simulated. end_s: scratch, see ``simulate_chunks``."""
+    figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
     sync_s = sync_of_ranks(program, figures, sync_s_per_byte)
     return simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, end_s)
 
@@ -39,14 +43,14 @@ def batch_seconds(
 def fit_all(
     layers: OrderedLayers,
     program: ChunkProgram,
-    cuts: IndexArray,
+    chunk_of: IndexArray,
     held: FloatArray,
     memory_bytes: float,
     choice: IndexArray,
 ) -> bool:
     """``fit_rank`` for every rank."""
     for rank in range(program.last.size):
-        if not fit_rank(layers, program, rank, cuts, held, memory_bytes, choice):
+        if not fit_rank(layers, program, rank, chunk_of, held, memory_bytes, choice):
             return False
     return True
 
@@ -58,93 +62,227 @@ def anneal(
     sync_s_per_byte: float,
     held: FloatArray,
     memory_bytes: float,
-    cuts: IndexArray,
+    chunk_of: IndexArray,
     choice: IndexArray,
     draws: FloatArray,
     heat: float,
     control: FloatArray,
 ) -> float:
-    """Seconds of the best plan found, which is left in ``cuts`` and ``choice``; they hold one that fits before.
+    """Seconds of the best plan found, which is left in ``chunk_of`` and ``choice``; they hold one that fits before.
 
-    Simulated annealing from ``heat``, relative to the plan's time, down to nothing. A move takes a layer from a chunk
-    to another, near or far, which shifts the chunks between, or changes a layer's TMPC. It ends early when control[1]
-    is not zero. draws: float64[moves, DRAWS], random, from 0 to below 1.
+    Simulated annealing from ``heat``, relative to the plan's time, down to nothing. A move shifts layers over all
+    borders between two chunks, or takes a piece of the graph from a chunk to another, perhaps in exchange for one from
+    there, or changes a layer's TMPC. It ends early when control[1] is not zero. draws: float64[moves, DRAWS], random,
+    from 0 to below 1.
     """
     moves = draws.shape[0]
-    s, n, p = cuts.size - 1, choice.size, program.last.size
-    chunk_of = np.empty(n, np.int64)
+    s, n = program.rank_of.size, choice.size
     end_s = np.empty(program.kind.size + 1)
-    now_s = batch_seconds(layers, program, sync_s_per_byte, cuts, choice, chunk_of, end_s)
-    best_s, best_cuts, best_choice = now_s, cuts.copy(), choice.copy()
-    new_cuts, new_choice = cuts.copy(), choice.copy()
-    touched = np.empty(p, np.bool_)
+    now_s = batch_seconds(layers, program, sync_s_per_byte, chunk_of, choice, end_s)
+    best_s, best_chunk_of, best_choice = now_s, chunk_of.copy(), choice.copy()
+    new_chunk_of, new_choice = chunk_of.copy(), choice.copy()
     for move in range(moves):
         if control[1] != 0.0:
             break
-        copy_into(new_cuts, cuts)
+        copy_into(new_chunk_of, chunk_of)
         copy_into(new_choice, choice)
         draw = draws[move]
-        if s > 1 and draw[0] < _OF_A_BORDER:
-            a, b = int(draw[1] * s), int(draw[2] * s)
-            if draw[3] < _TO_A_NEIGHBOUR:
-                b = a + 1 if draw[4] < 0.5 else a - 1
-            if b < 0 or b >= s or a == b or cuts[a + 1] - cuts[a] < 2:
-                continue
-            for rank in range(p):
-                touched[rank] = False
-            for k in range(min(a, b), max(a, b) + 1):
-                touched[program.rank_of[k]] = True
-            for k in range(min(a, b) + 1, max(a, b) + 1):
-                new_cuts[k] += -1 if a < b else 1
-            fits = True
-            for rank in range(p):
-                if touched[rank] and not fit_rank(layers, program, rank, new_cuts, held, memory_bytes, new_choice):
-                    fits = False
-                    break
-            if not fits:
+        if s > 1 and draw[0] < _OF_A_PIECE:
+            if draw[0] < _OF_A_BORDER:
+                a, b = int(draw[1] * s), int(draw[2] * s)
+                if draw[3] < _TO_A_NEIGHBOUR:
+                    b = a + 1 if draw[4] < 0.5 else a - 1
+                if b < 0 or b >= s or a == b:
+                    continue
+                _shift(layers, chunk_of, a, b, int(draw[5] * n), new_chunk_of)
+            else:
+                a, b = _move_piece(layers, int(draw[1] * n), draw[2] < 0.5, draw[3], s, new_chunk_of)
+                if a != b and draw[5] < _IN_EXCHANGE:
+                    _return_piece(layers, a, b, int(draw[6] * n), s, chunk_of, new_chunk_of)
+            if not _fit_changed(layers, program, chunk_of, new_chunk_of, held, memory_bytes, new_choice):
                 continue
         else:
             x = int(draw[1] * n)
             options = layers.option_start[x + 1] - layers.option_start[x]
             if options < 2:
                 continue
-            k = 0
-            while cuts[k + 1] <= x:
-                k += 1
-            rank = program.rank_of[k]
+            rank = program.rank_of[chunk_of[x]]
             new_choice[x] = layers.option_start[x] + int(draw[2] * options)
             # Another layer of the rank makes room, or takes what became free.
-            other_chunk = program.stage_of[rank, int(draw[3] * program.stage_of.shape[1])]
-            y = cuts[other_chunk] + int(draw[4] * (cuts[other_chunk + 1] - cuts[other_chunk]))
+            y = _on_rank(program, chunk_of, rank, int(draw[3] * n))
             if y != x and draw[5] < _OF_TWO_LAYERS:
                 of_other = layers.option_start[y + 1] - layers.option_start[y]
                 new_choice[y] = layers.option_start[y] + int(draw[6] * of_other)
-            if not _rank_fits(layers, program, rank, new_cuts, memory_bytes, new_choice):
+            if not _rank_fits(layers, program, rank, new_chunk_of, memory_bytes, new_choice):
                 continue
-        found_s = batch_seconds(layers, program, sync_s_per_byte, new_cuts, new_choice, chunk_of, end_s)
+        found_s = batch_seconds(layers, program, sync_s_per_byte, new_chunk_of, new_choice, end_s)
         warmth = heat * (1.0 - move / moves) * best_s
         if found_s <= now_s or draw[7] < np.exp((now_s - found_s) / max(warmth, 1e-300)):
             now_s = found_s
-            copy_into(cuts, new_cuts)
+            copy_into(chunk_of, new_chunk_of)
             copy_into(choice, new_choice)
             if now_s < best_s:
                 best_s = now_s
-                copy_into(best_cuts, cuts)
+                copy_into(best_chunk_of, chunk_of)
                 copy_into(best_choice, choice)
-    copy_into(cuts, best_cuts)
+    copy_into(chunk_of, best_chunk_of)
     copy_into(choice, best_choice)
     return best_s
 
 
+@leaf_kernel
+def _has_neighbour_in(chunk_of: IndexArray, start: IndexArray, neighbour: IndexArray, x: int) -> bool:
+    """Whether one of them is in its chunk."""
+    for e in range(start[x], start[x + 1]):
+        if chunk_of[neighbour[e]] == chunk_of[x]:
+            return True
+    return False
+
+
+@leaf_kernel
+def _shift(layers: OrderedLayers, chunk_of: IndexArray, a: int, b: int, first: int, new_chunk_of: IndexArray) -> None:
+    """Over each border from chunk a to chunk b one layer. first: where to begin to look for those that may."""
+    n = chunk_of.size
+    step = 1 if a < b else -1
+    for k in range(a, b, step):
+        for i in range(n):
+            x = (first + i) % n
+            if chunk_of[x] != k:
+                continue
+            if step > 0:
+                stuck = _has_neighbour_in(chunk_of, layers.successor_start, layers.successor, x)
+            else:
+                stuck = _has_neighbour_in(chunk_of, layers.predecessor_start, layers.predecessor, x)
+            if not stuck:
+                new_chunk_of[x] = k + step
+                break
+
+
+@leaf_kernel
+def _move_piece(
+    layers: OrderedLayers, x: int, to_later: bool, far: float, chunks: int, chunk_of: IndexArray
+) -> tuple[int, int]:
+    """Takes a piece that begins at x as far as it may, or less. From which chunk, to which: the same if it is stuck."""
+    a = chunk_of[x]
+    limit = _mark_piece(layers, x, to_later, chunks, chunk_of)
+    b = a
+    if limit > a:
+        b = a + 1 + int(far * (limit - a))
+    if limit < a:
+        b = a - 1 - int(far * (a - limit))
+    _put_marked(chunk_of, b)
+    return a, b
+
+
+@leaf_kernel
+def _return_piece(
+    layers: OrderedLayers, a: int, b: int, first: int, chunks: int, old_chunk_of: IndexArray, chunk_of: IndexArray
+) -> None:
+    """From chunk b to chunk a, if a piece may. first: where to begin to look for one of old layers."""
+    n = chunk_of.size
+    for i in range(n):
+        x = (first + i) % n
+        if old_chunk_of[x] == b:
+            limit = _mark_piece(layers, x, a > b, chunks, chunk_of)
+            free = limit >= a if a > b else limit <= a
+            _put_marked(chunk_of, a if free else b)
+            return
+
+
+@leaf_kernel
+def _mark_piece(layers: OrderedLayers, x: int, to_later: bool, chunks: int, chunk_of: IndexArray) -> int:
+    """Puts a layer, and those of its chunk that are reached from it, into chunk _MARKED; to which chunk they may go."""
+    n, a = chunk_of.size, chunk_of[x]
+    chunk_of[x] = _MARKED
+    limit = chunks - 1 if to_later else 0
+    for i in range(n):
+        y = i if to_later else n - 1 - i  # those that it is reached through come before it
+        if to_later:
+            if chunk_of[y] == a and _is_next_to_marked(chunk_of, layers.predecessor_start, layers.predecessor, y):
+                chunk_of[y] = _MARKED
+        elif chunk_of[y] == a and _is_next_to_marked(chunk_of, layers.successor_start, layers.successor, y):
+            chunk_of[y] = _MARKED
+    for y in range(n):
+        if chunk_of[y] != _MARKED:
+            continue
+        if to_later:
+            for e in range(layers.successor_start[y], layers.successor_start[y + 1]):
+                k = chunk_of[layers.successor[e]]
+                if k != _MARKED:
+                    limit = min(limit, k)
+        else:
+            for e in range(layers.predecessor_start[y], layers.predecessor_start[y + 1]):
+                k = chunk_of[layers.predecessor[e]]
+                if k != _MARKED:
+                    limit = max(limit, k)
+    return int(limit)
+
+
+@leaf_kernel
+def _is_next_to_marked(chunk_of: IndexArray, start: IndexArray, neighbour: IndexArray, x: int) -> bool:
+    for e in range(start[x], start[x + 1]):
+        if chunk_of[neighbour[e]] == _MARKED:
+            return True
+    return False
+
+
+@leaf_kernel
+def _put_marked(chunk_of: IndexArray, k: int) -> None:
+    for x in range(chunk_of.size):
+        if chunk_of[x] == _MARKED:
+            chunk_of[x] = k
+
+
+@leaf_kernel
+def _on_rank(program: ChunkProgram, chunk_of: IndexArray, rank: int, first: int) -> int:
+    """A layer of the rank, the first from ``first`` on."""
+    n = chunk_of.size
+    x = first
+    while program.rank_of[chunk_of[x]] != rank:
+        x = (x + 1) % n
+    return int(x)
+
+
+@kernel
+def _fit_changed(
+    layers: OrderedLayers,
+    program: ChunkProgram,
+    old_chunk_of: IndexArray,
+    chunk_of: IndexArray,
+    held: FloatArray,
+    memory_bytes: float,
+    choice: IndexArray,
+) -> bool:
+    """``fit_rank`` for the ranks of chunks that have changed. False also if none has, or one is empty."""
+    count = np.zeros(program.rank_of.size, np.int64)
+    touched = np.zeros(program.last.size, np.bool_)
+    changed = False
+    for x in range(chunk_of.size):
+        count[chunk_of[x]] += 1
+        if chunk_of[x] != old_chunk_of[x]:
+            touched[program.rank_of[chunk_of[x]]] = True
+            touched[program.rank_of[old_chunk_of[x]]] = True
+            changed = True
+    if not changed or count.min() == 0:
+        return False
+    for rank in range(touched.size):
+        if touched[rank] and not fit_rank(layers, program, rank, chunk_of, held, memory_bytes, choice):
+            return False
+    return True
+
+
 @kernel
 def _rank_fits(
-    layers: OrderedLayers, program: ChunkProgram, rank: int, cuts: IndexArray, memory_bytes: float, choice: IndexArray
+    layers: OrderedLayers,
+    program: ChunkProgram,
+    rank: int,
+    chunk_of: IndexArray,
+    memory_bytes: float,
+    choice: IndexArray,
 ) -> bool:
-    v = program.stage_of.shape[1]
-    activation, fixed = np.zeros(v), 0.0
-    for chunk in range(v):
-        k = program.stage_of[rank, chunk]
-        for x in range(cuts[k], cuts[k + 1]):
-            activation[chunk] += layers.figures[choice[x], ACTIVATION]
+    activation, fixed = np.zeros(program.stage_of.shape[1]), 0.0
+    for x in range(chunk_of.size):
+        if program.rank_of[chunk_of[x]] == rank:
+            activation[program.turn_of[chunk_of[x]]] += layers.figures[choice[x], ACTIVATION]
             fixed += layers.figures[choice[x], FIXED]
     return bool(peak_bytes(program, rank, activation, fixed) <= memory_bytes)

@@ -125,6 +125,7 @@ def better_prices(
     average_units, average_filled = np.zeros(p), np.zeros(s)
     moved = share.copy()
     byte_s = scale_s / limits.memory_bytes
+    alike = float(kinds.layers.max())
     for _ in range(rounds):
         costs = costs_of(limits, paths, prices.path, prices.memory)
         at = 0
@@ -161,7 +162,8 @@ def better_prices(
                 too_few = price - step * limits.least_units[r] / of_all
                 prices.units[r] = (max(0.0, too_many) + min(0.0, too_few)) * scale_s / of_all
         for k in range(s):
-            prices.filled[k] = max(0.0, prices.filled[k] / scale_s + step * (1.0 - layers_in[k])) * scale_s
+            price = prices.filled[k] * alike / scale_s + step * (1.0 - layers_in[k]) / alike
+            prices.filled[k] = max(0.0, price) * scale_s / alike
         _add(average_path, prices.path)
         _add(average_memory, prices.memory)
         _add(average_units, prices.units)
@@ -173,7 +175,7 @@ def better_prices(
     _divide(average, float(rounds), share)
     moved_prices = _square_distance(prices.path, began_path)
     moved_prices += _square_distance(prices.memory, began_memory) / byte_s**2
-    moved_prices += _square_distance(prices.filled, began_filled) / scale_s**2
+    moved_prices += _square_distance(prices.filled, began_filled) * (alike / scale_s) ** 2
     for r in range(p):
         if limits.most_units[r] < NO_LIMIT:
             unit_s = scale_s / max(1.0, limits.most_units[r])
@@ -237,6 +239,7 @@ def _norm(
     p = limits.most_units.size
     x = np.full(size, 1.0 / np.sqrt(size))
     norm = 1.0
+    alike = float(kinds.layers.max())
     for _ in range(10):
         held, units, layers_in = spread(kinds, limits, x, hub)
         lengths, bytes_held = _lengths(limits, paths, by_pass, held)
@@ -244,7 +247,7 @@ def _norm(
             lengths / scale_s,
             bytes_held * (scale_s / limits.memory_bytes**2),
             np.zeros(p),
-            -layers_in * scale_s,
+            -layers_in * (scale_s / alike**2),
         )
         for r in range(p):
             if limits.most_units[r] < NO_LIMIT:

@@ -39,6 +39,7 @@ class ChunkProgram(NamedTuple):
     awaited: IndexArray  # int64[passes]: whose output it needs; -1: nobody's
     last: IndexArray  # int64[p]: the rank's last
     rank_of: IndexArray  # int64[s]
+    turn_of: IndexArray  # int64[s]: which of its rank's chunks a stage is
     stage_of: IndexArray  # int64[p, v]
     held_start: IndexArray  # int64[p + 1]
     held: IndexArray  # int64[.., v]
@@ -55,10 +56,10 @@ def build_program(
     """
     p, v = stage_of.shape
     s, m = p * v, microbatches
-    rank_of = np.empty(s, np.int64)
+    rank_of, turn_of = np.empty(s, np.int64), np.empty(s, np.int64)
     for r in range(p):
         for chunk in range(v):
-            rank_of[stage_of[r, chunk]] = r
+            rank_of[stage_of[r, chunk]], turn_of[stage_of[r, chunk]] = r, chunk
     total = start[p]
     kind, stage = np.empty(total, np.int64), np.empty(total, np.int64)
     before, awaited = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -96,7 +97,17 @@ def build_program(
                 moved = True
     held_start, held = _held(listed, start, v)
     program = ChunkProgram(
-        m, kind[:count], stage[:count], before[:count], awaited[:count], last, rank_of, stage_of, held_start, held
+        m,
+        kind[:count],
+        stage[:count],
+        before[:count],
+        awaited[:count],
+        last,
+        rank_of,
+        turn_of,
+        stage_of,
+        held_start,
+        held,
     )
     return count == total, program
 

@@ -1,7 +1,7 @@
 """Kernels: what the chunks of a plan take and hold, and which TMPCs fit a rank's memory.
 
-A plan is the layers in an order, cut into s chunks: chunk k is the layers at positions cuts[k] .. cuts[k + 1] - 1, and
-``choice`` names each layer's option.
+A plan says for each layer its chunk, int64[n], and its option, int64[n]. No edge runs to an earlier chunk, and no chunk
+is empty.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class OrderedLayers(NamedTuple):
     """
 
     option_start: IndexArray  # int64[n + 1]
+    successor_start: IndexArray  # int64[n + 1]
+    successor: IndexArray  # int64[..]: of all edges
+    predecessor_start: IndexArray  # int64[n + 1]
+    predecessor: IndexArray
     figures: FloatArray  # float64[o, COLUMNS]
     edge_tail: IndexArray  # int64[e]: positions; only edges that cost something
     edge_head: IndexArray
@@ -44,17 +48,12 @@ class OrderedLayers(NamedTuple):
 
 
 @kernel
-def chunk_figures(
-    layers: OrderedLayers, rank_of: IndexArray, cuts: IndexArray, choice: IndexArray, chunk_of: IndexArray
-) -> FloatArray:
-    """float64[s, COLUMNS], with transfers between ranks in the seconds. chunk_of: int64[n], scratch."""
-    s = cuts.size - 1
-    found = np.zeros((s, COLUMNS))
-    for k in range(s):
-        for v in range(cuts[k], cuts[k + 1]):
-            chunk_of[v] = k
-            for column in range(COLUMNS):
-                found[k, column] += layers.figures[choice[v], column]
+def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArray, choice: IndexArray) -> FloatArray:
+    """float64[s, COLUMNS], with transfers between ranks in the seconds."""
+    found = np.zeros((rank_of.size, COLUMNS))
+    for v in range(chunk_of.size):
+        for column in range(COLUMNS):
+            found[chunk_of[v], column] += layers.figures[choice[v], column]
     for e in range(layers.edge_tail.size):
         u, v = layers.edge_tail[e], layers.edge_head[e]
         a, b = chunk_of[u], chunk_of[v]
@@ -71,13 +70,15 @@ def chunk_figures(
         for n in range(first + 1, end):
             if rank_of[chunk_of[layers.tensor_layer[n]]] != rank_of[chunk_of[layers.tensor_layer[first]]]:
                 apart = True
-        before = -1
         for n in range(first, end):
             k = chunk_of[layers.tensor_layer[n]]
-            if apart and k != before:
+            for other in range(first, n):  # each chunk once
+                if chunk_of[layers.tensor_layer[other]] == k:
+                    k = -1
+                    break
+            if apart and k >= 0:
                 found[k, FORWARD_S] += layers.tensor_forward_s[h]
                 found[k, INPUT_S] += layers.tensor_backward_s[h]
-            before = k
     return found
 
 
@@ -107,7 +108,7 @@ def fit_rank(
     layers: OrderedLayers,
     program: ChunkProgram,
     rank: int,
-    cuts: IndexArray,
+    chunk_of: IndexArray,
     held: FloatArray,
     memory_bytes: float,
     choice: IndexArray,
@@ -121,22 +122,20 @@ def fit_rank(
     activation = np.zeros(v)
     fixed = 0.0
     size = 0
-    for chunk in range(v):
-        k = program.stage_of[rank, chunk]
-        for x in range(cuts[k], cuts[k + 1]):
+    for x in range(chunk_of.size):
+        if program.rank_of[chunk_of[x]] == rank:
             o = layers.option_start[x]
             choice[x] = o
-            activation[chunk] += layers.figures[o, ACTIVATION]
+            activation[program.turn_of[chunk_of[x]]] += layers.figures[o, ACTIVATION]
             fixed += layers.figures[o, FIXED]
             size += 1
     if peak_bytes(program, rank, activation, fixed) <= memory_bytes:
         return True
     layer, chunk_at = np.empty(size, np.int64), np.empty(size, np.int64)
     n = 0
-    for chunk in range(v):
-        k = program.stage_of[rank, chunk]
-        for x in range(cuts[k], cuts[k + 1]):
-            layer[n], chunk_at[n] = x, chunk
+    for x in range(chunk_of.size):
+        if program.rank_of[chunk_of[x]] == rank:
+            layer[n], chunk_at[n] = x, program.turn_of[chunk_of[x]]
             n += 1
     # Of the best step of each layer the best one, until all fits.
     target, gain = np.full(size, -1, np.int64), np.zeros(size)

@@ -22,8 +22,6 @@ from piper_ray.engine.kernels.flush_states import (
     TOO_MANY,
     figures_of,
     level_of,
-    twice,
-    twice_rows,
 )
 from piper_ray.engine.kernels.flush_types import (
     MISSING,
@@ -34,6 +32,7 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTask,
     TailArrays,
 )
+from piper_ray.engine.kernels.growth import twice, twice_rows
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _ENOUGH = 1e-10
@@ -179,14 +178,14 @@ def close_gap(
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds = np.concatenate((bounds, np.empty(room)))
+                        bounds = twice(bounds)
                         seconds = twice_rows(seconds)
                         before = twice(before)
                         downset = twice(downset)
                         behind = twice(behind)
                         variant = twice(variant)
                         choice = twice(choice)
-                        known = np.concatenate((known, np.empty(room, np.bool_)))
+                        known = twice(known)
                         heap = twice(heap)
                         room *= 2
                     bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q

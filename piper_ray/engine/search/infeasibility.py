@@ -12,6 +12,7 @@ from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.planning import items_of
 from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.figures import bytes_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Infeasibility
 
@@ -34,12 +35,12 @@ def explain(instance: Instance, problem: Problem, evaluations: Evaluations, on_p
     if need_bytes > problem.cluster.memory_bytes:
         named = instance.layer_by_id[layer_id]
         reason = (
-            f'layer {named.id} ("{named.name}") alone needs {_bytes_text(need_bytes)} on each device at best; '
-            f"a device has {_bytes_text(instance.memory_bytes)}"
+            f'layer {named.id} ("{named.name}") alone needs {bytes_text(need_bytes)} on each device at best; '
+            f"a device has {bytes_text(instance.memory_bytes)}"
         )
     else:
         reason = (
-            f"every layer fits alone, but no {instance.devices} devices of {_bytes_text(instance.memory_bytes)} hold "
+            f"every layer fits alone, but no {instance.devices} devices of {bytes_text(instance.memory_bytes)} hold "
             "all stages with the microbatches they keep in flight"
         )
     return Infeasibility(reason, least_bytes)
@@ -112,7 +113,3 @@ def least_memory_bytes(
 def _least_stage_bytes(problem: Problem, traced: TracedStage) -> float:
     _, items = items_of(problem, traced)
     return float(sum(np.min(memory) for memory in np.split(items.memory, items.start[1:-1])))
-
-
-def _bytes_text(size_bytes: float) -> str:
-    return f"{size_bytes:,.0f} bytes" if size_bytes >= 1000.0 else f"{size_bytes:g} bytes"

@@ -24,8 +24,16 @@ class Limits:
         limit_s = options.time_limit_s
         return cls(options.gap, None if limit_s is None else started_s + limit_s, stop)
 
+    @property
+    def reached(self) -> StoppedBy | None:
+        """Whether it is asked to stop, or the deadline is over."""
+        if self.stop.requested:
+            return StoppedBy.INTERRUPT
+        late = self.deadline_s is not None and time.perf_counter() > self.deadline_s
+        return StoppedBy.TIME_LIMIT if late else None
+
     def check(self) -> None:
-        """Raises StopSearch after the deadline, and when it is asked to stop."""
-        self.stop.check()
-        if self.deadline_s is not None and time.perf_counter() > self.deadline_s:
-            raise StopSearch(StoppedBy.TIME_LIMIT)
+        """Raises StopSearch where ``reached``."""
+        reached = self.reached
+        if reached is not None:
+            raise StopSearch(reached)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.model import limits
 from piper_ray.model.batch import Batch
@@ -16,10 +16,12 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.estimate.memory import transient_bytes
-from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
+from piper_ray.workloads.estimate.memory import working_bytes
+from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, precision_named, software_named, stack_of
+from piper_ray.workloads.estimate.work import step_flop
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class EstimateRequest:
     fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
     zero_shards: optimizer states over so many replicas as a further choice; 1: none. offload: activations in host
     memory as a further choice. lora: rank of adapters that are trained in the model's place; 0: the model itself is.
+    reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
+    ``Runtime.reserve_bytes`` says.
     """
 
     nodes: int
@@ -43,11 +47,15 @@ class EstimateRequest:
     zero_shards: int = 1
     offload: bool = False
     lora: int = 0
+    reserve_bytes: float | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links."""
+    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links.
+
+    model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
+    """
 
     instance: Instance
     architecture: Architecture
@@ -55,9 +63,16 @@ class Estimate:
     modes: dict[str, tuple[Mode, ...]]
     devices: int
     one_node: bool
+    model_flop: float
+    hardware_flop: float
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Of all devices in bf16: what utilisation is measured against."""
+        return self.devices * self.setting.gpu.matrix_flop_per_s
 
     def costs(self, kind: LayerKind, mode: Mode) -> Costs:
-        return costs_of(kind, mode, self.setting)
+        return costs_of(kind.on(mode.degree), mode, self.setting)
 
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
@@ -69,11 +84,9 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
     samples, batch = request.samples or model.samples, request.batch or model.batch
     if batch % samples:
-        raise UsageError(f"--batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
+        raise UsageError(f"--global-batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
-    architecture = model.architecture(microbatch)
-    if request.lora:
-        architecture = with_adapters(architecture, request.lora)
+    architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, per_node)
     modes = {
         kind.key: tuple(
@@ -87,16 +100,36 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         microbatches=batch // samples,
         bytes_per_s=planner_bytes_per_s(gpu, request.nodes),
         workspace_bytes=_workspace_bytes(architecture.kinds, modes),
+        reserve_bytes=(
+            DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
+        ),
         largest_degree=max(t for of_kind in degrees.values() for t in of_kind),
     )
-    if setting.workspace_bytes >= gpu.memory_bytes:
+    if setting.reserve_bytes >= gpu.device_bytes:
+        raise UsageError(f"--reserve {setting.reserve_bytes:,.0f}B: a GPU has {gpu.device_bytes:,.0f}; expected less")
+    if setting.memory_bytes <= 0.0:
         raise UsageError(
-            f"recomputing one layer takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has; expected a "
-            "smaller --microbatch or fewer --tokens"
+            f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
+            f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
     links = links_of(gpu, request.nodes, per_node)
     instance = _instance(architecture, modes, setting, devices, links, microbatch)
-    return Estimate(instance, architecture, setting, modes, devices, request.nodes == 1)
+    causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
+    return Estimate(
+        instance,
+        architecture,
+        setting,
+        modes,
+        devices,
+        request.nodes == 1,
+        model_flop=step_flop(causal, batch // samples),
+        hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
+    )
+
+
+def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateRequest) -> Architecture:
+    architecture = model.architecture(microbatch)
+    return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
 def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
@@ -117,11 +150,11 @@ def links_of(gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[Link, ...]:
 
 
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:
-    """What any layer needs while it is recomputed at its largest degree, in the mode that needs most."""
+    """What any layer's backward pass needs at its largest degree, in the mode that needs most."""
     needed = [0.0]
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
-        needed += [transient_bytes(kind, mode) for mode in modes[kind.key] if mode.degree == largest]
+        needed += [working_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
     return max(needed)
 
 
@@ -139,7 +172,11 @@ def _instance(
         for source in node.inputs:
             readers[source].append(index)
     output = [node.kind.value(node.kind.output) for node in nodes]
-    costs = {(kind.key, mode): costs_of(kind, mode, setting) for kind in architecture.kinds for mode in modes[kind.key]}
+    costs = {
+        (kind.key, mode): costs_of(kind.on(mode.degree), mode, setting)
+        for kind in architecture.kinds
+        for mode in modes[kind.key]
+    }
     layers = []
     for index, node in enumerate(nodes):
         arriving = {source: output[source] for source in node.inputs}
@@ -157,7 +194,7 @@ def _instance(
     return Instance(
         layers=tuple(layers),
         edges=edges,
-        cluster=Cluster(devices, float(int(setting.gpu.memory_bytes - setting.workspace_bytes)), links),
+        cluster=Cluster(devices, float(int(setting.memory_bytes)), links),
         batch=Batch(setting.microbatches, microbatch.samples, microbatch.tokens),
         name=architecture.name,
         schedule=TRAINED_TODAY,

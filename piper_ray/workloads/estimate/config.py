@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
 from piper_ray.workloads.estimate.defaults import completed
@@ -17,6 +19,7 @@ from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, repeated_keys
 from piper_ray.workloads.formats.faults import Faults, names_of, shown
 from piper_ray.workloads.formats.fields import Open
+from piper_ray.workloads.formats.recognise import HUGGING_FACE, advice
 
 
 @dataclass(frozen=True)
@@ -48,18 +51,22 @@ def read_model(model: str) -> ModelConfig:
     """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
-        document = parse_json(model, read_text(model))
+        text = read_text(model)
+        toml = path.suffix.lower() == ".toml"
+        document = parse_toml(model, text) if toml else parse_json(model, text)
         faults = Faults(repeated_keys(document))
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, faults)
     known = _known()
-    entry = known.get(model.lower())
-    if entry is None:
+    spelt = {_squeezed(name): name for name in known}
+    found = spelt.get(_squeezed(model))
+    if found is None:
         raise UsageError(
             f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}{did_you_mean(model, known)}"
         )
-    return _model(model, model.lower(), entry["config"], entry, Faults())
+    entry = known[found]
+    return _model(model, found, entry["config"], entry, Faults())
 
 
 def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
@@ -82,24 +89,28 @@ def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
 ) -> ModelConfig:
     notes: list[str] = []
-    model_type = document.get("model_type", document.get("_class_name"))
-    known = isinstance(model_type, str) and model_type in FAMILIES
-    if not known and isinstance(document.get("text_config"), Mapping):
-        inner = _nested(document)
-        notes.append(f"{source}: a model of several parts; only its text_config is estimated")
-        document, model_type = inner, inner.get("model_type")
-        known = isinstance(model_type, str) and model_type in FAMILIES
-    family = FAMILIES[str(model_type)] if known else USUAL
+    model_type = _family_of(document)
+    part = next((key for key in _TEXT_PARTS if isinstance(document.get(key), Mapping)), None)
+    if model_type is None and part is not None:
+        notes.append(f"a model of several parts; only its {part} is estimated")
+        document = _inner(document, part)
+        model_type = _family_of(document)
+    kind = advice(document)
+    if model_type is None and kind is not None and kind is not HUGGING_FACE:
+        raise InputError(source, [Fault("", f"not a model's config but {kind}")])
+    family = USUAL if model_type is None else FAMILIES[model_type]
+    document = document if model_type is None else {**document, "model_type": model_type}
     config = faults.model(family.config, completed(family.config, str(model_type), document), "")
     if config is not None:
         family.check(config, faults)
-        notes += [f"{source}: {text}" for text in _vocabulary_note(family, document, config)]
-    if not known:
-        what = "missing" if model_type is None else f"unknown ({shown(model_type)})"
-        if config is None or faults:
+        notes += _assumptions(family, document, config)
+    if model_type is None:
+        given = document.get("model_type", document.get("_class_name"))
+        what = "missing" if given is None else f"unknown ({shown(given)})"
+        if config is None or faults or not _has_words(document):
             text = f"{what}; expected one of {', '.join(FAMILIES)}, or the usual keys of a decoder"
             raise InputError(source, [Fault("model_type", text), *faults.found])
-        notes.insert(0, f"{source}: model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
+        notes.insert(0, f"model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
     if config is None or faults:
         raise InputError(source, faults.found)
     most = family.most_tokens(config)
@@ -110,18 +121,49 @@ def _model(
         tokens=training.get("tokens", None if most is None else min(most, family.tokens)),
         samples=training.get("samples", family.samples),
         batch=training.get("batch", family.batch),
-        notes=tuple(notes),
+        notes=tuple(f"{source}: {text}" for text in notes),
     )
 
 
-def _nested(document: Mapping[str, object]) -> Mapping[str, object]:
+_TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
+"""Under these keys models of several parts have what writes text."""
+
+
+def _family_of(document: Mapping[str, object]) -> str | None:
+    """Its key in ``FAMILIES``, by ``model_type`` in any spelling, else by the class that ``architectures`` names."""
+    spelt = {_squeezed(name): name for name in reversed(list(FAMILIES))}
+    named = [document.get("model_type"), document.get("_class_name")]
+    listed = document.get("architectures")
+    if named == [None, None] and isinstance(listed, list) and listed and isinstance(listed[0], str):
+        named.append(re.sub(r"(For[A-Z]|LMHead|Model).*", "", listed[0]))
+    found = (spelt.get(_squeezed(name)) for name in named if isinstance(name, str))
+    return next((name for name in found if name is not None), None)
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name.lower())
+
+
+def _inner(document: Mapping[str, object], part: str) -> Mapping[str, object]:
     """The part of a model that writes text, under the keys around it."""
-    text = document["text_config"]
-    return {**document, "model_type": None, **text} if isinstance(text, Mapping) else document
+    inner = document[part]
+    return {**document, "model_type": None, "architectures": None, **(inner if isinstance(inner, Mapping) else {})}
 
 
-def _vocabulary_note(family: Family, document: Mapping[str, object], config: Open) -> Iterator[str]:
-    """A missing vocabulary is worth a note: the family's may not be this model's."""
-    field = family.config.model_fields.get("vocab_size")
-    if field is not None and all(document.get(name) is None for name in names_of("vocab_size", field)):
+def _has_words(document: Mapping[str, object]) -> bool:
+    """What looks at patches and has no vocabulary is no decoder of text."""
+    words = names_of("vocab_size", USUAL.config.model_fields["vocab_size"])
+    return "patch_size" not in document or any(document.get(name) is not None for name in words)
+
+
+def _assumptions(family: Family, document: Mapping[str, object], config: Open) -> Iterator[str]:
+    """What is taken in the place of a missing key: the family's own may not be this model's."""
+    fields = family.config.model_fields
+
+    def missing(field: str) -> bool:
+        return field in fields and all(document.get(name) is None for name in names_of(field, fields[field]))
+
+    if missing("vocab_size"):
         yield f"vocab_size is missing; {getattr(config, 'vocab_size', 0):,} taken, as the family has it"
+    if family is USUAL and missing("intermediate_size"):
+        yield f"intermediate_size is missing; {getattr(config, 'inner', 0):,} taken, four times the width"

@@ -18,6 +18,7 @@ from piper_ray.workloads.estimate.memory import (
     state_bytes,
     trained_on_device,
     transient_bytes,
+    working_bytes,
 )
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind
@@ -38,7 +39,8 @@ class Setting:
     """What the costs depend on besides layer and mode.
 
     bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for
-    one layer's recomputation; largest_degree: of the whole workload; an edge's own cost is its share at that degree.
+    one layer's backward pass; reserve_bytes: left free of it. largest_degree: of the whole workload; an edge's own cost
+    is its share at that degree.
     """
 
     stack: Stack
@@ -47,6 +49,12 @@ class Setting:
     bytes_per_s: float
     workspace_bytes: float
     largest_degree: int
+    reserve_bytes: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """M: what is there for states and activations."""
+        return self.gpu.device_bytes - self.reserve_bytes - self.workspace_bytes
 
     @property
     def gpu(self) -> Gpu:
@@ -105,7 +113,7 @@ class Costs:
 
     @property
     def fixed_bytes(self) -> float:
-        """b: state, and what a recomputation needs beyond the workspace set aside for all layers together."""
+        """b: state, and what a backward pass needs beyond the workspace set aside for all layers together."""
         return self.state_bytes + self.excess_bytes
 
 
@@ -124,7 +132,10 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
     parameters = parameters_on_device(kind, mode)
     trained = trained_on_device(kind, mode)
-    transient = transient_bytes(kind, mode)
+    transient = working_bytes(kind, mode)
+    # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
+    # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
+    charged = not kind.recomputable or transient_bytes(kind, mode) > 0.0
     passes_s = (
         sum(forward) + talk.forward_s + idle_forward,
         backward + talk.backward_s + again + talk_again + idle_backward,
@@ -153,7 +164,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         state_bytes=state_bytes(kind, mode, setting.training),
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,
-        excess_bytes=max(0.0, transient - setting.workspace_bytes),
+        excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
         weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
         / software.efficiency,

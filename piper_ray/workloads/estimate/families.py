@@ -10,12 +10,14 @@ from pydantic import Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.faults import Faults, names_of
-from piper_ray.workloads.formats.fields import Open
+from piper_ray.workloads.formats.fields import WHOLE, Open
 
 _MOST = 2**24
 _MOST_LAYERS = 2000
-Count = Annotated[int, Field(strict=True, ge=1, le=_MOST, description=f"a whole number from 1 to {_MOST}")]
-Layers = Annotated[int, Field(strict=True, ge=1, le=_MOST_LAYERS, description=f"a whole number to {_MOST_LAYERS}")]
+Count = Annotated[int, Field(strict=True, ge=1, le=_MOST, description=f"a whole number from 1 to {_MOST}"), WHOLE]
+Layers = Annotated[
+    int, Field(strict=True, ge=1, le=_MOST_LAYERS, description=f"a whole number to {_MOST_LAYERS}"), WHOLE
+]
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a share from 0 to 1")]
 Flag = Annotated[bool, Field(strict=True, description="true or false")]
 

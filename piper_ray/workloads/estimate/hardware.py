@@ -47,6 +47,7 @@ class Gpu(Closed):
 
     name: str = Field(description="a text")
     memory_bytes: PositiveSize = Field(alias="memory", description="a size > 0, such as 80GB")
+    memory_found: _Fraction
     usual: bool = Field(default=False, description="true or false")
     matrix_flop_per_s: Positive = Field(alias="matrix", description="FLOP/s > 0")
     matrix_tf32_flop_per_s: Figure = Field(default=0.0, alias="matrix_tf32", description="FLOP/s >= 0")
@@ -72,6 +73,11 @@ class Gpu(Closed):
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")
 
+    @property
+    def device_bytes(self) -> float:
+        """What programs find of the memory: makers count GiB as GB, and some is the driver's."""
+        return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
+
     def ring_bytes_per_s(self, degree: int) -> float:
         """What a ring of ``degree`` GPUs of a node carries in one direction."""
         return self.link_bytes_per_s * self.link_fraction * (max(1, degree - 1) if self.mesh else 1)
@@ -90,9 +96,9 @@ class Hardware:
         if found is not None:
             return self.gpus[found]
         near = near_gpus(key, self.gpus)
-        guess = f"; was {' or '.join(near)} meant" if near else ""
+        guess = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(
-            f"--gpu {key}: unknown{guess}; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)"
+            f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others){guess}"
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
@@ -23,21 +22,13 @@ from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_by
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import Group, ring_bytes_per_s, transfer_bytes_per_s
-from piper_ray.workloads.estimate.memory import trained_on_device, transient_bytes
+from piper_ray.workloads.estimate.memory import trained_on_device, trained_routed_on_device, working_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.ranks import RankLayout
 from piper_ray.workloads.estimate.roofline import traffic_s
 from piper_ray.workloads.estimate.software import Stack
-
-
-class Sharding(Enum):
-    """What replicas share out: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer), gradients too
-    (ZeRO-2), or weights too (ZeRO-3, FSDP)."""
-
-    NONE = 0
-    OPTIMIZER = 1
-    GRADIENTS = 2
-    WEIGHTS = 3
+from piper_ray.workloads.estimate.states import Sharding
 
 
 @dataclass(frozen=True)
@@ -68,6 +59,11 @@ class Layout:
     overlapped: bool | None = None
 
     @property
+    def microbatches(self) -> int:
+        """Of each replica."""
+        return self.batch // (self.samples * self.data)
+
+    @property
     def devices(self) -> int:
         """t c d p."""
         return self.tensor * self.context * self.data * self.pipeline
@@ -90,20 +86,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class PricedLayout:
-    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over runs beside passes."""
+    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over runs beside passes. ranks: what each
+    rank of a pipeline holds."""
 
     instance: Instance
     plan: Plan
     schedule: Schedule
     terms: StepTerms
     overlap_transfers: bool
-    architecture: Architecture
-    workspace_bytes: float
+    ranks: tuple[RankLayout, ...]
 
 
 def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout) -> PricedLayout:
     """The layout with its costs. Raises UsageError for one that the model or the batch cannot have."""
-    architecture = model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused))
+    architecture = _on(model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused)), layout.tensor)
     if layout.batch % (layout.samples * layout.data):
         raise UsageError(
             f"{plural(layout.data, 'replica')} with microbatches of {layout.samples} do not divide a batch of "
@@ -116,7 +112,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
         training=training,
         microbatches=layout.batch // layout.samples,
         bytes_per_s=2.0 * rate,
-        workspace_bytes=max(transient_bytes(kind, chosen[kind.key]) for kind in architecture.kinds),
+        workspace_bytes=max(working_bytes(kind, chosen[kind.key]) for kind in architecture.kinds),
         largest_degree=layout.tensor * layout.context,
     )
     costs = {kind.key: costs_of(kind, chosen[kind.key], setting) for kind in architecture.kinds}
@@ -148,8 +144,34 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
         layout.schedule,
         StepTerms(all_reduce_overlap=overlap, optimizer_s=optimizer_s),
         overlap_transfers=layout.schedule.v > 1 and stack.software.transfer_overlap and layout.overlapped is not False,
-        architecture=architecture,
-        workspace_bytes=setting.workspace_bytes,
+        ranks=_rank_layouts(architecture, chosen, chunks, layout),
+    )
+
+
+def _on(architecture: Architecture, degree: int) -> Architecture:
+    """With each kind as that many devices have it."""
+    kinds = {kind.key: kind.on(degree) for kind in architecture.kinds}
+    return replace(architecture, nodes=tuple(replace(node, kind=kinds[node.kind.key]) for node in architecture.nodes))
+
+
+def _rank_layouts(
+    architecture: Architecture, chosen: dict[str, Mode], chunks: Sequence[Sequence[int]], layout: Layout
+) -> tuple[RankLayout, ...]:
+    nodes = architecture.nodes
+    of_stage = [[(nodes[layer].kind, chosen[nodes[layer].kind.key]) for layer in layers] for layers in chunks]
+    experts = max(mode.expert_ranks * mode.expert_tensor for mode in chosen.values())
+    degrees = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert or 1)
+    return tuple(
+        RankLayout(
+            chunks=[of_stage[stage] for stage in layout.schedule.stages_of_rank(rank, layout.pipeline)],
+            replicas=layout.data * layout.context,
+            expert_replicas=max(1, layout.tensor * layout.context * layout.data // experts),
+            sharding=layout.sharding,
+            ranks=layout.pipeline,
+            rank=rank,
+            groups=sum(degree > 1 for degree in degrees),
+        )
+        for rank in range(layout.pipeline)
     )
 
 
@@ -267,11 +289,7 @@ def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) 
 def _synchronisation_s(kind: LayerKind, mode: Mode, layout: Layout, setting: Setting) -> float:
     """Once a batch, on each device: gradients reduced over the replicas, and what a sharded optimizer gathers."""
     stack = setting.stack
-    routed = sum(
-        kind.value(operator.parameters) / mode.parameter_parts(operator)
-        for operator in kind.operators
-        if operator.routed
-    )
+    routed = trained_routed_on_device(kind, mode)
     dense = trained_on_device(kind, mode) - routed
     groups = [(dense, Group(layout.data * layout.context, layout.tensor))]
     if routed:
@@ -293,8 +311,7 @@ def _hidden_share(
     Those of one microbatch; of as many as there are ranks, where several chunks take turns with such groups of them.
     """
     share = 1.0
-    microbatches = layout.batch // (layout.samples * layout.data)
-    together = min(layout.pipeline, microbatches) if layout.schedule.v > 1 else 1
+    together = min(layout.pipeline, layout.microbatches) if layout.schedule.v > 1 else 1
     for rank in ranks:
         own_s = sum(sync_s[key] for key in rank)
         if own_s == 0.0:

@@ -21,11 +21,11 @@ class Recomputation(Enum):
 class Mode:
     """One way to run a layer on ``degree * context`` devices.
 
-    degree: t of tensor parallelism. context: so many groups of t devices share a sequence's tokens. experts: ranks over
-    which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert. zero_shards:
-    of the optimizer's state; 1 without sharding. fsdp: weights and gradients are sharded with it, and gathered for each
-    pass (ZeRO-3). gathered: with sequence parallelism, what a norm hands to a product is kept whole and not gathered
-    again.
+    degree: t of tensor parallelism. context: so many groups of t devices share a sequence's tokens. experts: ranks
+    over which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert.
+    zero_shards: of the optimizer's state; 1 without sharding. fsdp: weights and gradients are sharded with it, and
+    gathered for each pass (ZeRO-3). gathered: with sequence parallelism, what a norm hands to a product is kept whole
+    and not gathered again.
     """
 
     degree: int
@@ -75,7 +75,7 @@ def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tupl
     """
     candidates = [t for t in range(1, gpus_per_node + 1) if gpus_per_node % t == 0]
     with_heads = {
-        kind.key: tuple(t for t in candidates if all(heads % t == 0 for heads in kind.heads))
+        kind.key: tuple(t for t in candidates if kind.divides(t))
         for kind in kinds
         if kind.tensor_parallel and kind.heads
     }

@@ -7,11 +7,14 @@ divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Kor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
 from piper_ray.workloads.estimate.formulas import evaluate
+
+LOSS = "loss"
+"""The name of the operator that turns logits into a loss."""
 
 
 class Split(Enum):
@@ -101,7 +104,8 @@ class LayerKind:
 
     key: a short label. output: bytes it hands to each layer that reads it. checkpoint: bytes that full recomputation
     keeps, as a rule the tensors it reads. heads: what a tensor-parallel degree must divide; a layer without heads runs
-    at any degree that others have. tensor_parallel: False for what runs at t = 1 only. recomputable: whether
+    at any degree that others have. key_heads: those of keys and values, g of its formulas, of which more devices have
+    a copy each; 0 without such. tensor_parallel: False for what runs at t = 1 only. recomputable: whether
     recomputing it is offered. tied: parameters that another layer has too and that are counted there.
     """
 
@@ -113,12 +117,24 @@ class LayerKind:
     checkpoint: str = "0"
     exchanges: tuple[Exchange, ...] = ()
     heads: tuple[int, ...] = ()
+    key_heads: int = 0
     tensor_parallel: bool = True
     recomputable: bool = False
     tied: str = "0"
 
     def value(self, formula: str) -> float:
         return evaluate(formula, self.symbols)
+
+    def divides(self, degree: int) -> bool:
+        """Whether so many devices can run it: each has as many heads, and keys and values for them."""
+        shared = not self.key_heads or self.key_heads % degree == 0 or degree % self.key_heads == 0
+        return shared and all(heads % degree == 0 for heads in self.heads)
+
+    def on(self, degree: int) -> LayerKind:
+        """The kind as that many devices have it: with a copy of keys and values on each where there are fewer heads."""
+        if not 0 < self.key_heads < degree:
+            return self
+        return replace(self, symbols={**self.symbols, "g": degree})
 
     @property
     def frozen_parameters(self) -> int:

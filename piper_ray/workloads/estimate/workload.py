@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 
 from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+
+
+def _size(name: str, value: object) -> float:
+    size_bytes = arguments.number(value)
+    if size_bytes is None or not 0.0 <= size_bytes < math.inf:
+        raise UsageError(f"{name} must be a number of bytes >= 0, not {arguments.shown(value)}")
+    return size_bytes
 
 
 def estimate(
@@ -24,6 +33,7 @@ def estimate(
     zero: int = 1,
     offload: bool = False,
     lora: int | None = None,
+    reserve_bytes: float | None = None,
     hardware: str | os.PathLike[str] | None = None,
 ) -> Instance:
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
@@ -34,6 +44,9 @@ def estimate(
     "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". zero: optimizer
     state over so many replicas as a further choice. offload: activations in host memory as a further choice. lora: rank
     of adapters that are trained in the model's place (LoRA).
+
+    reserve_bytes: of each GPU, left free for CUDA's context, communicators and what is stuck in the allocator, in place
+    of what is usual.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
     """
@@ -61,6 +74,7 @@ def estimate(
         zero_shards=arguments.positive("zero", zero),
         offload=arguments.flag("offload", offload),
         lora=given("lora", lora) or 0,
+        reserve_bytes=None if reserve_bytes is None else _size("reserve_bytes", reserve_bytes),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from piper_ray.model import limits
 from piper_ray.workloads.formats.forms import Form
 from piper_ray.workloads.formats.inflight import InFlight
-from piper_ray.workloads.formats.load import dump, dump_plan, instance_of, load, load_plan, load_solution
-from piper_ray.workloads.formats.units import parse_bytes, parse_bytes_per_s
+from piper_ray.workloads.formats.load import dump, dump_plan, instance_of, load, load_plan, load_solution, load_text
+from piper_ray.workloads.formats.units import parse_bytes, parse_bytes_per_s, parse_count, parse_seconds
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
@@ -24,8 +24,11 @@ __all__ = [
     "load",
     "load_plan",
     "load_solution",
+    "load_text",
     "parse_bytes",
     "parse_bytes_per_s",
+    "parse_count",
+    "parse_seconds",
     "to_toml",
     "to_upstream",
 ]

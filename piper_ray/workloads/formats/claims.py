@@ -8,9 +8,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural, size_option
+from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.step import AllReduce, StepTerms
-from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.faults import Faults, quoted
 from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
 
@@ -37,6 +40,30 @@ class PlanClaims:
         return StepTerms() if schedule.asynchronous else self.step
 
 
+@dataclass(frozen=True)
+class MadeFor:
+    """The instance that a plan is of, where another one was given, in words.
+
+    other_workload: its layers are others, or have other figures; else only K, N, M or B are.
+    """
+
+    text: str
+    other_workload: bool
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Facts(Open):
+    name: str
+    digest: str
+    layers: int
+    devices: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+
+
 class _Instance(Open):
     digest: str | None = Field(default=None, description="a text")
 
@@ -54,6 +81,36 @@ class _Claims(Open):
     status: str | None = Field(default=None, description="a text")
     planner: str | None = Field(default=None, description="a text")
     note: str | None = Field(default=None, description="a text")
+
+
+def made_for_another(document: Mapping[str, object], instance: Instance) -> MadeFor | None:
+    """None for a plan of this very instance, and for one that does not say what it is of."""
+    if not str(document.get("schema", "")).startswith("piper-ray/"):
+        return None
+    facts = Faults().model(_Facts, document.get("instance"), "instance")
+    if facts is None or facts.digest == instance.digest:
+        return None
+    try:
+        there = instance.replace(
+            devices=facts.devices,
+            microbatches=facts.microbatches,
+            memory_bytes=facts.memory_bytes,
+            bandwidth_bytes_per_s=facts.bandwidth_bytes_per_s,
+        )
+    except UsageError:
+        there = instance
+    if there.digest == facts.digest:
+        cluster = (
+            f"--devices {facts.devices} --microbatches {facts.microbatches} --memory {size_option(facts.memory_bytes)} "
+            f"--bandwidth {size_option(facts.bandwidth_bytes_per_s)}/s"
+        )
+        return MadeFor(f"the plan was made for another cluster or batch: {cluster}", other_workload=False)
+    return MadeFor(
+        f"a plan of another workload: of {quoted(facts.name)}, {plural(facts.layers, 'layer')}, digest "
+        f"{facts.digest[:12]}...; this is {quoted(instance.name)}, {plural(len(instance.layers), 'layer')}, digest "
+        f"{instance.digest[:12]}...",
+        other_workload=True,
+    )
 
 
 def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | None:

@@ -26,6 +26,9 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+WHOLE = BeforeValidator(_whole)
+
+
 def _parsed(parse: Callable[[str], float]) -> Callable[[object], object]:
     def convert(value: object) -> object:
         if not isinstance(value, str):
@@ -49,9 +52,9 @@ _DEGREE = Field(strict=True, ge=1, le=limits.DEVICES)
 
 Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero)]
 Size = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes))]
-LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), BeforeValidator(_whole)]
-Degree = Annotated[int, _DEGREE, BeforeValidator(_whole)]
-Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), BeforeValidator(_whole)]
+LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), WHOLE]
+Degree = Annotated[int, _DEGREE, WHOLE]
+Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), WHOLE]
 Positive = Annotated[float, _POSITIVE]
 PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]
 PositiveRate = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes_per_s))]

@@ -20,9 +20,10 @@ from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
 from piper_ray.workloads.formats.inflight import InFlight
+from piper_ray.workloads.formats.recognise import advice
 
 if TYPE_CHECKING:
-    from piper_ray.workloads.formats.claims import PlanClaims
+    from piper_ray.workloads.formats.claims import MadeFor, PlanClaims
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
     from piper_ray.workloads.formats.planned import Planned
@@ -64,7 +65,28 @@ def load(
     if isinstance(source, Mapping):
         return _from_document("input", as_document("input", source), overrides, "", chosen, None)
     path = _path_text(source)
-    text = read_text(path)
+    return _from_text(path, read_text(path), overrides, chosen)
+
+
+def load_text(
+    text: str,
+    *,
+    name: str = "text",
+    devices: int | None = None,
+    microbatches: int | None = None,
+    memory_bytes: float | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    in_flight: InFlight | str | None = None,
+) -> Instance:
+    """``load`` of a file's content, in whatever form. name: what stands for the path in errors. Files that it names are
+    looked for in the working folder.
+    """
+    overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
+    chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
+    return _from_text(name, text, overrides, chosen)
+
+
+def _from_text(path: str, text: str, overrides: Quantities, chosen: InFlight | None) -> Instance:
     suffix, name = Path(path).suffix.lower(), Path(path).stem.removesuffix(".graph")
     if suffix not in (".json", ".toml", ".txt"):
         suffix = _sniff(text)
@@ -159,13 +181,21 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     Checks the document's structure only, not whether the plan keeps the rules of the problem: that is
     ``evaluate``'s. Raises InputError with every fault found.
     """
+    from piper_ray.workloads.formats.claims import made_for_another
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.plans import read_plan
 
     instance = instance_of(instance)
     path, document = _plan_document(source)
     faults = Faults(repeated_keys(document))
-    return _checked(path, read_plan(document, instance, faults), faults)
+    read = read_plan(document, instance, faults)
+    if faults:
+        if "stages" not in document and "plan" not in document and (kind := advice(document)) is not None:
+            refuse(path, "", f"not a plan but {kind}")
+        made_for = made_for_another(document, instance)
+        if made_for is not None and made_for.other_workload:
+            refuse(path, "", str(made_for))
+    return _checked(path, read, faults)
 
 
 def plan_claims(source: Source) -> PlanClaims:
@@ -176,6 +206,13 @@ def plan_claims(source: Source) -> PlanClaims:
     path, document = _plan_document(source)
     faults = Faults()
     return _checked(path, read_claims(document, faults), faults)
+
+
+def plan_made_for(source: Source, instance: Instance) -> MadeFor | None:
+    """What a plan's document says that it was made for; None if that is this instance, or if it does not say."""
+    from piper_ray.workloads.formats.claims import made_for_another
+
+    return made_for_another(_plan_document(source)[1], instance)
 
 
 def planned(source: Source) -> Planned:
@@ -274,7 +311,9 @@ def _from_document(
     elif upstream.KEYS & document.keys():
         instance = upstream.read_upstream(document, overrides, name, faults)
     else:
-        refuse(source, "", "not a workload; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
+        kind = advice(document)
+        problem = "not a workload" if kind is None else f"not a workload but {kind}"
+        refuse(source, "", f"{problem}; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
     if folder is None:
         faults.notes.clear()  # who writes a program means its figures
     return _checked_instance(source, instance, faults)

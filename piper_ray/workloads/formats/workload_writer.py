@@ -42,7 +42,7 @@ def to_toml(instance: Instance) -> str:
         "samples_per_microbatch": instance.batch.samples_per_microbatch,
         "tokens_per_sample": instance.batch.tokens_per_sample,
         "schedule": None if schedule is None else _text(schedule.name.value),
-        "chunks": None if schedule is None or schedule.v == 1 else schedule.v,
+        "chunks": None if schedule is None or schedule.chunks_are_open or schedule.v == 1 else schedule.v,
         "group": None if schedule is None else schedule.group,
     }
     if any(value is not None for value in counts.values()):

@@ -49,7 +49,7 @@ def instance_of(
     if workspace_bytes >= memory_bytes:
         raise UsageError(
             f"recomputing one layer takes {workspace_bytes:,.0f} bytes, more than --memory; expected a smaller "
-            "--microbatch or more memory"
+            "--microbatch-size or more memory"
         )
     largest = max([1, *shards])
     sent = _sent_bytes(layers)

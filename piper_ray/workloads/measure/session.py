@@ -154,7 +154,9 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
     devices = request.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)
     batch = request.batch or request.microbatch * _MICROBATCHES
     if batch % request.microbatch:
-        raise UsageError(f"--batch {batch} is no multiple of --microbatch {request.microbatch}; expected one")
+        raise UsageError(
+            f"--global-batch {batch} is no multiple of --microbatch-size {request.microbatch}; expected one"
+        )
     memory_bytes = request.memory_bytes if request.memory_bytes is not None else _memory_bytes(device)
     if request.bandwidth_bytes_per_s is not None or gpu is None:
         links: tuple[Link, ...] = (Link(request.bandwidth_bytes_per_s or _BYTES_PER_S),)

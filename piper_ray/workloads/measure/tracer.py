@@ -182,7 +182,7 @@ def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> Trace:
 
 def out_of_memory(spec: str, what: str) -> LimitError:
     """The error of a model, or a layer (``what``), that the device does not hold."""
-    return LimitError(f"{spec}: {what} does not fit in the device's memory; expected a smaller --microbatch")
+    return LimitError(f"{spec}: {what} does not fit in the device's memory; expected a smaller --microbatch-size")
 
 
 def _words(error: Exception, model: TrainableModel) -> str:

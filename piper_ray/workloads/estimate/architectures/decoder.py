@@ -160,6 +160,11 @@ class DecoderConfig(Config):
         """Of the dense feed-forward part."""
         return self.intermediate_size or 4 * self.hidden_size
 
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and vocabulary projection are one matrix."""
+        return self.tie_word_embeddings
+
     def rules(self) -> Rules:
         return Rules()
 
@@ -239,7 +244,7 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
         head_kind(
             {**symbols, "M": 1 + further} if further else symbols,
             style,
-            tied=config.tie_word_embeddings,
+            tied=config.tied,
             bias=rules.head_bias,
             tokens="M s b" if further else "s b",
         ),

@@ -117,4 +117,6 @@ def _positions(config: BertConfig) -> int:
 FAMILIES = {
     "bert": Family(BertConfig, build, check, _positions),
     "roberta": Family(RobertaConfig, build, check, _positions),
+    "xlm-roberta": Family(RobertaConfig, build, check, _positions),
+    "camembert": Family(RobertaConfig, build, check, _positions),
 }

@@ -35,6 +35,7 @@ class Part:
     operators: tuple[Operator, ...]
     exchanges: tuple[Exchange, ...]
     heads: tuple[int, ...] = ()
+    key_heads: int = 0
     symbols: Symbols = field(default_factory=dict)
     biases: str = "0"
 
@@ -74,8 +75,8 @@ class Attention:
             own |= {"W": seen, "u": 1.0 - seen / (2.0 * tokens) if style.causal else 1.0}
         operators = attention(replace(style, window=bool(self.window), sinks=self.sinks, gate=self.output_gate))
         biases = "h" if style.output_bias else "0"
-        heads = (self.heads, self.key_heads)
-        return Part("attention", operators, (all_reduce("attention"),), heads, own, biases)
+        exchanges = (all_reduce("attention"),)
+        return Part("attention", operators, exchanges, (self.heads,), self.key_heads, own, biases)
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,10 @@ class LayerShape:
 
     @property
     def words(self) -> tuple[str, ...]:
+        if self.mixing is None:
+            return ("feed-forward",)
+        if self.feeding is None:
+            return (self.mixing.word or "attention",)
         return tuple(part.word for part in self.parts if part.word)
 
 
@@ -174,5 +179,6 @@ def layer_kind(
         checkpoint=HIDDEN,
         exchanges=exchanges,
         heads=tuple(heads for part in parts for heads in part.heads),
+        key_heads=max(part.key_heads for part in parts),
         recomputable=True,
     )

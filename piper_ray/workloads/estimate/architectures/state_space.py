@@ -78,7 +78,7 @@ class Mamba:
             _out_of("I"),
         )
         exchanges = (Exchange("states and time steps", "2 s b R + 4 s b N"), all_reduce("mixer"))
-        return Part("mixer", operators, exchanges, (self.inner,), own, "h" if self.bias else "0")
+        return Part("mixer", operators, exchanges, (self.inner,), symbols=own, biases="h" if self.bias else "0")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Mamba2:
             _out_of("I"),
         )
         heads = (self.heads, *([self.groups] if self.groups > 1 else []))
-        return Part("mixer", operators, (all_reduce("mixer"),), heads, own, "h" if self.bias else "0")
+        return Part("mixer", operators, (all_reduce("mixer"),), heads, symbols=own, biases="h" if self.bias else "0")
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class DeltaNet:
             ),
             _out_of("H D"),
         )
-        return Part("mixer", operators, (all_reduce("mixer"),), (self.heads, self.key_heads), own)
+        return Part("mixer", operators, (all_reduce("mixer"),), (self.heads, self.key_heads), symbols=own)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,9 @@ class ShortConvolution:
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         own = {"I": self.width, "K": self.kernel}
         operators = (_into("3 I", style, self.bias), _convolution("I", self.bias), _out_of("I"))
-        return Part("mixer", operators, (all_reduce("mixer"),), (self.width,), own, "h" if self.bias else "0")
+        return Part(
+            "mixer", operators, (all_reduce("mixer"),), (self.width,), symbols=own, biases="h" if self.bias else "0"
+        )
 
 
 def _into(columns: str, style: BlockStyle, bias: bool) -> Operator:

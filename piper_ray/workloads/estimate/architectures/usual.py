@@ -32,6 +32,7 @@ class UsualConfig(ExpertsConfig):
     num_experts: Number = key(
         "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", default=0
     )
+    tie_word_embeddings: Flag | None = None  # type: ignore[assignment]
     first_k_dense_replace: Number = 0
     hidden_act: _Text = key("hidden_act", "activation_function", "hidden_activation", "mlp_hidden_act", default="silu")
     position_embedding_type: _Text | None = None
@@ -50,6 +51,11 @@ class UsualConfig(ExpertsConfig):
     def layer_norm(self) -> bool:
         """Layer norms, as GPT's line has them, and not RMS norms."""
         return bool(self.given & _LAYER) and not self.given & _RMS
+
+    @property
+    def tied(self) -> bool:
+        """As the config says, or as GPT's line and Llama's have it."""
+        return self.layer_norm if self.tie_word_embeddings is None else self.tie_word_embeddings
 
     @property
     def dense_layers(self) -> Sequence[int]:

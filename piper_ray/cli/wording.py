@@ -1,0 +1,62 @@
+"""Typer's help and complaints as users read them here: flags as flags, former names, what was probably meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from piper_ray.model.arguments import did_you_mean
+
+UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
+"""What typer raises for arguments that it does not understand; it prints them itself and gives them exit code 2."""
+
+FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "solve": {"resume": "checkpoint"},
+        "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
+        "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
+    }
+)
+"""Options that had another name, without their dashes: still understood, and in no help."""
+
+_NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
+
+
+def understood(command: str) -> Callable[[str], str]:
+    """For ``token_normalize_func``: an option's name of today for one of before."""
+    former = FORMER_NAMES.get(command, {})
+    return lambda name: former.get(name, name)
+
+
+class FlagsAsFlags:
+    """Of a command or a group of them: the help gives flags no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its arguments and options, as typer asks for them."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
+                parameter.metavar = ""
+        return parameters
+
+
+class Command(FlagsAsFlags, TyperCommand):
+    """A command of piper-ray."""
+
+
+def reword(complaint: Any) -> None:
+    """Adds what was probably meant to an unknown option or choice."""
+    possibilities = getattr(complaint, "possibilities", None)
+    if possibilities:
+        complaint.possibilities = None
+        known = [f"--{name.lstrip('-')}" for name in possibilities]
+        complaint.message = f"{complaint.message}{did_you_mean(complaint.option_name, known) or f' ({known[0]}?)'}"
+    elif match := _NO_CHOICE.fullmatch(str(complaint.message)):
+        known = re.findall(r"'([^']*)'", match["known"])
+        given = re.findall(r"'([^']*)'", match["given"])[0]
+        complaint.message = f"{match['given']} {', '.join(known)}{did_you_mean(given, known)}"

@@ -1,0 +1,109 @@
+"""The table, the figures of agreement and the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from piper_ray.report.plots import style
+from scripts.run_correlation.plans import Trial
+
+
+@dataclass(frozen=True)
+class Point:
+    """predicted_s, measured_s: of a step; spread_s: from the first to the third quartile of the measured steps."""
+
+    trial: Trial
+    predicted_s: float
+    measured_s: float
+    spread_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what was measured."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+HEAD = (
+    "| plan | schedule | microbatches | predicted step | measured step | spread | error |",
+    "|---|---|---:|---:|---:|---:|---:|",
+)
+
+
+def row(point: Point) -> str:
+    trial = point.trial
+    figures = (point.predicted_s, point.measured_s, point.spread_s)
+    times = " | ".join(f"{1e3 * seconds:.1f} ms" for seconds in figures)
+    return f"| {trial.name} | {trial.schedule.text} | {trial.microbatches} | {times} | {100.0 * point.error:+.1f} % |"
+
+
+def agreement(points: Sequence[Point]) -> str:
+    predicted, measured = ([getattr(point, name) for point in points] for name in ("predicted_s", "measured_s"))
+    correlation = float(np.corrcoef(predicted, measured)[0, 1])
+    right, pairs = ordered(points)
+    return (
+        f"Correlation {correlation:.4f}, mean error {100.0 * fmean(abs(point.error) for point in points):.1f} %, "
+        f"largest {100.0 * max(abs(point.error) for point in points):.1f} %; of {pairs} pairs of plans of one model "
+        f"{right} are in the right order."
+    )
+
+
+def ordered(points: Sequence[Point]) -> tuple[int, int]:
+    """Pairs of plans of the same model whose order is predicted, and all of them that have one: their measured steps
+    are further apart than either spreads."""
+    right = pairs = 0
+    for number, one in enumerate(points):
+        for other in points[number + 1 :]:
+            apart_s = other.measured_s - one.measured_s
+            if one.trial.sleeping == other.trial.sleeping and abs(apart_s) > max(one.spread_s, other.spread_s):
+                pairs += 1
+                right += (other.predicted_s - one.predicted_s) * apart_s > 0.0
+    return right, pairs
+
+
+def draw(points: Sequence[Point], folder: Path) -> None:
+    """correlation.svg and correlation.png."""
+    figure, (axes,) = style.panels("Steps of real runs against their simulations", [""])
+    longest_s = 1.05 * max(max(point.predicted_s, point.measured_s) for point in points)
+    axes.plot([0.0, longest_s], [0.0, longest_s], color="#999999", linewidth=1.0, label="as predicted")
+    kinds = ((False, "a small GPT, two cores"), (True, "sleeping layers, 4 and 8 ranks"))
+    for number, (sleeping, label) in enumerate(kinds):
+        of_kind = [point for point in points if point.trial.sleeping == sleeping]
+        axes.errorbar(
+            [point.predicted_s for point in of_kind],
+            [point.measured_s for point in of_kind],
+            yerr=[point.spread_s / 2.0 for point in of_kind],
+            fmt=style.MARKERS[number],
+            color=style.COLOURS[number],
+            label=label,
+        )
+    axes.set(xlabel="predicted step (s)", ylabel="measured step (s)", xlim=(0.0, longest_s), ylim=(0.0, longest_s))
+    style.legend(figure, axes)
+    for ending in ("svg", "png"):
+        style.save(figure, folder / f"correlation.{ending}")
+
+
+_ABOUT = """\
+# What plans promise, and what real runs take
+
+Made by `scripts/correlation`. Each plan is trained by `piper-ray run`, with torch's pipelines over gloo and a process
+of one thread for each rank. What it is predicted to take comes from `piper-ray profile` and `piper-ray simulate` alone:
+layers measured one by one, and nothing of the run. The GPT really trains on two cores; plans for 4 and 8 ranks are run
+with layers that sleep in proportion to what the GPT's take."""
+
+_TERMS = """\
+A step lasts from its common start until the last rank has updated its weights. Measured is the median, spread is from
+the first to the third quartile, error is the prediction's. Replicas sum their gradients, and AdamW takes its step, at
+rates that were measured with two processes at once."""
+
+
+def page(points: Sequence[Point], facts: Sequence[str]) -> str:
+    """docs/correlation.md. facts: of the machine and the measurement, a line each."""
+    listed = "\n".join(f"- {fact}" for fact in facts)
+    table = "\n".join([*HEAD, *(row(point) for point in points)])
+    picture = "![predicted and measured steps](correlation.svg)"
+    return "\n\n".join([_ABOUT, listed, agreement(points), table, picture, _TERMS]) + "\n"

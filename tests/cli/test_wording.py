@@ -1,0 +1,225 @@
+"""Help, names of before, what was probably meant, and which command takes the file that another was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import piper_ray
+from piper_ray.cli.app import app
+from piper_ray.model.figures import bytes_text, memory_text, size_above, size_option
+from piper_ray.workloads.formats import parse_bytes, parse_count, parse_seconds
+from tests.cli_cases import ROOT, write_small
+from tests.report_cases import small_instance, small_plan
+
+INPUTS = ROOT / "inputs"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_small(tmp_path)
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="piper-ray", input=stdin)
+
+
+def said(result: Result) -> str:
+    """All of it in one line, without the frames of boxes."""
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("slove", "x"), "No such command 'slove'. Did you mean 'solve'?"),
+        (("solve", "x", "--device", "3"), "No such option: --device; did you mean --devices?"),
+        (("solve", "x", "--schedule", "1f1"), "; did you mean 1f1b?"),
+        (("solve", "x", "--recompute", "al"), "; did you mean always?"),
+        (("solve", "x", "--planner", "megatorn"), "; did you mean megatron?"),
+        (("estimate", "llama3-7b", "--gpu", "H100-SXM", "--nodes", "1"), "; did you mean llama3-70b?"),
+        (("estimate", "llama3-70b", "--gpu", "h100", "--nodes", "1"), "; did you mean H100-SXM?"),
+        (("solve", "x", "--planner", "zzz"), "expected one of pipedream-2bw"),
+        (("help", "slove"), "Did you mean 'solve'?"),
+        (("solve", "x", "--devices", "1.5"), "'1.5' is no whole number; expected one such as 512, 1k (1,000)"),
+        (("solve", "x", "--time-limit", "soon"), "'soon' is no length of time; expected one such as 90, 90s, 10m"),
+    ],
+)
+def test_what_was_probably_meant_is_said(arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in said(result)
+
+
+def test_a_tmpc_that_is_not_there_is_compared_with_those_that_are() -> None:
+    plan = small_plan()
+    stages = [piper_ray.Stage(stage.layers, 1, 1, dict.fromkeys(stage.layers, "vanila")) for stage in plan.stages]
+    with pytest.raises(piper_ray.InvalidPlan, match="did you mean vanilla"):
+        piper_ray.evaluate(small_instance(), piper_ray.Plan(tuple(stages)))
+
+
+CONFIG = json.dumps({"model_type": "llama", "hidden_size": 64})
+PLAN = json.dumps(
+    {"stages": [{"nodes": [0], "dataParallelDegree": 1, "tensorParallelDegree": 1, "TMPCids": {"0": "x"}}]}
+)
+SWEEP = '[workloads]\na = "a.toml"\n[grid]\ndevices = 8\n'
+WORKLOAD = "[types.a]\ntmpcs = [{ t = 1, id = 'x', time_s = 1 }]\n[layers]\na = { type = 'a' }\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text", "words"),
+    [
+        ("solve {file}", "config.json", CONFIG, "not a workload but a Hugging Face config: `piper-ray estimate"),
+        ("info {file}", "plan.json", PLAN, "not a workload but a plan: `piper-ray verify INPUT PLAN`"),
+        ("frontier {file}", "sweep.toml", SWEEP, "not a workload but a sweep: `piper-ray sweep FILE --storage DIR`"),
+        ("sweep {file} --storage {folder}/s", "w.toml", WORKLOAD, "not a sweep but a workload: `piper-ray solve FILE`"),
+        (
+            "sweep {file} --storage {folder}/s",
+            "c.toml",
+            "model_type = 'llama'",
+            "not a sweep but a Hugging Face config",
+        ),
+        ("estimate {file} --gpu L40S --nodes 1", "w.toml", WORKLOAD, "not a model's config but a workload"),
+        ("estimate {file} --gpu L40S --nodes 1", "p.json", PLAN, "not a model's config but a plan"),
+        ("verify {small} {file}", "config.json", CONFIG, "not a plan but a Hugging Face config"),
+        ("verify {small} {small}", "unused", "", "not a plan but a workload"),
+    ],
+)
+def test_a_wrong_file_gets_the_command_that_takes_it(
+    tmp_path: Path, small: Path, command: str, name: str, text: str, words: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    result = run(*command.format(file=file, small=small, folder=tmp_path).split())
+    assert result.exit_code == 3
+    assert words in said(result)
+    assert len(result.output.splitlines()) == 2
+
+
+def test_a_plan_of_another_workload_is_one_fault(small: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert run("solve", INPUTS / "bert32-a100.toml", "-o", plan).exit_code == 0
+    result = run("verify", small, plan)
+    assert result.exit_code == 3
+    assert len(result.output.splitlines()) == 2
+    assert 'a plan of another workload: of "bert32-a100", 37 layers, digest ' in result.output
+    assert f'; this is "small", 6 layers, digest {small_instance().digest[:12]}...' in result.output
+
+
+def test_a_plan_for_another_cluster_that_breaks_a_rule_says_what_it_was_made_for(small: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert run("solve", small, "--devices", 8, "-o", plan).exit_code == 0
+    result = run("verify", small, plan, "--devices", 1)
+    assert result.exit_code == 6
+    made_for = "the plan was made for another cluster or batch: --devices 8 --microbatches 8 --memory 8GiB --bandwidth"
+    assert made_for in said(result)
+    given = said(result).split("batch: ")[1].split()
+    assert run("verify", small, plan, *given).exit_code == 0
+
+
+def test_former_names_of_options_are_understood_and_not_shown(small: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert run("solve", small, "--resume", kept).exit_code == 0
+    assert any(kept.iterdir())
+    again = run("solve", small, "--checkpoint", kept)
+    assert (again.exit_code, "optimal" in again.output) == (0, True)
+    made = run("estimate", "bert-large", "--gpu", "L40S", "--nodes", 1, "--batch", 64, "--microbatch", 2)
+    assert "--microbatch-size 2" in made.output.splitlines()[1]
+    assert "--global-batch 64" in made.output.splitlines()[1]
+    assert "--resume" not in run("solve", "--help").output
+    assert "--batch" not in run("estimate", "--help").output
+
+
+def test_flags_have_no_type_in_help() -> None:
+    for command in ("solve", "sweep", "estimate", "profile", "simulate"):
+        assert "<bool>" not in run(command, "--help").output
+    assert "<bool>" not in run("--help").output
+
+
+def test_help_is_a_command_too() -> None:
+    assert run("help").output.split() == run("--help").output.split()
+    assert run("help", "frontier").output == run("frontier", "--help").output
+    assert run("help", "help").exit_code == 0
+
+
+def test_version_has_a_short_name() -> None:
+    assert run("-V").output == run("--version").output == f"piper-ray {piper_ray.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell: str) -> None:
+    asked = {"COMP_WORDS": "piper-ray so", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "piper-ray so"}
+    asked["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    finished = subprocess.run(
+        [sys.executable, "-m", "piper_ray"],
+        env={**os.environ, **asked, "_PIPER_RAY_COMPLETE": f"complete_{shell}", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "solve" in finished.stdout
+    assert "sweep" not in finished.stdout
+
+
+def test_an_input_is_read_from_stdin(small: Path) -> None:
+    result = run("solve", "-", "--json", stdin=small.read_text())
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["instance"]["digest"] == small_instance().digest
+    toml = run("info", "-", stdin=(INPUTS / "bert32-a100.toml").read_text("utf-8"))
+    assert "37 layers" in toml.output
+    wrong = run("solve", "-", stdin="{}")
+    assert (wrong.exit_code, wrong.output.splitlines()[0]) == (3, "piper-ray: stdin: 1 fault found")
+
+
+def test_counts_and_times_have_units(small: Path) -> None:
+    assert "K = 1,000 devices" in run("info", small, "--devices", "1k").output
+    assert "N = 2,048 microbatches" in run("info", small, "--microbatches", "2Ki").output
+    assert run("solve", small, "--time-limit", "10m").exit_code == 0
+    assert "2,000 devices" in run("frontier", small, "--devices", "1k..2k:500").output
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("512", 512), ("1k", 1000), ("1K", 1000), ("1Ki", 1024), ("1.5k", 1500), ("2M", 2 * 10**6)]
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "1kk", "1,000", "0x10", "inf"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(piper_ray.UsageError, match="is no whole number"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("1d", 86400.0), ("5ms", 0.005)],
+)
+def test_lengths_of_time(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("size", [1.0, 999.0, 2.0**20 + 1, 160667746232.5, 79.25e9, 8 * 2.0**30, 1e15])
+def test_a_size_above_is_of_few_digits_and_no_smaller(size: float) -> None:
+    text = size_above(size)
+    assert size <= parse_bytes(text) <= max(size * 1.001, size + 1)
+    assert len(text) <= 10
+
+
+@pytest.mark.parametrize("size", [80e9, 8 * 2.0**30, 79248957440.0, 1e9, 25 * 2.0**30])
+def test_a_size_as_an_option_is_exact(size: float) -> None:
+    assert parse_bytes(size_option(size)) == size
+
+
+def test_sizes_are_in_powers_of_1024_and_say_what_was_given() -> None:
+    assert memory_text(8 * 2.0**30) == "8 GiB"
+    assert memory_text(80e9) == "74.51 GiB (80 GB)"
+    assert memory_text(79248957440.0) == "73.81 GiB"
+    assert bytes_text(13.0) == "13 bytes"
+    assert bytes_text(79248957440.0) == "73.81 GiB"

@@ -1,0 +1,156 @@
+"""One setting for all layers, and whole pieces: against every plan that keeps them, found by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from random import Random
+
+import pytest
+
+import piper_ray
+from piper_ray.model.constraints import KeepOrder, WholePieces
+from piper_ray.model.in_order import in_order
+from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.settings import OneSetting, Recomputation
+from tests.flush_brute_force import plan_batch_s
+from tests.instances import build
+from tests.solver_support import ONE_THREAD
+
+_IDS = ("plain", "sp", "selective", "sp+selective", "full", "sp+full", "plain+zero2", "sp+full+zero2", "offload")
+
+
+def instance_of(seed: int) -> Instance:
+    """A chain whose layers have some of these configurations each."""
+    rng = Random(f"settings {seed}")
+    count = rng.randint(2, 4)
+
+    def row() -> list[Tmpc]:
+        ids = rng.sample(_IDS, rng.randint(1, 4))
+        return [
+            Tmpc(
+                name,
+                rng.uniform(1, 9),
+                rng.uniform(0, 5),
+                rng.uniform(0, 4),
+                rng.uniform(0, 4),
+                recompute="full" in name or "selective" in name,
+                least_data_parallel_degree=2 if "zero2" in name else 1,
+            )
+            for name in sorted(ids)
+        ]
+
+    return build(
+        {v: {1: row()} for v in range(count)},
+        {(v, v + 1): rng.uniform(0, 3) for v in range(count - 1)},
+        devices=4,
+        microbatches=rng.choice([2, 4]),
+        memory_bytes=rng.choice([1e6, rng.uniform(6, 30)]),
+    )
+
+
+def axes(tmpc: Tmpc) -> tuple[str, bool, bool, bool]:
+    words = tmpc.id.split("+")
+    kind = "full" if "full" in words else "selective" if "selective" in words else "none"
+    return kind, "sp" in words, "zero2" in words, "offload" in words
+
+
+def is_uniform(layers: tuple[Layer, ...], chosen: dict[int, Tmpc], allowed: set[str]) -> bool:
+    """Whether some setting has every layer run as chosen: sequence parallelism first, then shards, offload (there is
+    none), recomputation. Who has not got it does without, who cannot do without keeps it.
+    """
+    for kind, sequence, sharded in product(sorted(allowed), (False, True), (False, True)):
+        wanted = {1: sequence, 2: sharded, 3: False, 0: kind}
+        plain = {1: False, 2: False, 3: False, 0: "none"}
+        for layer in layers:
+            left = [x for x in layer.tmpcs[1] if axes(x)[0] in allowed] or list(layer.tmpcs[1])
+            for axis, value in wanted.items():
+                has = [x for x in left if axes(x)[axis] == value]
+                left = has or [x for x in left if axes(x)[axis] == plain[axis]] or left
+            if chosen[layer.id] not in left:
+                break
+        else:
+            return True
+    return False
+
+
+def best_s(instance: Instance, keeps: object, pieces: tuple[tuple[int, ...], ...] = ()) -> float | None:
+    """Of all plans with stages in a row, one d and t = 1, whose choices ``keeps`` admits."""
+    layers, n = instance.layers, len(instance.layers)
+    chain, best = in_order(instance), None
+    assert callable(keeps)
+    for d in (x for x in range(1, instance.microbatches + 1) if instance.microbatches % x == 0):
+        for cuts in (cut for size in range(n) for cut in combinations(range(1, n), size)):
+            borders = [0, *cuts, n]
+            if len(borders) - 1 > instance.devices // d or any(
+                min(piece) < cut <= max(piece) for piece in pieces for cut in cuts
+            ):
+                continue
+            for row in product(*(layer.tmpcs[1] for layer in layers)):
+                chosen = {layer.id: tmpc for layer, tmpc in zip(layers, row, strict=True)}
+                if not keeps(chosen):
+                    continue
+                stages = tuple(
+                    Stage(tuple(range(a, b)), d, 1, {v: chosen[v].id for v in range(a, b)})
+                    for a, b in pairwise(borders)
+                )
+                try:
+                    found_s = plan_batch_s(chain, Plan(stages), "1f1b")
+                except AssertionError:
+                    continue
+                best = found_s if best is None else min(best, found_s)
+    return best
+
+
+def check(instance: Instance, restrictions: Restrictions, expected_s: float | None) -> bool:
+    solution = piper_ray.solve(instance, restrictions=restrictions, schedule="1f1b", options=ONE_THREAD)
+    if expected_s is None:
+        assert solution.plan is None
+        return False
+    assert solution.plan is not None
+    assert solution.status.value == "optimal"
+    assert solution.time_per_sample_s == pytest.approx(expected_s / instance.microbatches, rel=1e-9)
+    assert list(restrictions.violations(instance, solution.plan, solution.schedule)) == []
+    return True
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 60, 20)], ids=str)
+def test_the_best_of_all_plans_in_one_setting(seeds: range) -> None:
+    feasible = 0
+    for seed in seeds:
+        instance = instance_of(seed)
+        rng = Random(seed)
+        kinds = {"none", *rng.sample(["selective", "full"], rng.randint(0, 2))}
+        rule = OneSetting(tuple(Recomputation(kind) for kind in sorted(kinds)))
+        expected_s = best_s(instance, lambda chosen, i=instance, k=kinds: is_uniform(i.layers, chosen, k))
+        feasible += check(instance, Restrictions(constraints=[KeepOrder(), rule]), expected_s)
+    assert feasible > len(seeds) // 3
+
+
+def test_violations_are_told_of_what_the_definition_forbids() -> None:
+    rule, told = OneSetting(), 0
+    for seed in range(40):
+        instance = instance_of(seed)
+        rng = Random(seed)
+        chosen = {layer.id: rng.choice(layer.tmpcs[1]) for layer in instance.layers}
+        plan = Plan((Stage(tuple(chosen), 2, 1, {v: x.id for v, x in chosen.items()}),))
+        uniform = is_uniform(instance.layers, chosen, {"none", "selective", "full"})
+        assert (not list(rule.violations(instance, plan))) == uniform, (seed, chosen)
+        told += not uniform
+    assert 5 < told < 38
+
+
+def test_whole_pieces_stay_whole() -> None:
+    feasible = 0
+    for seed in range(30):
+        instance = instance_of(seed)
+        pieces = ((0, 1),) if len(instance.layers) < 4 else ((0, 1), (2, 3))
+        instance = replace(
+            instance,
+            layers=tuple(replace(layer, tmpcs={1: layer.tmpcs[1][:2]}) for layer in instance.layers),
+        )
+        expected_s = best_s(instance, lambda _: True, pieces)
+        feasible += check(instance, Restrictions(constraints=[KeepOrder(), WholePieces(pieces)]), expected_s)
+    assert feasible > 10

@@ -1,0 +1,188 @@
+"""Which plans torch's pipelines can run, and what their ranks are told."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining.schedules import _validate_schedule
+
+import piper_ray
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
+from piper_ray.run.job import Job, LayerJob, pass_lists
+from piper_ray.run.prepare import prepared
+from piper_ray.run.table import torch_table
+from piper_ray.simulate.actions import ActionKind
+from tests.run_support import job
+
+FLUSHED = [name for name in ScheduleName if not Schedule(name).asynchronous]
+
+
+def instance(layers: int = 4, t: int = 1) -> piper_ray.Instance:
+    ways = [
+        piper_ray.Tmpc("plain", forward_s=1.0, backward_s=2.0),
+        piper_ray.Tmpc("full", forward_s=1.0, backward_s=3.0, recompute=True),
+    ]
+    return piper_ray.Instance(
+        [piper_ray.Layer(number, "Layer", {t: tuple(ways)}, f"layers.{number}") for number in range(layers)],
+        [piper_ray.Edge(number, number + 1, 8.0) for number in range(layers - 1)],
+        cluster=piper_ray.Cluster(8, 1e9, (piper_ray.Link(1e9),)),
+        batch=piper_ray.Batch(8, 2),
+        schedule="1f1b",
+    )
+
+
+def plan(degrees: tuple[int, ...] = (1, 1), t: int = 1, ways: str = "ppff") -> piper_ray.Plan:
+    """Two layers a stage; ways: p plain, f full."""
+    names = {"p": "plain", "f": "full"}
+    stages = []
+    for number, degree in enumerate(degrees):
+        layers = (2 * number, 2 * number + 1)
+        stages.append(piper_ray.Stage(layers, degree, t, {layer: names[ways[layer]] for layer in layers}))
+    return piper_ray.Plan(tuple(stages))
+
+
+def made(given: Any, known: piper_ray.Instance | None = None, **options: Any) -> tuple[Job, float | None]:
+    defaults: dict[str, Any] = {
+        "schedule": None,
+        "steps": 3,
+        "warm_up": 1,
+        "device": "cpu",
+        "sharing": "ddp",
+        "microbatches": None,
+        "microbatch": None,
+        "arguments_of_model": {},
+        "inputs": (),
+    }
+    found, promise = prepared("model.py:build", given, known, **defaults | options)
+    return found, promise.step_s
+
+
+def test_a_job_has_what_the_plan_says(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    piper_ray.dump_plan(plan((2, 2)), path, instance())
+    found, promised_s = made(path)
+    assert found.stages == (
+        (LayerJob("layers.0", 0, False), LayerJob("layers.1", 0, False)),
+        (LayerJob("layers.2", 0, True), LayerJob("layers.3", 0, True)),
+    )
+    assert (found.places, found.replicas, found.ranks, found.microbatches, found.microbatch) == (2, 2, 4, 8, 2)
+    assert found.microbatches_of_replica == 4
+    assert found.schedule == Schedule(ScheduleName.ONE_F_ONE_B)
+    assert [found.stages_of(rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
+    assert [found.name_of(rank) for rank in (0, 3)] == ["rank 0 (stage 1, replica 0)", "rank 3 (stage 2, replica 1)"]
+    assert promised_s is None
+    assert Job.from_json(found.to_json()) == found
+
+
+def test_the_promise_is_the_simulation_s_or_the_document_s() -> None:
+    known = instance()
+    _, promised_s = made(plan(), known)
+    assert promised_s == piper_ray.simulate(known, plan(), "1f1b").step_s > 0
+    solution = piper_ray.solve(known)
+    assert solution.plan is not None
+    document = {**solution_document(known, solution)}
+    found, of_document = made(document)
+    assert of_document == pytest.approx(piper_ray.simulate(known, solution.plan, "1f1b").step_s)
+    assert found.schedule == solution.schedule
+    assert made(document, microbatches=16)[1] is None  # nobody promised anything for another batch
+    assert made(document, known, microbatches=16)[1] == pytest.approx(
+        piper_ray.simulate(known.replace(microbatches=16), solution.plan, "1f1b").step_s
+    )
+
+
+def solution_document(known: piper_ray.Instance, solution: piper_ray.Solution) -> dict[str, object]:
+    from piper_ray.report.document import plan_document, proof_document
+
+    assert solution.plan is not None
+    evaluation = piper_ray.evaluate(known, solution.plan, schedule=solution.schedule)
+    return plan_document(known, solution.plan, evaluation, proof_document(solution), solution.schedule)
+
+
+def test_layers_of_one_module_are_its_calls() -> None:
+    known = instance()
+    layers = [piper_ray.Layer(layer.id, layer.name, layer.tmpcs, "shared") for layer in known.layers]
+    found, _ = made(plan(), piper_ray.Instance(layers, known.edges, cluster=known.cluster, batch=known.batch,
+                                               schedule="gpipe"))  # fmt: skip
+    assert [layer.call for stage in found.stages for layer in stage] == [0, 1, 2, 3]
+
+
+def test_arguments_stay_what_they_are() -> None:
+    arguments = {"sizes": (1, 2.5), "name": "x", "on": True, "none": None, "deep": {"a": [1, (2,)]}}
+    found, _ = made(plan(), instance(), arguments_of_model=arguments)
+    assert Job.from_json(found.to_json()).arguments == arguments
+    with pytest.raises(UsageError, match=r"argument model of the model: <object object at .*> is no number, text"):
+        made(plan(), instance(), arguments_of_model={"model": object()})
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "options", "words"),
+    [
+        (plan(t=2), instance(t=2), {}, "stage 1 has tensor-parallel degree 2: run cuts models at layers"),
+        (plan((1, 2)), instance(), {"schedule": "gpipe"}, "the stages have data-parallel degrees 1, 2: torch's"),
+        (plan(), instance(), {"schedule": "2bw"}, "schedule 2bw never drains, and torch has no such schedule"),
+        (plan(), instance(), {"schedule": "pipedream"}, "schedule pipedream never drains"),
+        (plan((1,)), instance(2), {"schedule": "interleaved"}, "puts 2 stages on each rank; the plan has 1"),
+        (plan(), instance(), {"schedule": "dualpipe-v", "microbatches": 1}, "needs at least 2 microbatches a replica"),
+        (plan((2, 2)), instance(), {"microbatches": 3}, "3 microbatches cannot be shared by 2 replicas"),
+        (plan(), None, {}, "a Plan does not say which modules its layers are; expected its instance too"),
+        (3, None, {}, "plan must be a Plan, a path or a document, not 3"),
+        (plan(), instance(), {"device": "tpu"}, "device must be 'cpu' or 'cuda', not 'tpu'"),
+        (plan(), instance(), {"sharing": "zero"}, "sharing 'zero' is unknown; expected one of ddp, fully-shard"),
+        (plan(), instance(), {"microbatch": 0}, "microbatch must be at least 1, not 0"),
+        (plan(), instance(), {"warm_up": -1}, "warm_up must be at least 0, not -1"),
+    ],
+)
+def test_what_torch_cannot_run_is_refused(
+    given: Any, known: piper_ray.Instance | None, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError) as told:
+        made(given, known, **options)
+    assert words in str(told.value)
+
+
+def test_a_plan_without_paths_needs_its_workload() -> None:
+    with pytest.raises(
+        InputError, match="not the module paths of all layers; expected a plan of a workload with paths"
+    ):
+        made(plan().to_dict(), schedule="1f1b")
+    assert made(plan().to_dict(), instance())[0].stages[1][0] == LayerJob("layers.2", 0, True)
+
+
+def test_a_plan_that_does_not_say_its_batch_is_told() -> None:
+    document: dict[str, Any] = {
+        "stages": [{"nodes": [0], "dataParallelDegree": 1, "tensorParallelDegree": 1, "TMPCids": {"0": "x"},
+                    "paths": ["a"]}],
+        "schedule": "gpipe",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="how many microbatches a batch has; expected --microbatches N"):
+        made(document)
+    with pytest.raises(UsageError, match="how many samples a microbatch has; expected --microbatch-size SAMPLES"):
+        made(document, microbatches=4)
+    assert made(document, microbatches=4, microbatch=2)[0].ranks == 1
+
+
+@pytest.mark.parametrize("name", FLUSHED)
+def test_torch_accepts_every_table(name: ScheduleName) -> None:
+    chunked = Schedule(name).v > 1
+    for places, microbatches, chunks in product((1, 2, 3), (1, 2, 4, 6, 7), (1, 2, 3)):
+        if (name in V_SHAPED and chunks != 2) or (not chunked and name is not ScheduleName.ZB_H1 and chunks > 1):
+            continue
+        if name is ScheduleName.DUALPIPE_V and microbatches < 2 * places:
+            continue
+        stages = places * chunks
+        wanted = job(
+            name,
+            tuple(range(1, stages)),
+            paths=tuple(f"layers.{number}" for number in range(stages)),
+            microbatches=microbatches,
+            chunks=chunks,
+        )
+        placed = _validate_schedule(torch_table(wanted), places, stages, microbatches)
+        assert placed == {stage: place for place in range(places) for stage in wanted.stages_of(place)}
+        for place, passes in enumerate(pass_lists(wanted)):
+            forwards = sorted((stage, k) for kind, stage, k in passes if kind is ActionKind.F)
+            assert forwards == sorted(product(wanted.stages_of(place), range(microbatches)))

@@ -1,0 +1,168 @@
+"""Runtimes: their rules, the pieces of a model, the order of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import piper_ray
+from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.constraints import FilledPipeline, Recompute, RecomputeRule, TensorParallelDegrees, WholePieces
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import OneSetting, Recomputation, Setting, setting_of
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.pieces import pieces_of
+from piper_ray.runtimes.ranks import rank_lines, rank_places
+from piper_ray.runtimes.runtime import RuntimeName, gpus_per_node_of
+from tests.export_support import llama, plan_of
+
+INPUTS = Path(__file__).resolve().parents[2] / "inputs"
+
+
+def model(*layers: tuple[str, str], edges: tuple[tuple[int, int], ...] | None = None) -> Instance:
+    """Layers by name and path, in a chain."""
+    chain = tuple((v, v + 1) for v in range(len(layers) - 1)) if edges is None else edges
+    return Instance(
+        tuple(Layer(v, name, {1: (Tmpc("plain", 1.0),)}, path) for v, (name, path) in enumerate(layers)),
+        tuple(Edge(u, v, 1.0) for u, v in chain),
+        4,
+        4,
+        1e6,
+        1.0,
+        name="toy",
+    )
+
+
+def test_every_runtime_is_there() -> None:
+    assert set(RUNTIMES) == set(RuntimeName)
+    assert all(runtime.name is name for name, runtime in RUNTIMES.items())
+
+
+@pytest.mark.parametrize(
+    ("tmpc_id", "recompute", "expected"),
+    [
+        ("plain", False, Setting()),
+        ("vanilla", False, Setting()),
+        ("activation recomp", True, Setting(Recomputation.FULL)),
+        ("sp+selective", True, Setting(Recomputation.SELECTIVE, True)),
+        ("sp+full+zero8+offload", True, Setting(Recomputation.FULL, True, 8, True)),
+        ("full-estimated", True, Setting(Recomputation.FULL)),
+        ("plain-shard", False, Setting()),
+        ("zeroes", False, Setting()),
+    ],
+)
+def test_settings_are_read_off_ids(tmpc_id: str, recompute: bool, expected: Setting) -> None:
+    assert setting_of(Tmpc(tmpc_id, 1.0, recompute=recompute)) == expected
+
+
+def test_settings_that_an_estimate_has() -> None:
+    every = OneSetting().settings(llama(zero_shards=2))
+    assert len(every) == 12
+    assert len(set(every)) == 12
+    assert every[0] == Setting()
+    small = OneSetting((Recomputation.NONE,), sequence_parallel=False, optimizer_sharding=False)
+    assert small.settings(llama(zero_shards=2)) == (Setting(),)
+    with pytest.raises(UsageError, match="none among them"):
+        OneSetting((Recomputation.FULL,))
+
+
+def test_pieces_by_path_and_by_name() -> None:
+    by_path = pieces_of(llama())
+    assert (by_path.blocks, by_path.members[0], by_path.members[1], by_path.members[-1]) == (12, (0,), (1,), (13,))
+    bert = pieces_of(piper_ray.load(INPUTS / "bert32-a100.toml"))
+    assert (bert.blocks, len(bert.members[0]), len(bert.members[-1])) == (32, 4, 1)
+    ends = pieces_of(model(("a", "h.0"), ("b", "h.1")))
+    assert ends.members == ((), (0,), (1,), ())
+    halves = [(part, f"net.{v}.{part}") for v in range(2) for part in ("attention", "mlp")]
+    assert pieces_of(model(("e", "emb"), *halves, ("o", "out"))).members == ((0,), (1, 2), (3, 4), (5,))
+
+
+@pytest.mark.parametrize(
+    ("instance", "told"),
+    [
+        (model(("conv", ""), ("pool", "")), "no blocks in a row"),
+        (model(("a", "enc.0"), ("b", "dec.0")), "several rows of blocks, enc and dec"),
+        (model(("a", "h.0"), ("norm", "norm"), ("b", "h.1")), 'layer 1 \\("norm"\\) stands between'),
+        (model(("a", "h.0"), ("b", "h.2")), "of block 2 where 0 or 1 is due"),
+        (model(("a", "h.0.x"), ("b", "h.0.y"), ("a", "h.1.x")), "block 1 of toy is not made of the same layers"),
+        (model(("a", "h.0"), ("b", "h.1"), edges=()), "does not read what"),
+    ],
+)
+def test_other_models_are_refused_by_name(instance: Instance, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        pieces_of(instance)
+
+
+def test_schedules_of_a_runtime() -> None:
+    megatron = RUNTIMES[RuntimeName.MEGATRON]
+    assert megatron.schedule(None, None) is ScheduleName.ONE_F_ONE_B
+    assert megatron.schedule(None, Schedule(ScheduleName.INTERLEAVED, 4)) == Schedule(ScheduleName.INTERLEAVED, 4)
+    assert megatron.schedule(None, Schedule(ScheduleName.GPIPE)) is ScheduleName.ONE_F_ONE_B
+    with pytest.raises(UsageError, match="Megatron has no schedule zb-v; it has 1f1b, interleaved"):
+        megatron.schedule(ScheduleName.ZB_V, None)
+
+
+def test_rules_beside_the_users_own() -> None:
+    instance = llama()
+    megatron, flagscale = RUNTIMES[RuntimeName.MEGATRON], RUNTIMES[RuntimeName.FLAGSCALE]
+    kept = megatron.restricted(Restrictions(), instance, ScheduleName.INTERLEAVED, 4)
+    assert [x.degrees for x in kept.constraints if isinstance(x, TensorParallelDegrees)] == [(1, 2, 4)]
+    assert kept.has(FilledPipeline)
+    assert not megatron.restricted(Restrictions(), instance, ScheduleName.ONE_F_ONE_B, 4).has(FilledPipeline)
+    own = Restrictions(constraints=[TensorParallelDegrees((4, 8))])
+    kept = megatron.restricted(own, instance, ScheduleName.ONE_F_ONE_B, 4)
+    assert [x.degrees for x in kept.constraints if isinstance(x, TensorParallelDegrees)] == [(4,)]
+    with pytest.raises(UsageError, match="tensor-parallel degrees 1, 2 here, and none is asked for"):
+        megatron.restricted(own, instance, ScheduleName.ONE_F_ONE_B, 2)
+    first_k = flagscale.restricted(Restrictions(), instance, ScheduleName.ONE_F_ONE_B, 8)
+    assert first_k.recompute is Recompute.FIRST_K
+    never = flagscale.restricted(Restrictions(recompute="never"), instance, ScheduleName.ONE_F_ONE_B, 8)
+    assert never.recompute is Recompute.NEVER
+    assert RecomputeRule(Recompute.FIRST_K) not in never.constraints
+    bert = piper_ray.load(INPUTS / "bert32-a100.toml")
+    (pieces,) = [x for x in megatron.constraints(bert, ScheduleName.ONE_F_ONE_B, 8) if isinstance(x, WholePieces)]
+    assert len(pieces.pieces) == 1
+
+
+def test_gpus_of_a_node() -> None:
+    instance = llama()
+    assert gpus_per_node_of(instance) == 8
+    assert gpus_per_node_of(instance, 4) == 4
+    assert gpus_per_node_of(instance.replace(devices=2)) == 2
+    alone = Instance(instance.layers, instance.edges, cluster=Cluster(64, 1e9, (Link(1e9),)), batch=instance.batch)
+    assert gpus_per_node_of(alone) == 8
+
+
+def test_places_of_ranks() -> None:
+    """By hand: 2 ranks of a pipeline, d = 2, t = 2, two chunks on each, nodes of 4."""
+    instance = llama()
+    plan = plan_of(instance, [4, 4, 3, 3], d=2, t=2)
+    places = list(rank_places(plan, Schedule(ScheduleName.INTERLEAVED, 2), 4))
+    assert [(x.rank, x.node, x.local_rank) for x in places] == [(r, r // 4, r % 4) for r in range(8)]
+    assert [(x.pipeline_rank, x.replica, x.shard) for x in places[:5]] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0),
+    ]  # fmt: skip
+    assert [x.stages for x in places] == [(0, 2)] * 4 + [(1, 3)] * 4
+    lines = rank_lines(plan, Schedule(ScheduleName.INTERLEAVED, 2), 4)
+    assert lines[1] == "pipeline rank 1: stages 2, 4; ranks 4-7 on node 1; rank = 4 + 2 replica + shard"
+    v = Schedule(ScheduleName.ZB_V)
+    assert [x.stages for x in rank_places(plan, v, 4)] == [(0, 3)] * 4 + [(1, 2)] * 4
+
+
+@pytest.mark.parametrize("name", list(RuntimeName))
+def test_plans_for_a_runtime_keep_its_rules(name: RuntimeName) -> None:
+    instance, runtime = llama(4), RUNTIMES[name]
+    kept = runtime.restricted(Restrictions(), instance, ScheduleName.ONE_F_ONE_B, 8)
+    solution = piper_ray.solve(instance, restrictions=kept, schedule="1f1b")
+    assert isinstance(solution.plan, Plan)
+    assert solution.status.value == "optimal"
+    piper_ray.evaluate(instance, solution.plan, restrictions=kept, schedule="1f1b")
+    free = piper_ray.solve(instance, schedule="1f1b")
+    assert free.time_per_sample_s is not None
+    assert solution.time_per_sample_s is not None
+    assert free.time_per_sample_s <= solution.time_per_sample_s * (1 + 1e-9)
