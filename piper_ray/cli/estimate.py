@@ -51,6 +51,19 @@ def estimate(
         bool,
         typer.Option("--unfused-attention", help="Attention that keeps its scores, as before FlashAttention."),
     ] = False,
+    precision: Annotated[
+        str,
+        typer.Option("--precision", metavar="NAME", help="Of matrix products: bf16, fp16 or fp8."),
+    ] = "bf16",
+    software: Annotated[
+        str,
+        typer.Option(
+            "--software",
+            metavar="NAME",
+            help="The generation of training software: megatron-core, nemo, fsdp, megascale, megatron-2022, "
+            "megatron-2021 or deepspeed-2021.",
+        ),
+    ] = "megatron-core",
     zero: Annotated[
         int,
         typer.Option(
@@ -108,6 +121,8 @@ def estimate(
         samples=microbatch,
         batch=batch,
         fused=not unfused_attention,
+        software=software,
+        precision=precision,
         zero_shards=zero,
         offload=offload,
         lora=lora,

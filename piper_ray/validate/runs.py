@@ -29,9 +29,15 @@ def _text(value: object) -> object:
     return "" if value is None else value
 
 
+def _words(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 _Count = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=1, le=_MOST)]
 _Positive = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]
-_Text = Annotated[str, BeforeValidator(_text)]
+_Text = Annotated[str, BeforeValidator(_text), Field(description="a text, or null")]
+_Words = Annotated[str, BeforeValidator(_words)]
+"""What a run is not refused for, whatever it is."""
 
 _COUNT_WORDS = "a whole number >= 1, or null"
 _POSITIVE_WORDS = "a number > 0, or null"
@@ -77,9 +83,9 @@ class Run(Open):
     """
 
     id: _Text = Field(default="", description="a text")
-    source: _Text = ""
-    citation: _Text = ""
-    verified: _Text = ""
+    source: _Words = ""
+    citation: _Words = ""
+    verified: _Words = ""
     model: RunModel
     gpu: str | None = Field(default=None, description="the name of a GPU")
     gpus: _Count | None = _count()
@@ -102,8 +108,8 @@ class Run(Open):
     schedule: _Text = ""
     software: _Text = ""
     stages: list[_Count] | None = Field(default=None, description="a list of whole numbers")
-    flops_convention: _Text = ""
-    published: _Text = ""
+    flops_convention: _Words = ""
+    published: _Words = ""
     step_s: _Positive | None = _positive()
     tokens_per_s_per_gpu: _Positive | None = _positive()
     tflops_per_gpu: _Positive | None = _positive()
@@ -111,12 +117,12 @@ class Run(Open):
     peak_allocated_gib: _Positive | None = _positive()
     peak_reserved_gib: _Positive | None = _positive()
     peak_by_rank_mb: dict[str, RankPeak] | None = Field(default=None, description="an object of ranks")
-    notes: _Text = ""
+    notes: _Words = ""
 
     @property
     def told(self) -> str:
         """All that is said in words, in small letters."""
-        return f"{self.software} {self.source} {self.citation} {self.notes}".lower()
+        return f"{self.id} {self.software} {self.source} {self.citation} {self.notes}".lower()
 
     @property
     def measured_step_s(self) -> float | None:

@@ -1,9 +1,10 @@
 """Workloads from nothing: a model's config and the name of a GPU make an instance that can be planned.
 
 ``config`` finds the model, ``architectures`` makes its layers of operators, ``adapters`` freezes them and adds LoRA's,
-``modes`` lists the ways to run a layer, ``roofline`` and ``memory`` price one, ``work`` counts its FLOP, ``costs`` adds
-them up to a TMPC, ``build`` puts the instance together; ``states``, ``working``, ``runtimes`` and ``ranks`` say what
-each rank of a run holds, by item. In the planner's words:
+``modes`` lists the ways to run a layer, ``roofline``, ``exchanges`` over ``links``, and ``memory`` price one, ``work``
+counts its FLOP, ``costs`` adds them up to a TMPC, ``build`` puts the instance together; ``layout`` prices one given
+layout. ``states``, ``working``, ``runtimes`` and ``ranks`` say what each rank of a run holds, by item. ``hardware`` and
+``software`` hold all constants. In the planner's words:
 
 - a sample is one microbatch; p is the s of its forward and backward pass, recomputation and the exchanges among t
   devices included, one after the other;
@@ -15,6 +16,6 @@ each rank of a run holds, by item. In the planner's words:
   goes out and what comes in: with it 4 (d-1)/d w / B is a ring's all-reduce, and 2 c / B a tensor and its gradient;
 - c + fw and c + bw are what each of t devices sends of a tensor; c alone is that at the largest t.
 
-Not in it: a batch's flush and optimizer step, loading of data, imbalance of experts, what several network links of a
-node can do for one replica, and host memory.
+Not in it: a batch's flush and optimizer step, loading of data, what several network links of a node can do for one
+replica (``layout`` knows of these but for the data), and host memory.
 """

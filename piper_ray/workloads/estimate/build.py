@@ -20,6 +20,7 @@ from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.runtimes import DEFAULT
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, precision_named, software_named, stack_of
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -28,10 +29,11 @@ class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
-    offload: activations in host memory as a further choice. lora: rank of adapters that are trained in the model's
-    place; 0: the model itself is. reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in
-    the allocator; None: as ``Runtime.reserve_bytes`` says.
+    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
+    zero_shards: optimizer states over so many replicas as a further choice; 1: none. offload: activations in host
+    memory as a further choice. lora: rank of adapters that are trained in the model's place; 0: the model itself is.
+    reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
+    ``Runtime.reserve_bytes`` says.
     """
 
     nodes: int
@@ -40,6 +42,8 @@ class EstimateRequest:
     samples: int | None = None
     batch: int | None = None
     fused: bool = True
+    software: str = DEFAULT_SOFTWARE
+    precision: str = "bf16"
     zero_shards: int = 1
     offload: bool = False
     lora: int = 0
@@ -91,7 +95,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         for kind in architecture.kinds
     }
     setting = Setting(
-        gpu=gpu,
+        stack=stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node),
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=planner_bytes_per_s(gpu, request.nodes),

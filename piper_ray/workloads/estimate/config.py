@@ -69,6 +69,11 @@ def read_model(model: str) -> ModelConfig:
     return _model(model, found, entry["config"], entry, Faults())
 
 
+def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
+    """The model of a Hugging Face config that is at hand. Raises InputError."""
+    return _model(name, name, config, {}, Faults())
+
+
 def model_names() -> list[str]:
     """The names that ``read_model`` knows."""
     return list(_known())

@@ -65,6 +65,10 @@ class Gpu(Closed):
     mesh: bool = Field(default=False, description="true or false")
     network_bytes_per_s: PositiveRate = Field(alias="network_bandwidth", description=_RATE)
     network_fraction: _Fraction
+    network_latency_s: Figure = Field(default=5e-6, alias="network_latency", description="seconds >= 0")
+    attention_fraction: _Fraction = 0.8
+    fp8_gain: Positive = Field(default=1.0, description="a number > 0")
+    kernel_s: Figure = Field(default=0.0, alias="kernel", description="seconds >= 0")
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")

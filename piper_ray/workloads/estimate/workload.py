@@ -28,6 +28,8 @@ def estimate(
     microbatch: int | None = None,
     batch: int | None = None,
     fused_attention: bool = True,
+    precision: str = "bf16",
+    software: str = "megatron-core",
     zero: int = 1,
     offload: bool = False,
     lora: int | None = None,
@@ -38,9 +40,10 @@ def estimate(
 
     model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: of the table of hardware,
     such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
-    samples. None: what the model's own training or the GPU's node has. zero: optimizer state over so many replicas as a
-    further choice. offload: activations in host memory as a further choice. lora: rank of adapters that are trained in
-    the model's place (LoRA).
+    samples. None: what the model's own training or the GPU's node has. precision: of matrix products, "bf16", "fp16" or
+    "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". zero: optimizer
+    state over so many replicas as a further choice. offload: activations in host memory as a further choice. lora: rank
+    of adapters that are trained in the model's place (LoRA).
 
     reserve_bytes: of each GPU, left free for CUDA's context, communicators and what is stuck in the allocator, in place
     of what is usual.
@@ -58,6 +61,10 @@ def estimate(
     def given(name: str, value: int | None) -> int | None:
         return None if value is None else arguments.positive(name, value)
 
+    def text(name: str, value: str, example: str) -> str:
+        arguments.of_kind(name, value, str, f"a text, such as '{example}'")
+        return value
+
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     request = build.EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
@@ -66,6 +73,8 @@ def estimate(
         samples=given("microbatch", microbatch),
         batch=given("batch", batch),
         fused=arguments.flag("fused_attention", fused_attention),
+        software=text("software", software, "megatron-core"),
+        precision=text("precision", precision, "bf16"),
         zero_shards=arguments.positive("zero", zero),
         offload=arguments.flag("offload", offload),
         lora=given("lora", lora) or 0,

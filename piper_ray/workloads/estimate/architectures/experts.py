@@ -89,8 +89,8 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
         ),
         Operator(
             "tokens to experts",
-            forward_bytes="4 s b e h",
-            backward_bytes="4 s b e h",
+            forward_bytes="8 s b e h",  # sorted by expert, sent, and sorted again by those that are here
+            backward_bytes="8 s b e h",
             saved=(KeptBytes("2 s b e h", Split.TENSOR),),
         ),
         Operator(
@@ -114,8 +114,8 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
         ),
         Operator(
             "sum over experts",
-            forward_bytes="2 s b e h + 2 s b h",
-            backward_bytes="4 s b e h",
+            forward_bytes="14 s b e h + 2 s b h",  # sorted back twice, weighted, added up
+            backward_bytes="14 s b e h",
         ),
     )
 
