@@ -51,11 +51,11 @@ def summary_lines(result: Estimate) -> list[str]:
     instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
     tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
-    memory, both_ways = memory_text(gpu.memory_bytes), given_size_text(result.setting.bytes_per_s)
+    memory, both_ways = memory_text(gpu.device_bytes), given_size_text(result.setting.bytes_per_s)
     return [
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
-        f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)} each way: B = {both_ways}/s",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found, {_link_text(result)} each way: B = {both_ways}/s",
         _work_line(result),
         memory_line(result),
     ]

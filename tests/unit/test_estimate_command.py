@@ -39,7 +39,7 @@ def test_a_workload_that_loads_and_says_how_it_was_made(config: Path, tmp_path: 
     assert "Model     tiny: 128,459,776 parameters, 6 layers of 3 kinds" in result.output
     assert "Sample    1 sequence of 2,048 tokens; 64 microbatches in a batch" in result.output
     assert (
-        "x NVIDIA H100 SXM5 80 GB, 74.51 GiB (80 GB), network between nodes, 42.5 GB/s a GPU each way: B = 85 GB/s"
+        "x NVIDIA H100 SXM5 80 GB, 78.8 GiB found, network between nodes, 42.5 GB/s a GPU each way: B = 85 GB/s"
         in result.output
     )
     assert re.search(r"Memory    at least [\d.]+ GiB with one microbatch in flight: 1 GPU or more\n", result.output)
