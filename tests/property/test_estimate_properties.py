@@ -96,7 +96,9 @@ def test_sequence_parallelism_costs_no_more(result: Estimate) -> None:
                 without = costs[same_but(mode, sequence_parallel=False)]
                 assert with_it.compute_s <= without.compute_s
                 assert with_it.activation_bytes <= without.activation_bytes
-                assert with_it.fixed_bytes <= without.fixed_bytes
+                # What it does not keep it gathers while a pass runs.
+                held_bytes = with_it.activation_bytes + with_it.fixed_bytes
+                assert held_bytes <= without.activation_bytes + without.fixed_bytes
 
 
 @given(estimates())
@@ -143,7 +145,7 @@ def test_the_instance_is_sound_and_its_figures_are_those_of_the_costs(result: Es
             assert 0 <= tmpc.activation_bytes - found.activation_bytes < 1
             assert 0 <= tmpc.fixed_bytes - found.fixed_bytes < 1
             assert tmpc.recompute == (mode.recomputation is not Recomputation.NONE)
-    assert result.instance.memory_bytes + result.setting.workspace_bytes <= result.setting.gpu.memory_bytes
+    assert result.instance.memory_bytes + result.setting.workspace_bytes <= result.setting.gpu.device_bytes
 
 
 @given(estimates())
