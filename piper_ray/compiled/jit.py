@@ -6,10 +6,12 @@ changes: the folder's name carries a hash over all sources.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -62,6 +64,22 @@ def cache_folders() -> tuple[Path, ...]:
     if ours.exists() and not os.access(ours, os.R_OK | os.X_OK):  # another user's alone
         return (home / name,)
     return ours / name, home / name
+
+
+@contextlib.contextmanager
+def one_compiles() -> Iterator[None]:
+    """One process of a machine at a time, so that one compiles and the others find the code.
+
+    Where no such turns can be taken, each compiles for itself.
+    """
+    with contextlib.ExitStack() as held:
+        for folder in cache_folders():
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                guard = held.enter_context((folder / "compiling").open("w"))
+                fcntl.flock(guard, fcntl.LOCK_EX)
+                break
+        yield
 
 
 def is_kept(kernel_name: str) -> bool:
