@@ -37,23 +37,12 @@ _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
 
 @final
 class KernelCache(_Cache):
-    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones.
+    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones."""
 
-    form: what is kept, where it is not machine code. rebuild: makes of what it was reduced to what it was, given the
-    target context.
-    """
-
-    def __init__(
-        self,
-        function: FunctionType,
-        folders: Sequence[Path],
-        form: str = "",
-        rebuild: Callable[..., CompileResult] = _rebuild,
-    ) -> None:
+    def __init__(self, function: FunctionType, folders: Sequence[Path]) -> None:
         self._function = function
         self._folders = folders
-        self._stem = f"{form}{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
-        self._rebuild = rebuild
+        self._stem = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
         self._enabled = True
 
     @property
@@ -81,7 +70,7 @@ class KernelCache(_Cache):
                     continue
                 found, reduced = content
                 if found == key:
-                    return self._rebuild(target_context, *reduced)
+                    return _rebuild(target_context, *reduced)
         tell(COMPILING)
         return None
 

@@ -14,8 +14,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
+from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.linking import compiled
 
 _FOLDERS = (
@@ -110,4 +112,7 @@ def inlined_kernel(function: _Function) -> _Function:
 
 
 def _compiled(function: _Function, **flags: bool | str) -> _Function:
-    return cast(_Function, compiled(function, cache_folders(), nogil=True, error_model="numpy", **flags))
+    made = compiled(function, nogil=True, error_model="numpy", **flags)
+    if made is not function:  # the compiler is not switched off
+        made._cache = KernelCache(cast(FunctionType, function), cache_folders())
+    return cast(_Function, made)

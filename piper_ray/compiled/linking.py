@@ -1,30 +1,24 @@
 """One piece of machine code for what Python calls, with all kernels that it calls linked into it.
 
 Numba makes machine code of every function that compiled code calls, with wrappers for Python, and optimises it anew
-within each of its callers, and theirs: what lay six calls deep was optimised seven times, which was most of the time
-of compiling. Here a function that a kernel calls is typed and lowered, and that is kept for other callers. Whoever is
-called by Python links it, and LLVM optimises the whole once. There every other function is private, so that LLVM
-drops what has been inlined and may pass a record's arrays as it likes: the code is smaller, and faster.
+within each of its callers, and theirs: what lay six calls deep was optimised seven times, which was most of the time of
+compiling. Here a function that a kernel calls is typed and lowered, and no more. Whoever is called by Python links it,
+and LLVM optimises the whole once. There every other function is private, so that LLVM drops what has been inlined and
+may pass a record's arrays as it likes: the code is smaller, and faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import FunctionType
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import numba
-from llvmlite.binding import Linkage, parse_bitcode
+from llvmlite.binding import Linkage
 from numba._dynfunc import make_function
 from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder, compile_result
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.typed_passes import NativeLowering
-
-from piper_ray.compiled.cache import KernelCache
-
-_Function = Callable[..., Any]
 
 # Numba has no types.
 _LinkableBase: Any = CPUCodeLibrary
@@ -33,24 +27,17 @@ _Compiler: Any = CompilerBase
 _Lowering: Any = NativeLowering
 _Passes: Any = PassManager
 _builder: Any = DefaultPassBuilder
-_compile_result: Any = compile_result
 _njit: Any = numba.njit
 _register: Callable[..., Any] = register_pass
 
 
-def compiled(function: _Function, folders: Sequence[Path], **options: Any) -> Any:
-    """``numba.njit(**options)(function)``, for Python to call and for kernels to link, kept in one of the folders.
-
-    options: no pipeline_class.
-    """
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    """``numba.njit(**options)(function)``, for Python to call and for kernels to link. options: no pipeline_class."""
     whole = _njit(pipeline_class=_WholeCompiler, no_cfunc_wrapper=True, **options)(function)
     if whole is not function:  # the compiler is not switched off
         linkable = _njit(pipeline_class=_LinkableCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(
             function
         )
-        python = cast(FunctionType, function)
-        whole._cache = KernelCache(python, folders)
-        linkable._cache = KernelCache(python, folders, "linkable.", _rebuilt)
         whole.get_call_template = linkable.get_call_template
         whole.get_overload = linkable.get_overload
     return whole
@@ -85,9 +72,6 @@ class _Linkable(_LinkableBase):  # type: ignore[misc]
         self._verify_declare_only_symbols()
         self._finalized = True
 
-    def serialize_using_object_code(self) -> tuple[str, str, bytes]:
-        return self.name, "linkable", self._final_module.as_bitcode()
-
 
 @_register(mutates_CFG=True, analysis_only=False)
 class _LinkableLowering(_Lowering):  # type: ignore[misc]
@@ -99,7 +83,8 @@ class _LinkableLowering(_Lowering):  # type: ignore[misc]
         changed: bool = super().run_pass(state)
         # Callers find the function by the object that Python would call if there were machine code.
         lowered = state["cr"]
-        entry = _entry(lowered.fndesc, lowered.env, state.library)
+        module, name = lowered.fndesc.lookup_module(), lowered.fndesc.qualname
+        entry = make_function(module, name, "linked into its callers", 0, lowered.env, (state.library,))
         state.targetctx.insert_user_function(entry, lowered.fndesc, [state.library])
         state["cr"] = lowered._replace(cfunc=entry)
         return changed
@@ -112,32 +97,3 @@ class _LinkableCompiler(_Compiler):  # type: ignore[misc]
         linkable.passes.extend((_LinkableLowering if one is NativeLowering else one, purpose) for one, purpose in usual)
         linkable.finalize()
         return [linkable]
-
-
-def _entry(description: Any, environment: Any, library: Any) -> Any:
-    """What stands for a linkable function; it cannot be called."""
-    module, name = description.lookup_module(), description.qualname
-    return make_function(module, name, "linked into its callers", 0, environment, (library,))
-
-
-def _rebuilt(target_context: Any, reduced_library: tuple[str, str, bytes], *reduced: Any) -> Any:
-    """What ``CompileResult._reduce`` reduced."""
-    name, _, bitcode = reduced_library
-    description, environment, signature, objectmode, lifted, annotation, reload_init, environments = reduced
-    library = _Linkable(target_context.codegen(), name)
-    library._final_module = parse_bitcode(bitcode)
-    library._finalized = True
-    return _compile_result(
-        target_context=target_context,
-        environment=environment,
-        entry_point=_entry(description, environment, library),
-        library=library,
-        call_helper=None,
-        signature=signature,
-        objectmode=objectmode,
-        lifted=lifted,
-        fndesc=description,
-        type_annotation=annotation,
-        reload_init=reload_init,
-        referenced_envs=environments,
-    )
