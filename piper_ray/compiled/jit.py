@@ -17,8 +17,9 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+import numba
+
 from piper_ray.compiled.cache import KernelCache
-from piper_ray.compiled.linking import compiled
 
 _FOLDERS = (
     "compiled",
@@ -112,7 +113,9 @@ def inlined_kernel(function: _Function) -> _Function:
 
 
 def _compiled(function: _Function, **flags: bool | str) -> _Function:
-    made = compiled(function, nogil=True, error_model="numpy", **flags)
-    if made is not function:  # the compiler is not switched off
-        made._cache = KernelCache(cast(FunctionType, function), cache_folders())
-    return cast(_Function, made)
+    # Numba's stubs know neither its settings nor these flags.
+    compiler: Any = numba.njit
+    compiled = compiler(nogil=True, error_model="numpy", **flags)(function)
+    if compiled is not function:  # the compiler is not switched off
+        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders())
+    return cast(_Function, compiled)

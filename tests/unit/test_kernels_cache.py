@@ -20,7 +20,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import piper_ray
-from piper_ray.compiled import jit, linking
+from piper_ray.compiled import jit
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.observers import observed
 from tests.cli_cases import ROOT, run, write_small
@@ -195,17 +195,6 @@ def test_each_observer_is_told_once(tmp_path: Path) -> None:
         call([folder], 0.5)
     call([folder], 14)
     assert told == ["outer"]
-
-
-def test_what_a_kernel_calls_is_linked_into_it() -> None:
-    """It gets machine code of its own, with other arguments too, where Python calls it."""
-    inner = linking.compiled(triple, nogil=True)
-    outer = linking.compiled(lambda value: inner(value) + inner(0.5 * value), nogil=True)
-    assert outer(14) == 42 + 21
-    assert not inner.overloads
-    assert inner(14) == 42
-    assert list(inner.overloads) == [(numba.int64,)]
-    assert outer(0.5) == 1.5 + 0.75
 
 
 _PROCESS = """
