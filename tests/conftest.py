@@ -31,14 +31,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: the one that has the machines waits most of the time."""
-    from piper_ray.engine.backends.cores import usable_cores
-
-    return usable_cores() + 1
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes one has the session's Ray, one the machines of the fault tests; they begin with those."""
     from xdist.scheduler import LoadScopeScheduling

@@ -57,11 +57,7 @@ class Original:
         variables: besides those of the environment. stdout: a descriptor, where it is not to be captured.
         """
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            copy = {
-                "arguments": arguments,
-                "folder": str(Path.cwd()),
-                "environment": {**self.environment, **variables},
-            }
+            copy = {"arguments": arguments, "folder": str(Path.cwd()), "variables": variables}
             request = json.dumps(copy).encode() + b"\n"
             assert len(request) < _MOST_BYTES
             descriptors = [output.fileno() if stdout is None else stdout, errors.fileno()]
@@ -134,8 +130,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
             os.dup2(descriptor, standard)
             os.close(descriptor)
         os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
+        os.environ.update(request["variables"])
         sys.argv = ["piper-ray", *request["arguments"]]
 
         from piper_ray.cli import program

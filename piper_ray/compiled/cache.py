@@ -24,7 +24,6 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from piper_ray.compiled.observers import COMPILING, tell
-from piper_ray.compiled.turns import end_turn, take_turn
 from piper_ray.storage.replacing import replacing
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
@@ -38,23 +37,12 @@ _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
 
 @final
 class KernelCache(_Cache):
-    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones.
+    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones."""
 
-    form: what is kept, where it is not machine code. rebuild: makes of what it was reduced to what it was, given the
-    target context.
-    """
-
-    def __init__(
-        self,
-        function: FunctionType,
-        folders: Sequence[Path],
-        form: str = "",
-        rebuild: Callable[..., CompileResult] = _rebuild,
-    ) -> None:
+    def __init__(self, function: FunctionType, folders: Sequence[Path]) -> None:
         self._function = function
         self._folders = folders
-        self._stem = f"{form}{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
-        self._rebuild = rebuild
+        self._stem = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
         self._enabled = True
 
     @property
@@ -71,21 +59,19 @@ class KernelCache(_Cache):
         """Entries are never out of date: their folder is named after the sources."""
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
-        """None for what has to be compiled, which observers are told. Waits for a process that is about it."""
+        """None for what has to be compiled, which observers are told."""
         if self._enabled:
             # Before anything is rebuilt, as numba has it.
             target_context.refresh()
             key = self._key(sig, target_context.codegen())
-            found = self._found(key, target_context)
-            if found is not None:
-                return found
-            # Until it is saved, or this process ends: compiling fails with the program.
-            take_turn(self._folders, self._name(key), waiting=_tell_of_compiling)
-            found = self._found(key, target_context)
-            if found is not None:
-                end_turn(self._folders, self._name(key))
-                return found
-        _tell_of_compiling()
+            for folder in self._folders:
+                content = _content(folder / self._name(key))
+                if content is None:
+                    continue
+                found, reduced = content
+                if found == key:
+                    return _rebuild(target_context, *reduced)
+        tell(COMPILING)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -99,21 +85,9 @@ class KernelCache(_Cache):
         for folder in self._folders:
             fault = _write(folder / self._name(key), entry)
             if fault is None:
-                break
+                return
             faults.append(f"{folder}: {fault}")
-        else:
-            tell(f"compiled kernels cannot be kept, so every run compiles them anew ({'; '.join(faults)})")
-        end_turn(self._folders, self._name(key))
-
-    def _found(self, key: Key, target_context: Any) -> CompileResult | None:
-        for folder in self._folders:
-            content = _content(folder / self._name(key))
-            if content is None:
-                continue
-            found, reduced = content
-            if found == key:
-                return self._rebuild(target_context, *reduced)
-        return None
+        tell(f"compiled kernels cannot be kept, so every run compiles them anew ({'; '.join(faults)})")
 
     def _key(self, sig: Any, codegen: Any) -> Key:
         """All that compiled code depends on, but for the sources."""
@@ -123,10 +97,6 @@ class KernelCache(_Cache):
 
     def _name(self, key: Key) -> str:
         return f"{self._stem}.{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
-
-
-def _tell_of_compiling() -> None:
-    tell(COMPILING)
 
 
 def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:

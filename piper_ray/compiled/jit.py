@@ -6,15 +6,20 @@ changes: the folder's name carries a hash over all sources.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from piper_ray.compiled.linking import compiled
+import numba
+
+from piper_ray.compiled.cache import KernelCache
 
 _FOLDERS = (
     "compiled",
@@ -64,6 +69,22 @@ def cache_folders() -> tuple[Path, ...]:
     return ours / name, home / name
 
 
+@contextlib.contextmanager
+def one_compiles() -> Iterator[None]:
+    """One process of a machine at a time, so that one compiles and the others find the code.
+
+    Where no such turns can be taken, each compiles for itself.
+    """
+    with contextlib.ExitStack() as held:
+        for folder in cache_folders():
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                guard = held.enter_context((folder / "compiling").open("w"))
+                fcntl.flock(guard, fcntl.LOCK_EX)
+                break
+        yield
+
+
 def is_kept(kernel_name: str) -> bool:
     """Whether an earlier run left ``module.function`` compiled, for some types of its arguments."""
     return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in cache_folders())
@@ -92,4 +113,9 @@ def inlined_kernel(function: _Function) -> _Function:
 
 
 def _compiled(function: _Function, **flags: bool | str) -> _Function:
-    return cast(_Function, compiled(function, cache_folders(), nogil=True, error_model="numpy", **flags))
+    # Numba's stubs know neither its settings nor these flags.
+    compiler: Any = numba.njit
+    compiled = compiler(nogil=True, error_model="numpy", **flags)(function)
+    if compiled is not function:  # the compiler is not switched off
+        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders())
+    return cast(_Function, compiled)

@@ -44,7 +44,7 @@ def said(result: Result) -> str:
         (("solve", "x", "--recompute", "al"), "; did you mean always?"),
         (("solve", "x", "--planner", "megatorn"), "; did you mean megatron?"),
         (("estimate", "llama3-7b", "--gpu", "H100-SXM", "--nodes", "1"), "; did you mean llama3-70b?"),
-        (("estimate", "llama3-70b", "--gpu", "h100", "--nodes", "1"), "; did you mean H100-SXM?"),
+        (("estimate", "llama3-70b", "--gpu", "H100-SMX", "--nodes", "1"), "; did you mean H100-SXM or H200-SXM?"),
         (("solve", "x", "--planner", "zzz"), "expected one of pipedream-2bw"),
         (("help", "slove"), "Did you mean 'solve'?"),
         (("solve", "x", "--devices", "1.5"), "'1.5' is no whole number; expected one such as 512, 1k (1,000)"),

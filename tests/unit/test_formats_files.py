@@ -219,7 +219,7 @@ def test_toml_that_is_no_workload(tmp_path: Path, text: str, words: str) -> None
         ({"memory_bytes": 0}, "memory_bytes 0 is out of range; expected a finite number > 0"),
         ({"memory_bytes": float("nan")}, "memory_bytes nan"),
         ({"bandwidth_bytes_per_s": float("inf")}, "bandwidth_bytes_per_s inf"),
-        ({"bandwidth_bytes_per_s": "25GB/s"}, "bandwidth_bytes_per_s '25GB/s'"),
+        ({"bandwidth_bytes_per_s": "25 apples"}, "bandwidth_bytes_per_s: '25 apples' has an unknown unit"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, object], words: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import pkgutil
@@ -21,7 +20,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import piper_ray
-from piper_ray.compiled import jit, linking, turns
+from piper_ray.compiled import jit
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.observers import observed
 from tests.cli_cases import ROOT, run, write_small
@@ -54,7 +53,7 @@ def call(folders: list[Path], value: float = 14) -> Told:
 
 
 def entry_of(folder: Path) -> Path:
-    (entry,) = folder.glob("*.nbc")
+    (entry,) = folder.iterdir()
     return entry
 
 
@@ -149,7 +148,7 @@ def test_a_disk_without_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.Mon
         value, compiled, notes = call([tmp_path])
     assert (value, compiled) == (42, True)
     assert "No space left on device" in notes[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["compiling"], "what was begun is removed"
+    assert list(tmp_path.iterdir()) == [], "what was begun is removed"
 
 
 def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
@@ -198,24 +197,6 @@ def test_each_observer_is_told_once(tmp_path: Path) -> None:
     assert told == ["outer"]
 
 
-def test_what_a_kernel_calls_is_linked_into_it(tmp_path: Path) -> None:
-    """Whether it was lowered just now or is found on disk. Where Python calls it, it is compiled for Python."""
-
-    def calling() -> tuple[Any, Any]:
-        inner = linking.compiled(triple, [tmp_path], nogil=True)
-        return inner, linking.compiled(lambda value: inner(value) + inner(0.5 * value), [tmp_path / "callers"])
-
-    for _ in range(2):
-        inner, outer = calling()
-        assert outer(14) == 42 + 21
-        assert not inner.overloads
-        assert sorted(path.name.split(".")[0] for path in tmp_path.glob("*.nbc")) == ["linkable"] * 2
-        shutil.rmtree(tmp_path / "callers")
-    assert inner(14) == 42
-    assert list(inner.overloads) == [(numba.int64,)]
-    assert outer(0.5) == 1.5 + 0.75
-
-
 _PROCESS = """
 import sys
 from pathlib import Path
@@ -230,49 +211,16 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     processes = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(4)]
     assert [process.wait() for process in processes] == [0] * 4
-    assert len(list((tmp_path / "kernels").glob("*.nbc"))) == 2
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
     assert not call([tmp_path / "kernels"], 14).compiled
 
 
-_COMPILING = """
-import sys
-from pathlib import Path
-from piper_ray.compiled.turns import take_turn
-take_turn([Path(sys.argv[1])], sys.argv[2], waiting=lambda: print("waits", flush=True))
-print("has it", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_turn_ends_with_the_process_that_has_it_and_others_wait(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-
-        def process(name: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", _COMPILING, str(tmp_path), name]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            pipe = subprocess.PIPE
-            begun = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-            return stack.enter_context(begun)
-
-        def said(process: subprocess.Popen[str]) -> str:
-            assert process.stdout is not None
-            return process.stdout.readline().strip()
-
-        first = process("kernel")
-        assert said(first) == "has it"
-        other, second = process("another kernel"), process("kernel")
-        assert said(other) == "has it"
-        assert said(second) == "waits"
-        first.kill()
-        assert said(second) == "has it"
-        for running in (other, second):
-            running.communicate()
-
-
-def test_nobody_waits_where_there_is_no_folder(tmp_path: Path) -> None:
-    folders = [below_a_file(tmp_path)]
-    turns.take_turn(folders, "kernel", waiting=lambda: pytest.fail("for whom?"))
-    turns.end_turn(folders, "kernel")
+def test_one_compiles_waits_for_nobody_where_there_is_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jit, "cache_folders", lambda: (below_a_file(tmp_path),))
+    with jit.one_compiles():
+        pass
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ WORK = "1.50 s: lattice 0.25 s, stage costs 0.25 s, search 1.00 s in 2 evaluatio
         ),
         (
             solution(Status.INFEASIBLE, infeasibility=Infeasibility("layer 3 is too large", 9.5 * GIB + 0.5)),
-            "infeasible: layer 3 is too large\nleast memory per device with a plan: 9.5 GiB (--memory 10200547329B)\n",
+            "infeasible: layer 3 is too large\nleast memory per device with a plan: 9.5 GiB (--memory 9.5001GiB)\n",
         ),
         (
             solution(Status.INFEASIBLE, infeasibility=Infeasibility("no plan, whatever the memory", None)),

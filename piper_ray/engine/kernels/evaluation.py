@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.buckets import add_level
@@ -10,7 +12,6 @@ from piper_ray.engine.kernels.level import evaluate_downsets, stage_fits
 from piper_ray.engine.kernels.scan import jumping_s
 from piper_ray.engine.kernels.selection import YES, StepCache, make_step_cache
 from piper_ray.engine.kernels.types import (
-    ClusterArrays,
     Earlier,
     FrontArrays,
     IndexArray,
@@ -29,9 +30,8 @@ def store_states(first: int, states: LevelStates, used: int, fronts: FrontArrays
         fronts.states[first + k] = states.counts[k]
         used += states.counts[k]
     start = used - states.tallies.size
-    for k in range(states.tallies.size):
-        fronts.tally[start + k] = states.tallies[k]
-        fronts.data_parallel_sum[start + k] = states.sums[k]
+    fronts.tally[start:used] = states.tallies
+    fronts.data_parallel_sum[start:used] = states.sums
     return used
 
 
@@ -60,8 +60,7 @@ def evaluate_levels(
         read += size
         used = store_states(first, states, used, arrays.fronts)
         add_level(first, last, arrays)
-        for counter in range(tested.size):
-            tested[counter] += states.tested[counter]
+        tested += states.tested
         level += 1
     return level, used
 
@@ -88,18 +87,9 @@ def find_first_stage(i: int, tally: int, total: int, arrays: StateArrays) -> tup
                 stage_tally = target.stage_weight + options.degree[r] * d * target.device_weight
                 if d < 1 or fronts.tally[state] + stage_tally != tally:
                     continue
-                if not _may_have(cluster, r, d):
+                if not np.any(cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]] == d):
                     continue
                 y = in_flight(fronts.data_parallel_sum[state], d)
                 if stage_fits(StageKey(i, j, r), d, y, work, tables, target.threshold_s, steps) == YES:
                     return j, r, d, state
     return -1, -1, -1, -1
-
-
-@leaf_kernel
-def _may_have(cluster: ClusterArrays, r: int, d: int) -> bool:
-    """Whether d is among the data-parallel degrees of the variant."""
-    for index in range(cluster.first_divisor[r], cluster.end_divisor[r]):
-        if cluster.divisors[index] == d:
-            return True
-    return False

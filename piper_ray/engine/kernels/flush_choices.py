@@ -7,7 +7,6 @@ import numpy as np
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.bounds import bit_position
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
-from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
@@ -143,8 +142,8 @@ def choice_front(
         while kept.size > most:
             kept = _merge_neighbours(grown, kept)
         while used + kept.size > before.size:
-            before = twice(before)
-            taken = twice(taken)
+            before = np.concatenate((before, np.full(before.size, -1, np.int64)))
+            taken = np.concatenate((taken, np.full(taken.size, -1, np.int64)))
         states = np.empty((kept.size, 4))
         ids = np.empty(kept.size, np.int64)
         for n in range(kept.size):

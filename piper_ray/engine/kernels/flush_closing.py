@@ -22,6 +22,8 @@ from piper_ray.engine.kernels.flush_states import (
     TOO_MANY,
     figures_of,
     level_of,
+    twice,
+    twice_rows,
 )
 from piper_ray.engine.kernels.flush_types import (
     MISSING,
@@ -32,7 +34,6 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTask,
     TailArrays,
 )
-from piper_ray.engine.kernels.growth import twice, twice_rows
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _ENOUGH = 1e-10
@@ -178,14 +179,14 @@ def close_gap(
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds = twice(bounds)
+                        bounds = np.concatenate((bounds, np.empty(room)))
                         seconds = twice_rows(seconds)
                         before = twice(before)
                         downset = twice(downset)
                         behind = twice(behind)
                         variant = twice(variant)
                         choice = twice(choice)
-                        known = twice(known)
+                        known = np.concatenate((known, np.empty(room, np.bool_)))
                         heap = twice(heap)
                         room *= 2
                     bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel
-from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 INFEASIBLE = np.inf
@@ -194,8 +193,8 @@ def _merge_states(
             if kept > 0 and new_memory[at] >= state_memory[kept - 1]:
                 continue
             if pool == pool_parent.size:
-                pool_parent = twice(pool_parent)
-                pool_option = twice(pool_option)
+                pool_parent = np.concatenate((pool_parent, np.empty(pool, np.int64)))
+                pool_option = np.concatenate((pool_option, np.empty(pool, np.int64)))
             pool_parent[pool] = new_from[at]
             pool_option[pool] = new_option[at]
             state_cost[kept] = new_cost[at]

@@ -12,7 +12,6 @@ from piper_ray.compiled.jit import inlined_kernel, kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.front import insert, is_dominated
-from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_buckets, refine
 from piper_ray.engine.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
 from piper_ray.engine.kernels.types import Earlier, LevelStates, StageKey, StageWork, StateArrays, Tables
@@ -212,10 +211,9 @@ def evaluate_downsets(first: int, last: int, arrays: StateArrays, earlier: Earli
             size = _evaluate_downset(i, arrays, earlier.buckets, end_bucket, size, scratch)
         counts[i - first] = size
         while used + size > out_tally.size:
-            out_tally = twice(out_tally)
-            out_sum = twice(out_sum)
-        for k in range(size):
-            out_tally[used + k] = scratch.front_tally[k]
-            out_sum[used + k] = scratch.front_sum[k]
+            out_tally = np.concatenate((out_tally, np.empty_like(out_tally)))
+            out_sum = np.concatenate((out_sum, np.empty_like(out_sum)))
+        out_tally[used : used + size] = scratch.front_tally[:size]
+        out_sum[used : used + size] = scratch.front_sum[:size]
         used += size
     return LevelStates(counts, out_tally[:used].copy(), out_sum[:used].copy(), scratch.tested)

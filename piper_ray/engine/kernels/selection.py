@@ -199,9 +199,7 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
         k += 1
         start[k] = at
     if size > 0 and lattice.tensor_bits.shape[0] > 0:
-        tensors_s = cut_tensors_s(inner, outer, lattice, tables.costs)
-        for o in range(start[1]):
-            cost[o] += tensors_s
+        cost[: start[1]] += cut_tensors_s(inner, outer, lattice, tables.costs)
     return vertices, Items(start, cost, memory)
 
 

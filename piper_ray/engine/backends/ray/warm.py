@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from piper_ray.compiled.jit import one_compiles
 from piper_ray.engine.evaluation.state_tables import StateTables, no_states
 from piper_ray.engine.kernels.level import evaluate_downsets
 from piper_ray.engine.kernels.selection import make_step_cache
@@ -22,11 +23,12 @@ from piper_ray.engine.kernels.types import (
 
 
 def compile_kernels() -> None:
-    """Of a machine's processes one compiles; the others wait and find the code."""
-    states = StateTables(_tables_of_nothing(), frozen(Target(1.0, 1, 0, _integers(1), _integers(1))))
-    cache = make_step_cache(states.tables.options)
-    evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), cache)
-    states.take(no_states(0))
+    """One process of a machine compiles; the others wait and find the code."""
+    with one_compiles():
+        states = StateTables(_tables_of_nothing(), frozen(Target(1.0, 1, 0, _integers(1), _integers(1))))
+        cache = make_step_cache(states.tables.options)
+        evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), cache)
+        states.take(no_states(0))
 
 
 def _tables_of_nothing() -> Tables:
