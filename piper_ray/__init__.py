@@ -1,7 +1,7 @@
 """piper_ray: exact planning of pipeline, data and tensor parallelism (Piper, NeurIPS 2021).
 
-    instance = piper_ray.load("inputs/bert32-a100.toml", devices=2048, microbatches=1920)
-    solution = piper_ray.solve(instance)
+    instance = piper_ray.estimate("llama3-70b", gpu="H100-SXM", nodes=64)  # or load("workload.toml")
+    solution = piper_ray.solve(instance, time_limit="10m")
     piper_ray.evaluate(instance, solution.plan)
 
 Importing this package loads plain data types only; the readers and the solver load when first used.
@@ -113,28 +113,28 @@ if TYPE_CHECKING:
     from piper_ray.workloads.measure.workload import profile
 
 __all__ = [
-    # functions
+    # functions: from a model to a plan, what it is worth, files, pictures, sweeps
     "load",
-    "dump",
-    "load_plan",
-    "dump_plan",
-    "load_solution",
     "estimate",
     "profile",
-    "info",
-    "draw",
     "solve",
     "frontier",
     "evaluate",
     "simulate",
-    "chrome_trace",
+    "baselines",
+    "dump",
+    "load_plan",
+    "dump_plan",
+    "load_solution",
+    "info",
+    "draw",
     "write_trace",
+    "chrome_trace",
+    "run_sweep",
+    "read_dataset",
     "run",
     "run_trace",
     "write_run_trace",
-    "run_sweep",
-    "read_dataset",
-    "baselines",
     # the problem
     "Instance",
     "Layer",

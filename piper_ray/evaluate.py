@@ -49,6 +49,7 @@ class StageEvaluation:
 
     in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
     memory_bytes: on each device of the stage; under a flush the most at any time, all chunks on the device together.
+    activation_bytes: of that, activations of the microbatches in flight; the rest is there all the time.
     binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
     takes MEMORY_BINDS of what there is, or more; either, both or neither.
     """
@@ -58,6 +59,7 @@ class StageEvaluation:
     communication_s: float
     resync_s: float
     memory_bytes: float
+    activation_bytes: float
     in_flight_microbatches: int
     devices: int
     data_parallel_degree: int
@@ -106,6 +108,12 @@ def evaluate(
     step: terms of such a step.
     Raises InputError for an instance or plan that is not sound in itself, UsageError for arguments that are something
     else, and for a schedule that cannot run the batch.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> plan = piper_ray.solve(bert, threads=1).plan
+    >>> piper_ray.evaluate(bert, plan).devices
+    8
     """
     instance = _checked(instance, plan, restrictions)
     under = Schedule.first_of(schedule, instance.schedule)
@@ -166,6 +174,7 @@ def evaluation_of(
             communication_s=part[1],
             resync_s=part[2],
             memory_bytes=rank.peak_memory_bytes,
+            activation_bytes=rank.peak_memory_bytes - rank.fixed_memory_bytes,
             in_flight_microbatches=rank.in_flight[rank.stages.index(number)],
             devices=stage.devices,
             data_parallel_degree=stage.data_parallel_degree,
@@ -307,6 +316,7 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in
                 communication_s=communication,
                 resync_s=resync,
                 memory_bytes=memory_bytes,
+                activation_bytes=y * fsum(tmpc.activation_bytes for tmpc in chosen.values()),
                 in_flight_microbatches=y,
                 devices=stage.devices,
                 data_parallel_degree=d,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import chain, combinations, product
+from itertools import product
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc, divisors
@@ -13,8 +13,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, stage_of_chunk
 from piper_ray.simulate.pass_times import pass_times
-
-MEMORY_TOLERANCE = 1e-9
+from tests.simulate_brute_force import MEMORY_TOLERANCE, cuts
 
 Choice = dict[int, Tmpc]
 
@@ -43,7 +42,7 @@ def simulated_plans(
                 lists = lists_of(schedule, p, instance.microbatches // d)
                 if lists is None:
                     continue
-                for chunks in _cuts(instance, p * schedule.v):
+                for chunks in cuts(instance, p * schedule.v):
                     for tmpcs in product(*(_options(instance, layer.id, d, t) for layer in instance.layers)):
                         chosen = {layer.id: tmpc for layer, tmpc in zip(instance.layers, tmpcs, strict=True)}
                         plan = tuple({layer: chosen[layer] for layer in chunk} for chunk in chunks)
@@ -61,26 +60,41 @@ def _as_plan(chunks: tuple[Choice, ...], d: int, t: int) -> Plan:
 def step_s(
     instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], plan: tuple[Choice, ...], d: int
 ) -> float:
-    """Rank after rank does what it can until all is done; then each synchronises."""
+    """Until each rank has synchronised."""
     p = len(lists)
-    rank_of = {stage_of_chunk(schedule, p, r, c): r for r in range(p) for c in range(schedule.v)}
-    seconds = _seconds(instance, plan, rank_of)
+    rank_of = {stage: r for r in range(p) for stage in schedule.stages_of_rank(r, p)}
+    ends_s = rank_ends_s(schedule, lists, _seconds(instance, plan, rank_of))
+    weights_bytes = [0.0] * p
+    for stage, choice in enumerate(plan):
+        weights_bytes[rank_of[stage]] += sum(tmpc.weights_bytes for tmpc in choice.values())
+    sync = 4.0 * (d - 1) / d / instance.bandwidth_bytes_per_s
+    return max(end_s + sync * weights for end_s, weights in zip(ends_s, weights_bytes, strict=True))
+
+
+def rank_ends_s(
+    schedule: Schedule, lists: Sequence[Actions], seconds: Sequence[tuple[float, float, float]]
+) -> list[float]:
+    """When each rank has done its list: rank after rank does what it can until all is done.
+
+    seconds: of each stage, forward, gradients of inputs and of weights.
+    """
+    p, stages = len(lists), len(seconds)
     ended: dict[tuple[str, int, int], float] = {}
     position, clock = [0] * p, [0.0] * p
     while any(position[r] < len(lists[r]) for r in range(p)):
         moved = False
         for r in range(p):
+            mine = schedule.stages_of_rank(r, p)
             while position[r] < len(lists[r]):
                 kind, chunk, microbatch = lists[r][position[r]].tolist()
-                stage = stage_of_chunk(schedule, p, r, chunk)
-                needs = []
+                stage = mine[chunk]
                 if kind == ActionKind.F:
                     needs = [("F", stage - 1, microbatch)] if stage else []
                 elif kind == ActionKind.W:
                     needs = [("B", stage, microbatch)]
                 else:
                     needs = [("F", stage, microbatch)]
-                    needs += [("B", stage + 1, microbatch)] if stage + 1 < len(plan) else []
+                    needs += [("B", stage + 1, microbatch)] if stage + 1 < stages else []
                 if any(need not in ended for need in needs):
                     break
                 forward, inputs, weights = seconds[stage]
@@ -96,11 +110,7 @@ def step_s(
                 position[r] += 1
                 moved = True
         assert moved, "ranks wait for each other"
-    weights_bytes = [0.0] * p
-    for stage, choice in enumerate(plan):
-        weights_bytes[rank_of[stage]] += sum(tmpc.weights_bytes for tmpc in choice.values())
-    sync = 4.0 * (d - 1) / d / instance.bandwidth_bytes_per_s
-    return max(clock[r] + sync * weights_bytes[r] for r in range(p))
+    return clock
 
 
 def _seconds(instance: Instance, plan: tuple[Choice, ...], rank_of: dict[int, int]) -> list[tuple[float, float, float]]:
@@ -156,22 +166,3 @@ def _fits(instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], pl
 def _options(instance: Instance, layer: int, d: int, t: int) -> list[Tmpc]:
     row = instance.layer_by_id[layer].tmpcs.get(t, ())
     return [tmpc for tmpc in row if tmpc.least_data_parallel_degree <= d]
-
-
-def _cuts(instance: Instance, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All ways to cut the layers into so many chunks, front to back, edges running within or forwards."""
-    return _back_to_front(instance, frozenset(), count)
-
-
-def _back_to_front(instance: Instance, placed: frozenset[int], count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    rest = [layer.id for layer in instance.layers if layer.id not in placed]
-    if count == 0:
-        if not rest:
-            yield ()
-        return
-    sizes = range(1, len(rest) - count + 2) if count > 1 else range(len(rest), len(rest) + 1)
-    for layers in chain.from_iterable(combinations(rest, size) for size in sizes):
-        done = placed | set(layers)
-        if all(edge.target in done for edge in instance.edges if edge.source in layers):
-            for before in _back_to_front(instance, done, count - 1):
-                yield (*before, layers)

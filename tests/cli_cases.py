@@ -1,4 +1,4 @@
-"""Running the command line: in this process where only words and codes matter, as a process where streams do."""
+"""Running the command line as a process, and its inputs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,49 @@ import sys
 from pathlib import Path
 
 from piper_ray import dump
+from tests.forking import Original
 from tests.report_cases import small_instance
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+_originals: list[Original] = []
+"""Of copies that ``run`` starts; at most one."""
+
+_READ_LATE = {"COLUMNS", "NO_COLOR"}
+"""Variables that decide nothing when the program is loaded."""
+
+
 def run(
-    *arguments: object, env: dict[str, str] | None = None, timeout_s: float | None = None
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    stdout: int | None = None,
+    timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """``piper-ray ARGUMENTS`` as a process of its own, in a pipe and in no particular folder; ended after a time."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
+    """``piper-ray ARGUMENTS`` as a process of its own, in no particular folder; ended after a time.
+
+    It is started in full where its environment is another than at the first call, as that may decide what is loaded.
+    env: variables of its own. stdout: a descriptor; None: it is captured, as stderr is.
+    """
+    own = env or {}
+    asked = [str(argument) for argument in arguments]
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR", "PYTEST_CURRENT_TEST")
+    }
+    environment = {**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    if sys.platform == "linux" and own.keys() <= _READ_LATE:
+        if not _originals:
+            _originals.append(Original(environment))
+        if _originals[0].environment == environment:
+            return _originals[0].run(asked, own, stdout, timeout_s)
     return subprocess.run(
-        [sys.executable, "-m", "piper_ray", *(str(argument) for argument in arguments)],
-        capture_output=True,
+        [sys.executable, "-m", "piper_ray", *asked],
+        stdout=subprocess.PIPE if stdout is None else stdout,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=timeout_s,
-        env={**environment, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **(env or {})},
+        env={**environment, **own},
     )
 
 

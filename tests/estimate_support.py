@@ -37,8 +37,11 @@ def estimated(
     samples: int | None = None,
     batch: int | None = None,
     fused: bool = True,
+    software: str = "megatron-core",
+    precision: str = "bf16",
     zero_shards: int = 1,
     offload: bool = False,
+    reserve_bytes: float | None = None,
     lora: int = 0,
 ) -> Estimate:
     """The estimate with the built-in hardware."""
@@ -48,8 +51,11 @@ def estimated(
         samples=samples,
         batch=batch,
         fused=fused,
+        software=software,
+        precision=precision,
         zero_shards=zero_shards,
         offload=offload,
+        reserve_bytes=reserve_bytes,
         lora=lora,
     )
     return estimate(model, load_hardware(), gpu, request)

@@ -29,7 +29,7 @@ def candidates(instance: Instance, schedule: str) -> Iterator[tuple[int, Iterato
         for t in instance.degrees:
             choices = _choices(instance, d, t)
             for p in range(1, min(len(instance.layers), instance.devices // (d * t)) + 1):
-                for stages in _cuts(instance, p):
+                for stages in cuts(instance, p):
                     kept = [m if schedule == "gpipe" else min(m, p - j) for j in range(p)]
                     offered = [choices(layers, y) for layers, y in zip(stages, kept, strict=True)]
                     if count := prod(map(len, offered)):
@@ -97,7 +97,7 @@ def _loads(instance: Instance, choice: Choice) -> tuple[float, ...]:
     )
 
 
-def _cuts(instance: Instance, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def cuts(instance: Instance, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """All ways to cut the layers into so many stages, front to back, edges running within or forwards."""
     return _back_to_front(instance, frozenset(), count)
 

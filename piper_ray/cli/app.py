@@ -17,6 +17,7 @@ from piper_ray.cli.export import export, import_plan
 from piper_ray.cli.frontier import frontier
 from piper_ray.cli.info import info
 from piper_ray.cli.interrupts import listening
+from piper_ray.cli.plan import plan
 from piper_ray.cli.profile import profile
 from piper_ray.cli.report import report
 from piper_ray.cli.run import run
@@ -77,8 +78,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate, profile,
-    sweep, sweep_report,
+    plan, solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate,
+    profile, sweep, sweep_report,
 ):  # fmt: skip
     name = command.__name__.replace("_", "-")
     app.command(name, cls=Command, context_settings={"token_normalize_func": understood(name)})(command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,11 @@ from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverl
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.step import AllReduce
-from piper_ray.report.comparison import ComparedPlan, comparison_document, print_comparison, verdict
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.workloads.formats.load import plan_claims
+
+if TYPE_CHECKING:
+    from piper_ray.report.comparison import ComparedPlan
 
 
 def compare(
@@ -45,6 +47,7 @@ def compare(
     """
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
+    from piper_ray.report.comparison import comparison_document, print_comparison, verdict
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console
     from piper_ray.report.summary import instance_lines
@@ -70,6 +73,8 @@ def _compared(
     names: list[str],
     terms: tuple[AllReduce | None, float | None, float | None],
 ) -> list[ComparedPlan]:
+    from piper_ray.report.comparison import ComparedPlan
+
     found = []
     first = plan_claims(plan_files[0])
     for name, plan_file in zip(names, plan_files, strict=True):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note
+from piper_ray.cli.common import command_text, note, parse_size
 from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
 
@@ -51,6 +51,19 @@ def estimate(
         bool,
         typer.Option("--unfused-attention", help="Attention that keeps its scores, as before FlashAttention."),
     ] = False,
+    precision: Annotated[
+        str,
+        typer.Option("--precision", metavar="NAME", help="Of matrix products: bf16, fp16 or fp8."),
+    ] = "bf16",
+    software: Annotated[
+        str,
+        typer.Option(
+            "--software",
+            metavar="NAME",
+            help="The generation of training software: megatron-core, nemo, fsdp, megascale, megatron-2022, "
+            "megatron-2021 or deepspeed-2021.",
+        ),
+    ] = "megatron-core",
     zero: Annotated[
         int,
         typer.Option(
@@ -71,6 +84,16 @@ def estimate(
             help="Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
         ),
     ] = 0,
+    reserve: Annotated[
+        float | None,
+        typer.Option(
+            "--reserve",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Leave so much of each GPU free, as 5GiB, for CUDA's context, communicators and what is stuck in the "
+            "allocator, in place of what is usual.",
+        ),
+    ] = None,
     hardware: Annotated[
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
@@ -98,9 +121,12 @@ def estimate(
         samples=microbatch,
         batch=batch,
         fused=not unfused_attention,
+        software=software,
+        precision=precision,
         zero_shards=zero,
         offload=offload,
         lora=lora,
+        reserve_bytes=reserve,
     )
     read = read_model(model)
     for text in read.notes:

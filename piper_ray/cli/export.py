@@ -20,9 +20,7 @@ from piper_ray.cli.common import (
     refuse_unwritable,
 )
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
-from piper_ray.export.import_plan import RunAs
-from piper_ray.export.import_plan import import_plan as read_layout
-from piper_ray.export.targets import Target, export_plan
+from piper_ray.export.target import Target
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.settings import Recomputation
@@ -66,6 +64,8 @@ def export(
     What the form cannot hold is refused or noted by name. A plan holds for one cluster: give the same --devices,
     --microbatches, --memory and --bandwidth as to solve.
     """
+    from piper_ray.export.targets import export_plan
+
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     known = plan_claims(plan_file).schedule or instance.schedule
@@ -139,6 +139,9 @@ def import_plan(
 
     What LAYOUT says itself, as launch arguments do, options need not say again.
     """
+    from piper_ray.export.import_plan import RunAs
+    from piper_ray.export.import_plan import import_plan as read_layout
+
     refuse_unwritable("--out", out)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     run_as = RunAs(
@@ -153,7 +156,8 @@ def import_plan(
     )
     found = read_layout(instance, _layout_text(layout), run_as)
     piper_ray.dump_plan(found.plan, out, instance, found.schedule)
-    typer.echo(f"{out}: {found.plan!r} under {found.schedule.text}")
+    ranks = found.plan.by_rank(found.schedule)
+    typer.echo(f"{out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
 
 
 def _layout_text(layout: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,7 +130,10 @@ class RuntimeSolve:
             "name": self.runtime.name.value,
             "gpus_per_node": self.gpus_per_node,
             "rank_order": self.runtime.rank_order,
-            "without_rules": {"time_per_sample_s": free.time_per_sample_s, "lower_bound_s": free.lower_bound_s},
+            "without_rules": {
+                "time_per_sample_s": free.time_per_sample_s,
+                "lower_bound_s": free.lower_bound_s if math.isfinite(free.lower_bound_s) else None,
+            },
         }
 
     def print_ranks(self, console: Console, solution: Solution) -> None:
@@ -216,6 +220,18 @@ def print_alternatives(console: Console, instance: Instance, found: Alternatives
             f"the time was up: no shape that was left takes less than {time_text(found.left_from_s)}/microbatch",
             soft_wrap=True,
         )
+
+
+def alternatives_document(instance: Instance, found: Alternatives) -> list[dict[str, object]]:
+    """For ``solve --json``: their figures and stages."""
+    from piper_ray.report.comparison import ComparedPlan, comparison_document
+    from piper_ray.workloads.formats.plan_writer import stage_documents
+
+    plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
+    return [
+        document | {"plan": {"stages": stage_documents(instance, x.plan, x.simulation.schedule), **x.plan.rule_dict()}}
+        for document, x in zip(comparison_document(instance, plans), plans, strict=True)
+    ]
 
 
 def write_alternatives(out: Path, instance: Instance, found: Alternatives, unwritten: Unwritten) -> None:

@@ -41,6 +41,7 @@ from piper_ray.cli.for_runtime import (
     HowManyPlans,
     RuntimeSolve,
     Tolerance,
+    alternatives_document,
     find_alternatives,
     print_alternatives,
     write_alternatives,
@@ -245,22 +246,23 @@ def solve(
     print_outcome(screen, instance, solution)
     if simulation is not None:
         print_simulated(screen, instance, solution, simulation)
-    free = None
+    more: dict[str, object] = {}
     if for_runtime is not None and solution.stopped_by is not StoppedBy.INTERRUPT:
         free = for_runtime.without_rules(instance, solution, options)
         screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
         for_runtime.print_ranks(screen, solution)
+        more["runtime"] = for_runtime.document(free)
     if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
         others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
         screen.print()
         print_alternatives(screen, instance, others, tolerance)
+        more["alternatives"] = alternatives_document(instance, others)
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
-        typer.echo(
-            to_text(solution_document(instance, restrictions, options, solution, evaluation, simulation)), nl=False
-        )
+        document = solution_document(instance, restrictions, options, solution, evaluation, simulation)
+        typer.echo(to_text(document | more), nl=False)
     unwritten.report()
     code = exit_code(solution)
     if code != EXIT_SOLVED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from piper_ray.compiled.observers import observed
 from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
 from piper_ray.engine.blocks.solve import solve_by_blocks
@@ -22,12 +24,22 @@ from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
-from piper_ray.workloads.formats.load import Source, instance_of
+from piper_ray.workloads.formats.load import Source, on_cluster
 
 
 def solve(
     instance: Instance | Source,
     *,
+    devices: int | None = None,
+    microbatches: int | None = None,
+    memory_bytes: float | str | None = None,
+    bandwidth_bytes_per_s: float | str | None = None,
+    gap: float | None = None,
+    time_limit: float | str | None = None,
+    threads: int | None = None,
+    memory_limit: float | str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    contract: Contract | str | None = None,
     restrictions: Restrictions = Restrictions(),
     options: SolveOptions = SolveOptions(),
     backend: Backend | None = None,
@@ -39,7 +51,12 @@ def solve(
 ) -> Solution:
     """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
 
-    instance: may be what ``load`` takes, such as a path. Without ``backend`` threads of this process do the work.
+    instance: may be what ``load`` takes, such as a path.
+    devices, microbatches, memory_bytes, bandwidth_bytes_per_s: K, N, M and B in place of the instance's own; sizes as
+    numbers of bytes or as texts such as "8GiB" and "25GB/s".
+    gap, time_limit, threads, memory_limit, checkpoint, contract: those of ``options`` (where a checkpoint is
+    ``resume``), in their place; a time limit in seconds or as "10m", a memory limit in bytes or as "16GB".
+    backend: who does the work; None: threads of this process.
     prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats; left aside
     where a constraint takes another problem (KeepOrder, SustainedRate, recomputation one-for-all). stop: ends
     the search as an interrupt does, and is offered the solution so far.
@@ -53,13 +70,27 @@ def solve(
 
     Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
     UsageError for arguments that make no sense, and StopSearch if ``stop`` asks before the search began.
+
+    >>> import piper_ray
+    >>> instance = piper_ray.estimate("bert-large", "A100-80", nodes=1)
+    >>> piper_ray.solve(instance, devices=4, time_limit="1m").status
+    <Status.OPTIMAL: 'optimal'>
     """
+    arguments.of_kind("options", options, SolveOptions, "SolveOptions")
+    options = options.changed(
+        gap=gap,
+        time_limit=time_limit,
+        threads=threads,
+        memory_limit=memory_limit,
+        checkpoint=checkpoint,
+        contract=contract,
+    )
     _check_arguments(restrictions, options, backend, listener, prepared, stop)
     arguments.of_kind("step", step, StepTerms, "StepTerms")
     with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
-        given, instance = instance, instance_of(instance)
+        given, instance = instance, on_cluster(instance, devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
         request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step)
-        if given is not instance:
+        if not isinstance(given, Instance):
             for note in instance.notes:
                 request.note(note)
         asked = schedule or instance.schedule
@@ -89,7 +120,6 @@ def _check_arguments(
 ) -> None:
     """Raises UsageError for each that is something else, and for two that contradict."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
-    arguments.of_kind("options", options, SolveOptions, "SolveOptions")
     arguments.of_kind("prepared", prepared, (Preparation, type(None)), "a Preparation")
     arguments.of_kind("stop", stop, (Stop, type(None)), "a Stop")
     arguments.function("listener", listener)

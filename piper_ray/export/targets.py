@@ -1,9 +1,8 @@
-"""The forms that a plan can be written in, and the runtime of each."""
+"""A plan in each of the forms that it can be written in, with a README and the map of its ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed
@@ -12,6 +11,7 @@ from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.generic import export_yaml
 from piper_ray.export.job import Job, make_job
 from piper_ray.export.megatron import export_bridge, export_megatron
+from piper_ray.export.target import Target
 from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.model.figures import plural
@@ -22,19 +22,6 @@ from piper_ray.model.settings import OneSetting
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
-
-
-class Target(str, Enum):
-    """As ``export --to`` knows them."""
-
-    MEGATRON = "megatron"
-    MEGATRON_BRIDGE = "megatron-bridge"
-    TORCHTITAN = "torchtitan"
-    TORCH = "torch"
-    DEEPSPEED = "deepspeed"
-    FLAGSCALE = "flagscale"
-    YAML = "yaml"
-
 
 _ANY_RUNTIME = Runtime(
     RuntimeName.TORCH,

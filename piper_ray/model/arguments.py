@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from typing import TypedDict, TypeVar, cast
 from piper_ray.model import limits
 from piper_ray.model.errors import UsageError
 from piper_ray.model.plain import as_tuple, figure, plain
+from piper_ray.model.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -101,6 +103,22 @@ def function(name: str, value: object) -> None:
         raise UsageError(f"{name} must be a function, not {shown(value)}")
 
 
+def seconds(name: str, value: object) -> float:
+    """A length of time: a number of seconds, or a text such as "10m". Raises UsageError."""
+    found = parse_seconds(value) if isinstance(value, str) else number(value)
+    if found is None or not (math.isfinite(found) and found > 0):
+        raise UsageError(f"{name} must be a positive number of seconds, not {shown(value)}")
+    return found
+
+
+def size(name: str, value: object) -> float:
+    """A number of bytes, or a text such as "8GiB". Raises UsageError."""
+    found = parse_bytes(value, unit_required=True) if isinstance(value, str) else number(value)
+    if found is None or not found > 0:
+        raise UsageError(f"{name} must be a positive number of bytes, not {shown(value)}")
+    return found
+
+
 class ClusterFigures(TypedDict, total=False):
     """Those of K, N, M and B that were given."""
 
@@ -116,7 +134,10 @@ _COUNTS = {"devices": limits.DEVICES, "microbatches": limits.MICROBATCHES}
 def cluster_figures(
     devices: object, microbatches: object, memory_bytes: object, bandwidth_bytes_per_s: object
 ) -> ClusterFigures:
-    """K, N, M and B in place of an instance's own; None is not given. Raises UsageError with all that is wrong."""
+    """K, N, M and B in place of an instance's own, sizes as numbers or as texts such as "8GiB"; None is not given.
+
+    Raises UsageError with all that is wrong.
+    """
     given = {
         "devices": devices,
         "microbatches": microbatches,
@@ -128,15 +149,19 @@ def cluster_figures(
     for name, value in given.items():
         if value is None:
             continue
+        if isinstance(value, str) and name not in _COUNTS:
+            parse = parse_bytes if name == "memory_bytes" else parse_bytes_per_s
+            try:
+                value = parse(value, unit_required=True)
+            except UsageError as error:
+                wrong.append(f"{name}: {error}")
+                continue
         read = whole(value) if name in _COUNTS else number(value)
         least, most = (1, _COUNTS[name]) if name in _COUNTS else (limits.LEAST_RATE, limits.FIGURE)
         if read is not None and least <= read <= most:
             found[name] = read
             continue
-        expected = f"a whole number from 1 to {most}" if name in _COUNTS else "a finite number > 0"
-        if isinstance(value, str) and name not in _COUNTS:
-            parser = "parse_bytes" if name == "memory_bytes" else "parse_bytes_per_s"
-            expected += f" (piper_ray.workloads.formats.{parser} makes one of such a text)"
+        expected = f"a whole number from 1 to {most}" if name in _COUNTS else "a finite number > 0, or a text as 8GiB"
         wrong.append(f"{name} {shown(value)} is out of range; expected {expected}")
     if wrong:
         raise UsageError("; ".join(wrong))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from piper_ray.model.plain import as_tuple, convert_fields, count, figure
+from piper_ray.model.plain import as_tuple, convert_fields, count, rate, size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,13 +26,16 @@ class Link:
     """What each device has to the others of its group.
 
     bandwidth_bytes_per_s: what goes out and what comes in, together. devices: in a group (of a node, say); None: all.
+
+    >>> Link("900GB/s", devices=8).transfer_s(9e9)
+    0.01
     """
 
     bandwidth_bytes_per_s: float
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        convert_fields(self, figure, "bandwidth_bytes_per_s")
+        convert_fields(self, rate, "bandwidth_bytes_per_s")
         convert_fields(self, count, "devices")
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
@@ -53,6 +56,9 @@ class Cluster:
     last one joins all devices.
 
     The paper's model knows one link: a stage may be anywhere, so every transfer is charged at the last one.
+
+    >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).bandwidth_bytes_per_s
+    50000000000.0
     """
 
     devices: int
@@ -61,7 +67,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "devices")
-        convert_fields(self, figure, "memory_bytes")
+        convert_fields(self, size, "memory_bytes")
         convert_fields(self, as_tuple, "links")
 
     @property

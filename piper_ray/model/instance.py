@@ -17,7 +17,7 @@ from piper_ray.model.arguments import cluster_figures
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
-from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain
+from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain, size
 from piper_ray.model.schedule import Schedule
 
 _CHECKED = "_checked"
@@ -42,6 +42,9 @@ class Tmpc:
     weight_s: share of backward_s that computes gradients of weights; None where it is not known.
 
     A neighbour that a sync table does not name costs nothing on top: tables that differ in zeros only are equal.
+
+    >>> Tmpc("plain", forward_s=0.01, backward_s=0.02, weights_bytes="1GiB").time_per_sample_s
+    0.03
     """
 
     id: str
@@ -59,9 +62,8 @@ class Tmpc:
     weight_s: float | None = None
 
     def __post_init__(self) -> None:
-        convert_fields(
-            self, figure, "time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"
-        )
+        convert_fields(self, figure, "time_per_sample_s")
+        convert_fields(self, size, "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
         convert_fields(self, _table, "forward_sync_bytes", "backward_sync_bytes")
         convert_fields(self, plain, "recompute")
         convert_fields(self, count, "least_data_parallel_degree")
@@ -95,6 +97,9 @@ class Layer:
     """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
 
     path: the module's name in the user's model, as "model.layers.17"; empty where nobody says.
+
+    >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
+    0.02
     """
 
     id: int
@@ -117,7 +122,7 @@ class Edge:
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "source", "target")
-        convert_fields(self, figure, "communication_bytes")
+        convert_fields(self, size, "communication_bytes")
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         convert_fields(self, counts, "layers")
-        convert_fields(self, figure, "forward_bytes", "backward_bytes")
+        convert_fields(self, size, "forward_bytes", "backward_bytes")
 
 
 @dataclass(frozen=True, init=False)
@@ -148,6 +153,11 @@ class Instance:
     devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
     bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a cluster with one link and a batch of
     which no more is known; beside ``cluster`` and ``batch`` they take the place of the figures there.
+
+    >>> layers = [Layer(number, "block", {1: [Tmpc("plain", 0.03)]}) for number in range(4)]
+    >>> edges = [Edge(number, number + 1, "16MiB") for number in range(3)]
+    >>> Instance(layers, edges, devices=4, microbatches=8, memory_bytes="80GB", bandwidth_bytes_per_s="50GB/s").devices
+    4
     """
 
     layers: tuple[Layer, ...]
@@ -165,8 +175,8 @@ class Instance:
         edges: Iterable[Edge],
         devices: int | None = None,
         microbatches: int | None = None,
-        memory_bytes: float | None = None,
-        bandwidth_bytes_per_s: float | None = None,
+        memory_bytes: float | str | None = None,
+        bandwidth_bytes_per_s: float | str | None = None,
         name: str = "",
         tensors: Iterable[Tensor] = (),
         notes: Iterable[str] = (),
@@ -182,7 +192,7 @@ class Instance:
         }
         if cluster is None:
             # What is missing is told when the instance is looked through.
-            cluster = Cluster(devices, memory_bytes, (Link(bandwidth_bytes_per_s),))  # type: ignore[arg-type]
+            cluster = Cluster(devices, memory_bytes, (Link(bandwidth_bytes_per_s),))  # type: ignore[arg-type] # or texts
         elif given := {name: value for name, value in figures.items() if value is not None}:
             cluster = cluster.changed(given)
         if batch is None:
@@ -200,12 +210,12 @@ class Instance:
         *,
         devices: int | None = None,
         microbatches: int | None = None,
-        memory_bytes: float | None = None,
-        bandwidth_bytes_per_s: float | None = None,
+        memory_bytes: float | str | None = None,
+        bandwidth_bytes_per_s: float | str | None = None,
         schedule: Schedule | str | None = None,
     ) -> Instance:
         """The same workload on another cluster, or under another schedule; what is None stays as it is. Another
-        bandwidth takes the place of all links.
+        bandwidth takes the place of all links. Sizes are numbers of bytes or texts such as "8GiB" and "25GB/s".
 
         Raises UsageError for figures that make no sense.
         """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from piper_ray.model import arguments
@@ -31,6 +32,9 @@ class SolveOptions:
     resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
     memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
     contract: which layers are merged before the solve, a ``Contract`` or its text.
+
+    >>> SolveOptions(gap=0.01, time_limit_s=600, threads=2).gap
+    0.01
     """
 
     gap: float = 0.0
@@ -61,3 +65,21 @@ class SolveOptions:
             found["resume"] = arguments.location("resume", self.resume)
         for name, value in found.items():
             object.__setattr__(self, name, value)
+
+    def changed(
+        self,
+        *,
+        gap: float | None = None,
+        time_limit: float | str | None = None,
+        threads: int | None = None,
+        memory_limit: float | str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        contract: Contract | str | None = None,
+    ) -> SolveOptions:
+        """With those that are not None, times and sizes as texts too. Raises UsageError."""
+        given = {"gap": gap, "threads": threads, "resume": checkpoint, "contract": contract}
+        if time_limit is not None:
+            given["time_limit_s"] = arguments.seconds("time_limit", time_limit)
+        if memory_limit is not None:
+            given["memory_limit_bytes"] = arguments.size("memory_limit", memory_limit)
+        return replace(self, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 
+from piper_ray.model.errors import UsageError
+from piper_ray.model.units import parse_bytes, parse_bytes_per_s
+
 
 def plain(value: object) -> object:
     """A scalar of numpy or torch as Python's own; anything else as it is."""
@@ -23,6 +26,23 @@ def figure(value: object) -> object:
         return float(value)
     except OverflowError:
         return value
+
+
+def size(value: object) -> object:
+    """As ``figure``, and a text such as "8GiB" as its number of bytes; a text that is none as it is."""
+    return _with_unit(value, parse_bytes) if isinstance(value, str) else figure(value)
+
+
+def rate(value: object) -> object:
+    """As ``size``, of bytes per second: "25GB/s"."""
+    return _with_unit(value, parse_bytes_per_s) if isinstance(value, str) else figure(value)
+
+
+def _with_unit(text: str, parse: Callable[..., float]) -> object:
+    try:
+        return parse(text, unit_required=True)
+    except UsageError:
+        return text  # what is wrong is told when the instance is looked through
 
 
 def count(value: object) -> object:

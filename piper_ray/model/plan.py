@@ -20,6 +20,9 @@ class Stage:
 
     layers: ids of its layers, in the order of the instance's file.
     tmpc_ids: for each of these layers the id of its TMPC at this tensor-parallel degree.
+
+    >>> Stage((0, 1), data_parallel_degree=4, tensor_parallel_degree=2, tmpc_ids={0: "plain", 1: "full"}).devices
+    8
     """
 
     layers: tuple[int, ...]
@@ -44,6 +47,9 @@ class Plan:
     keeps_order: the stages are runs of the layers' order, and what moves is relayed through each stage that it jumps
     over (``in_order``). in_flight: of how many microbatches a replica of each stage keeps the activations under an
     asynchronous schedule; None: ceil(s / d).
+
+    >>> Plan((Stage((0,), 2, 1, {0: "plain"}), Stage((1,), 1, 4, {1: "plain"}))).devices
+    6
     """
 
     stages: tuple[Stage, ...]

@@ -35,6 +35,11 @@ class Restrictions:
     tensor_parallelism, data_parallelism: whether there may be any. recompute: a ``Recompute`` or its text, such as
     "never". These stand for ``NoTensorParallelism()``, ``NoDataParallelism()`` and ``RecomputeRule(recompute)``.
     Raises UsageError for what is none of that, and for two constraints of a kind that differ.
+
+    >>> from piper_ray import SameDegrees, StageCount
+    >>> restrictions = Restrictions(tensor_parallelism=False, constraints=[SameDegrees(), StageCount(4)])
+    >>> len(restrictions.constraints)
+    3
     """
 
     constraints: tuple[Constraint, ...]

@@ -60,6 +60,9 @@ class Schedule:
     and searches for plans of the former two try others too.
     group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
     None: the least that the number of microbatches allows.
+
+    >>> Schedule(ScheduleName("interleaved"), chunks=4).v
+    4
     """
 
     name: ScheduleName

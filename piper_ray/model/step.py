@@ -31,6 +31,9 @@ class StepTerms:
 
     all_reduce: how gradients are summed, once each stage has done its last backward pass. all_reduce_overlap: share of
     that time which hides beside backward passes, 0 to 1. optimizer_s: each rank's step of the optimizer, once a batch.
+
+    >>> StepTerms(all_reduce="ring", optimizer_s=0.02).all_reduce
+    <AllReduce.RING: 'ring'>
     """
 
     all_reduce: AllReduce = AllReduce.PARAMETER_SERVER

@@ -75,6 +75,11 @@ def plan(
     and which that is valued under; None: the instance's own, else Piper's. Under a flush a plan with stages of
     different degrees is refused: no runtime runs it. Raises UsageError for arguments that make no sense, InputError
     for an instance that is not sound, and LimitError where a planner's tables would be too large.
+
+    >>> import piper_ray
+    >>> result = piper_ray.baselines.plan(piper_ray.estimate("bert-large", "A100-80"), "data-parallel")
+    >>> [stage.data_parallel_degree for stage in result.plan.stages]
+    [8]
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     if isinstance(planner, type) or not (isinstance(planner, str) or callable(getattr(planner, "propose", None))):

@@ -125,11 +125,9 @@ def verdict(plans: Sequence[ComparedPlan]) -> str:
         return f"{yours.name} does not fit into memory; best of the others {best.name}: {_step(best)}"
     if best is yours or yours.simulation.step_s <= best.simulation.step_s * (1.0 + _EQUAL):
         return f"{yours.name} is the best of these: {step} a step"
-    slower = 100.0 * (yours.simulation.step_s / best.simulation.step_s - 1.0)
+    less = 100.0 * (1.0 - best.simulation.step_s / yours.simulation.step_s)
     because = ", ".join(reasons(yours.simulation, best.simulation))
-    return (
-        f"{yours.name} {step} a step, best {_step(best)} ({best.name}, {slower:.2g} % less time), because of {because}"
-    )
+    return f"{yours.name} {step} a step, best {_step(best)} ({best.name}, {less:.2g} % less), because of {because}"
 
 
 def _step(one: ComparedPlan) -> str:

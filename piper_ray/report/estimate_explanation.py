@@ -8,21 +8,22 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
+from piper_ray.workloads.estimate.exchanges import exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.formulas import number_text, substituted
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.memory import kept_bytes
+from piper_ray.workloads.estimate.memory import kept_bytes, transient_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 from piper_ray.workloads.estimate.roofline import (
     achieved_fraction,
     backward_s,
-    exchange_s,
     forward_s,
     product_s,
     shape_on,
     traffic_s,
 )
 from piper_ray.workloads.estimate.work import hardware_flop, model_flop
+from piper_ray.workloads.estimate.working import backward_bytes
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -49,7 +50,7 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     yield from _saved(kind)
     for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
         yield ""
-        yield from _passes(result, kind.on(sharing[0]), *sharing)
+        yield from _passes(result, kind.on(sharing[0]), Mode(*sharing))
         for mode in result.modes[kind.key]:
             if (mode.degree, mode.sequence_parallel) == sharing:
                 yield from _figures(result, kind.on(mode.degree), mode)
@@ -90,7 +91,7 @@ def _symbols(result: Estimate, kind: LayerKind) -> Iterator[str]:
 
 
 def _rules(result: Estimate) -> Iterator[str]:
-    gpu, setting = result.setting.gpu, result.setting
+    gpu, setting, software = result.setting.gpu, result.setting, result.setting.stack.software
     ring = f"{given_size_text(gpu.link_bytes_per_s)}/s{' x (t-1)' if gpu.mesh else ''} x {gpu.link_fraction:g}"
     memory = f"{given_size_text(gpu.memory_bytes_per_s)}/s x {gpu.memory_fraction:g}"
     yield f"On {gpu.name}:"
@@ -101,8 +102,16 @@ def _rules(result: Estimate) -> Iterator[str]:
     yield f"    not less than 2 (m k + k n + m n) bytes / ({memory}); backward: once for each operand"
     yield f"  other work: bytes / ({memory})"
     yield f"  all-reduce over {gpu.link}: 2 (t-1) x (bytes / t / ({ring}) + {time_text(gpu.link_latency_s, 1)})"
+    yield f"With {software.name}:"
+    yield (
+        f"  each exchange {time_text(software.message_s, 2)} a message; {software.forward_overlap:.0%} of the forward "
+        f"and {software.backward_overlap:.0%} of the backward pass's hide beside products"
+    )
+    yield f"  the host launches an operator in {time_text(software.host_s, 2)}: a pass takes no less than that"
     yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
-    yield f"  set aside for one layer while it is recomputed: {setting.workspace_bytes:,.0f} bytes"
+    yield f"  memory: {gpu.device_bytes:,.0f} bytes that programs find, of {given_size_text(gpu.memory_bytes)};"
+    yield f"    left free for CUDA's context, communicators and fragments: {setting.reserve_bytes:,.0f} bytes;"
+    yield f"    set aside for one layer's backward pass: {setting.workspace_bytes:,.0f} bytes"
 
 
 def _half_b(result: Estimate) -> str:
@@ -129,41 +138,44 @@ def _saved(kind: LayerKind) -> Iterator[str]:
         yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(kind, Split.SEQUENCE)}"
 
 
-def _passes(result: Estimate, kind: LayerKind, degree: int, sequence: bool) -> Iterator[str]:
-    gpu = result.setting.gpu
-    yield f"t = {degree}{', sp' if sequence else ''}: forward and backward pass of each operator"
+def _passes(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
+    stack = result.setting.stack
+    yield f"t = {mode.degree}{', sp' if mode.sequence_parallel else ''}: forward and backward pass of each operator"
     for operator in kind.operators:
-        there = forward_s(operator, kind, gpu, degree, sequence)
-        back = backward_s(operator, kind, gpu, degree, sequence)
+        there = forward_s(operator, kind, mode, stack)
+        back = backward_s(operator, kind, mode, stack)
         yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
-        yield from (f"    {line}" for line in _work(result, kind, operator, degree, sequence))
-    for exchange in kind.exchanges if degree > 1 else ():
-        once = time_text(exchange_s(exchange, kind, gpu, degree, sequence), 4)
+        yield from (f"    {line}" for line in _work(result, kind, operator, mode))
+    for exchange in kind.exchanges if mode.degree > 1 else ():
+        once = time_text(exchange_s(exchange, kind, mode, stack), 4)
         formula, how = exchange.bytes, "all-reduce"
-        if sequence:
+        if mode.sequence_parallel:
             how = "reduce-scatter and all-gather"
-            if exchange.expert_bytes:
-                formula, how = exchange.expert_bytes, "all-to-all"
+        if is_all_to_all(exchange, mode):
+            formula, how = exchange.expert_bytes, "all-to-all"
+        again = ""
+        if regathers(exchange, mode):
+            again = f"; gathered again backward: {time_text(regather_s(exchange, kind, mode, stack), 4)}"
         yield (
             f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
-            f"{exchange.backward:g} backward"
+            f"{exchange.backward:g} backward{again}"
         )
 
 
-def _work(result: Estimate, kind: LayerKind, operator: Operator, degree: int, sequence: bool) -> Iterator[str]:
-    gpu = result.setting.gpu
+def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: Mode) -> Iterator[str]:
+    gpu, degree = result.setting.gpu, mode.degree
     for product in operator.products:
-        shape = shape_on(product, kind, degree, sequence)
+        shape = shape_on(product, kind, mode)
         sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
         times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
         yield (
             f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
             f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
-            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu):.3f} of the peak"
+            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
             f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
             f"{time_text(product_s(shape, gpu, operator.on_chip), 4)}"
         )
-    parts = operator.split.parts(degree, sequence)
+    parts = mode.parts(operator.split)
     for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
         if kind.value(formula):
             size = kind.value(formula) / parts
@@ -177,15 +189,14 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
     if mode.offload:
         yield f"        offload: {_offload_text(result, kind, mode, costs)}"
-    if mode.zero_shards > 1:
-        yield f"        gathering: {_zero_text(result, mode, costs)}"
     yield f"    a = {_kept_text(kind, mode)}"
     training = result.setting.training
     zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
     yield (
         f"    b = {_state_text(costs, training, zero)}{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
     )
-    yield f"    w = {costs.trained:,.0f} x {training.gradient_bytes:g} = {costs.gradient_bytes:,.0f} bytes"
+    yield from (f"        {line}" for line in _memory_lines(result, kind, mode, costs))
+    yield f"    w = {_synchronised_text(result, mode, costs)} = {costs.synchronised_bytes:,.0f} bytes"
     if kind.value(kind.output):
         yield f"    {_edge_text(result, kind, mode)}"
 
@@ -196,6 +207,21 @@ def _state_text(costs: Costs, training: Training, zero: str) -> str:
         return f"{costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + {of_trained})"
     weights = f"{costs.parameters:,.0f} parameters x {training.weight_bytes:g} weights"
     return f"{weights} + {costs.trained:,.0f} trained x ({of_trained})"
+
+
+def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> Iterator[str]:
+    """What b is for, and what the backward pass holds beside a and b."""
+    training, shards = result.setting.training, mode.zero_shards
+    whole = shards if mode.fsdp else 1
+    states = [
+        ("weights", costs.parameters * training.weight_bytes / whole),
+        ("gradients", costs.trained * training.gradient_bytes / whole),
+        ("optimizer state", costs.trained * training.optimizer_bytes / shards),
+    ]
+    yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
+    again, gradients = transient_bytes(kind, mode), backward_bytes(kind, mode)
+    made = f" and {again:,.0f} made again or brought back" if again else ""
+    yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
 
 def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
@@ -234,12 +260,15 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
     )
 
 
-def _zero_text(result: Estimate, mode: Mode, costs: Costs) -> str:
-    weight_bytes, shards = result.setting.training.weight_bytes, mode.zero_shards
-    return (
-        f"{costs.trained:,.0f} x {weight_bytes:g} bytes x {shards - 1}/{shards} / ({_half_b(result)}) x {shards} "
-        f"replicas / {result.setting.microbatches:,} microbatches = {time_text(costs.zero_s, 4)}"
-    )
+def _synchronised_text(result: Estimate, mode: Mode, costs: Costs) -> str:
+    setting = result.setting
+    gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
+    if mode.zero_shards > 1:
+        return (
+            f"{costs.trained:,.0f} x ({gradient_bytes:g} of a gradient scattered + "
+            f"{setting.training.weight_bytes:g} of a weight gathered) / 2"
+        )
+    return f"{costs.trained:,.0f} x {gradient_bytes:g}"
 
 
 def _time_terms(costs: Costs) -> str:
@@ -249,7 +278,8 @@ def _time_terms(costs: Costs) -> str:
         ("again", costs.recompute_s),
         ("exchanges", costs.exchange_forward_s + costs.exchange_backward_s + costs.exchange_recompute_s),
         ("offload", costs.offload_s),
-        ("gathering updated weights", costs.zero_s),
+        ("waiting for the host", costs.idle_forward_s + costs.idle_backward_s),
+        ("gathering sharded weights", costs.gather_forward_s + costs.gather_backward_s),
     ]
     return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")
 
@@ -257,4 +287,4 @@ def _time_terms(costs: Costs) -> str:
 def _excess_text(result: Estimate, costs: Costs) -> str:
     if not costs.excess_bytes:
         return ""
-    return f" + {costs.transient_bytes:,.0f} while recomputing - {result.setting.workspace_bytes:,.0f} set aside"
+    return f" + {costs.transient_bytes:,.0f} in its backward pass - {result.setting.workspace_bytes:,.0f} set aside"

@@ -21,7 +21,7 @@ def header_lines(result: Estimate, command: str) -> list[str]:
     setting, gpu = result.setting, result.setting.gpu
     gradient_bytes = setting.training.gradient_bytes
     trained = "trained " if _adapted(result) else ""
-    memory = f"{given_size_text(gpu.memory_bytes)} less {size_text(setting.workspace_bytes, 3)}"
+    found, reserve = size_text(gpu.device_bytes, 3), size_text(setting.reserve_bytes, 3)
     return [
         f"{result.architecture.name} on {result.devices:,} GPUs ({gpu.name}), estimated by formulas and not measured:",
         f"  {command}",
@@ -39,7 +39,8 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"fixed          weights, gradients and optimizer state, {_state_text(result)}",
         f"inputs         a GPU's share of a tensor over t = {setting.largest_degree}",
         "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
-        f"memory         {memory} for one layer while it is recomputed",
+        f"memory         {found} that programs find, less {reserve} for CUDA's context, communicators and",
+        f"               fragments, and less {size_text(setting.workspace_bytes, 3)} for one layer's backward pass",
         f"bandwidth      {_link_text(result)}, both directions together",
         *([] if result.one_node else [f"links          {gpu.link} within a node, likewise"]),
     ]
@@ -50,11 +51,11 @@ def summary_lines(result: Estimate) -> list[str]:
     instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
     tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
-    memory, both_ways = memory_text(gpu.memory_bytes), given_size_text(result.setting.bytes_per_s)
+    memory, both_ways = memory_text(gpu.device_bytes), given_size_text(result.setting.bytes_per_s)
     return [
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
-        f"Cluster   {result.devices:,} x {gpu.name}, {memory}, {_link_text(result)} each way: B = {both_ways}/s",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found, {_link_text(result)} each way: B = {both_ways}/s",
         _work_line(result),
         memory_line(result),
     ]
@@ -70,8 +71,8 @@ def _work_line(result: Estimate) -> str:
     each = "".join(f", {flop_text(step / count)} a {unit}" for count, unit in units if count)
     peak = result.peak_flop_per_s
     return (
-        f"Work      {flop_text(step)} a step{each}; MFU is {time_text(step / peak, 4)} over the step's time, HFU "
-        f"{time_text(again / peak, 4)} if all is recomputed"
+        f"Work      {flop_text(step)} a step{each}; MFU = {time_text(step / peak, 4)} / step "
+        f"(HFU, all recomputed: {time_text(again / peak, 4)})"
     )
 
 

@@ -23,6 +23,11 @@ def info(instance: Instance | Source, *, contract: Contract = Contract.SAFE) -> 
 
     contract: as in ``SolveOptions``. Raises InputError for an instance that is not sound, UsageError for arguments that
     make no sense.
+
+    >>> import piper_ray
+    >>> found = piper_ray.info(piper_ray.estimate("bert-large", "A100-80"))
+    >>> found["instance"]["layers"], found["forecast"]["downsets"]
+    (26, 27)
     """
     found, contract = instance_of(instance), arguments.choice("contract", contract, Contract)
     planned = lattice_input(found, contract)

@@ -144,13 +144,14 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
     sizes = size_scale(max([instance.memory_bytes, *(stage.memory_bytes for stage in evaluation.stages)]))
     columns = [
         Column(head, right=True)
-        for head in ("#", f"time {times.unit}", "compute", "comm", "resync", f"mem {sizes.unit}", "%")
+        for head in ("#", f"time {times.unit}", "compute", "comm", "resync", f"mem {sizes.unit}", "acts", "%")
     ]
     rows = [
         [
             str(number),
             *(times.text(part) for part in (stage.time_s, stage.compute_s, stage.communication_s, stage.resync_s)),
             sizes.text(stage.memory_bytes),
+            sizes.text(stage.activation_bytes),
             f"{100 * stage.memory_bytes / instance.memory_bytes:.1f}",
             "both" if len(binds) == 2 else "".join(binds),
         ]
@@ -172,6 +173,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
         legend.append(f" {part.name}")
     legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
     console.print(legend, soft_wrap=True)
+    console.print("acts: of mem, the activations in flight; the rest is there all the time", soft_wrap=True)
 
 
 def _bar(stage: StageEvaluation, longest_s: float, width: int, blocks: bool) -> Text:

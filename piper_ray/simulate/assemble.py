@@ -305,6 +305,7 @@ def _ranks(
         busy_s = compute_s + communication_s + waiting_s
         figures = scene.figures[rank.stages[0]]
         versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
+        held = memory_steps(timeline, scene.figures, number, versions)
         found.append(
             RankSimulation(
                 name=rank.name,
@@ -318,7 +319,8 @@ def _ranks(
                 in_flight=tuple(
                     int(held_microbatches(timeline, number, stage).max(initial=0)) for stage in rank.stages
                 ),
-                peak_memory_bytes=memory_steps(timeline, scene.figures, number, versions).peak_bytes,
+                peak_memory_bytes=held.peak_bytes,
+                fixed_memory_bytes=held.fixed_bytes,
                 versions=versions,
             )
         )

@@ -29,6 +29,11 @@ class MemorySteps:
         """The most at any time."""
         return float(self.bytes.max())
 
+    @property
+    def fixed_bytes(self) -> float:
+        """What is there all the time."""
+        return float(self.bytes[0])
+
 
 @dataclass(frozen=True)
 class Versions:

@@ -38,7 +38,8 @@ class RankSimulation:
     compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
     all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
     up to the simulation's ``window_s``.
-    in_flight: the most microbatches at once, for each of its stages. versions: of the weights, under PipeDream.
+    in_flight: the most microbatches at once, for each of its stages. fixed_memory_bytes: of the peak, what is there all
+    the time. versions: of the weights, under PipeDream.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RankSimulation:
     bubble_s: float
     in_flight: tuple[int, ...]
     peak_memory_bytes: float
+    fixed_memory_bytes: float
     versions: Versions | None
 
 

@@ -33,6 +33,12 @@ def simulate(
 
     Raises InvalidPlan with every other rule that the plan breaks, InputError for an instance or plan that is not sound
     in itself, UsageError for a schedule that cannot run the batch, and LimitError for one of too many microbatches.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> plan = piper_ray.solve(bert, threads=1).plan
+    >>> piper_ray.simulate(bert, plan, "gpipe").schedule.name
+    <ScheduleName.GPIPE: 'gpipe'>
     """
     from piper_ray.simulate.assemble import simulated
     from piper_ray.workloads import formats

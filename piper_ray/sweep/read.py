@@ -16,13 +16,13 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.units import OnNote, doubtful
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, SweepOptions, check_label, schedule_named
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.recognise import advice
-from piper_ray.workloads.formats.units import OnNote, doubtful
 
 _KEYS = ("name", "workloads", "options", "grid", "points")
 _CLUSTER = {  # in the sweep's words, and in those of an instance

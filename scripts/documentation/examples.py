@@ -32,6 +32,7 @@ _BLOCK = re.compile(
 )
 _ELLIPSIS = "..."
 _EXIT_CODE = re.compile(r"\s+# exit code (?P<code>\d+)$")
+_COMPILING = re.compile(r"(piper-ray: note: )?compiling ")  # on the first run alone
 _ELAPSED = re.compile(r"\b\d+\.\d\d s\b")
 _DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -147,7 +148,7 @@ def run(arguments: Sequence[str]) -> tuple[int, list[str]]:
     if finished.exception is not None and not isinstance(finished.exception, SystemExit):
         raise finished.exception
     lines = [line.rstrip() for line in finished.output.splitlines()]
-    return finished.exit_code, [line for line in lines if not line.startswith("compiling")]
+    return finished.exit_code, [line for line in lines if not _COMPILING.match(line)]
 
 
 def agree(shown: Sequence[str], printed: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ import piper_ray
 
 GROUPS: Mapping[str, str] = MappingProxyType(
     {
-        "solve": "Functions",
+        "load": "Functions",
         "Instance": "The problem",
         "Restrictions": "What plans must keep",
         "SolveOptions": "How it is solved",

@@ -18,16 +18,20 @@ from tests.report_cases import small_instance, small_plan
 
 RUNNER = CliRunner()
 COMMANDS = (
+    "plan",
     "solve",
     "frontier",
     "verify",
     "simulate",
+    "compare",
     "report",
     "info",
+    "export",
+    "import-plan",
+    "run",
     "convert",
     "estimate",
     "profile",
-    "run",
     "sweep",
     "sweep-report",
     "help",

@@ -34,14 +34,7 @@ def run_unread(*arguments: object) -> subprocess.CompletedProcess[str]:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        return subprocess.run(
-            [sys.executable, "-m", "piper_ray", *(str(argument) for argument in arguments)],
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        return run(*arguments, stdout=writer)
     finally:
         os.close(writer)
 
@@ -90,14 +83,7 @@ def test_each_file_of_a_frontier_that_cannot_be_written_is_named(small: Path, tm
 def test_a_stdout_without_room_is_told_and_the_plan_is_written(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     with FULL.open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "piper_ray", "solve", str(small), "--out", str(out)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        result = run("solve", small, "--out", out, stdout=full.fileno())
     assert result.returncode == 2
     assert result.stderr == "piper-ray: stdout cannot be written: No space left on device\n"
     assert piper_ray.load_plan(out, small_instance()).stages

@@ -31,7 +31,7 @@ TOKENS, VOCABULARY = 2048, 51200
     ids=lambda value: value.id if isinstance(value, Mode) else "",
 )
 def test_a_layer_within_6_percent(mode: Mode, forward_ms: float, backward_ms: float) -> None:
-    result = estimated(gpt(48, 6144, 64), samples=4, batch=4, fused=False)
+    result = estimated(gpt(48, 6144, 64), samples=4, batch=4, fused=False, software="megatron-2022")
     costs = result.costs(kind_of(result), mode)
     forward_s = costs.forward_s + costs.exchange_forward_s
     backward_s = costs.backward_s + costs.recompute_s + costs.exchange_backward_s + costs.exchange_recompute_s
@@ -61,7 +61,13 @@ def test_megatrons_runs_within_15_percent(row: tuple[float, ...]) -> None:
     heads, width, layers, t, stages, gpus, batch = whole
     samples = int(row[9])
     result = estimated(
-        gpt(layers, width, heads), nodes=gpus // t, gpus_per_node=t, samples=samples, batch=batch, fused=False
+        gpt(layers, width, heads),
+        nodes=gpus // t,
+        gpus_per_node=t,
+        samples=samples,
+        batch=batch,
+        fused=False,
+        software="megatron-2021",
     )
     assert result.architecture.parameters == pytest.approx(billions * 1e9, rel=0.03)
     found = cost(result, equal_stages(layers, stages), gpus // (t * stages), t, "full")

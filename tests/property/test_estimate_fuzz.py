@@ -15,6 +15,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import model_names, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.formats.documents import parse_toml
+from tests.data import DATA
 from tests.formats_support import NASTY, TOKENS
 
 MODELS = Path(__file__).resolve().parents[2] / "piper_ray" / "workloads" / "estimate" / "models.toml"
@@ -23,7 +24,9 @@ HARDWARE = MODELS.with_name("hardware.toml")
 
 def configs() -> list[dict[str, Any]]:
     known = parse_toml("models.toml", MODELS.read_text(encoding="utf-8"))
-    return [known[name]["config"] for name in model_names()]  # type: ignore[index]
+    published = parse_toml("model_parameters.toml", (DATA / "model_parameters.toml").read_text(encoding="utf-8"))
+    entries: list[Any] = [*(known[name] for name in model_names()), *published.values()]
+    return [entry["config"] for entry in entries]
 
 
 @pytest.mark.parametrize("seed", range(3))

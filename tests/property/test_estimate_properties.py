@@ -115,7 +115,7 @@ def test_recomputation_keeps_less_and_takes_longer(result: Estimate) -> None:
 
 
 @given(estimates())
-def test_sharding_and_offload_save_their_memory_and_are_never_faster(result: Estimate) -> None:
+def test_sharding_saves_memory_and_offload_is_never_faster(result: Estimate) -> None:
     for _, costs in all_costs(result):
         for mode, found in costs.items():
             if mode.offload:
@@ -126,7 +126,8 @@ def test_sharding_and_offload_save_their_memory_and_are_never_faster(result: Est
             if mode.zero_shards > 1:
                 whole = costs[same_but(mode, zero_shards=1)]
                 assert found.state_bytes < whole.state_bytes
-                assert found.time_s > whole.time_s
+                assert found.time_s == whole.time_s
+                assert found.synchronised_bytes <= whole.synchronised_bytes
                 assert found.activation_bytes == whole.activation_bytes
 
 

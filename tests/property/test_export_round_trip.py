@@ -8,7 +8,8 @@ import pytest
 
 from piper_ray.export.import_plan import RunAs, import_plan
 from piper_ray.export.megatron_layout import layout_text, parse_layout
-from piper_ray.export.targets import Target, export_plan
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UsageError
 from tests.export_support import random_case
 

@@ -46,6 +46,7 @@ def test_a_config_json_is_called_as_its_folder(tmp_path: Path) -> None:
 
 def test_names_are_known_in_any_case() -> None:
     assert read_model("GPT3-175B").name == "gpt3-175b"
+    assert read_model("Llama_3-70b").name == "llama3-70b"
     assert {read_model(name).name for name in model_names()} == set(model_names())
 
 
@@ -125,8 +126,10 @@ def test_what_is_no_config(tmp_path: Path, text: str) -> None:
 
 
 def test_neither_file_nor_name() -> None:
-    with pytest.raises(UsageError, match=r"no such file, and no model of that name; expected .*llama3-405b"):
-        read_model("llama4-1t")
+    with pytest.raises(
+        UsageError, match=r"no such file, and no model of that name; expected .*llama3-405b.*; did you mean llama3-"
+    ):
+        read_model("llama3-80b")
     with pytest.raises(InputError, match="cannot be read"):
         read_model("nowhere/config.json")
 
@@ -134,7 +137,7 @@ def test_neither_file_nor_name() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (EstimateRequest(nodes=1, batch=7, samples=2), "--batch 7 is no multiple"),
+        (EstimateRequest(nodes=1, batch=7, samples=2), "--global-batch 7 is no multiple"),
         (EstimateRequest(nodes=1, tokens=10**6), "has positions for 4096"),
         (EstimateRequest(nodes=10**6), "expected at most 100,000"),
         (EstimateRequest(nodes=1, samples=2**20, batch=2**20), "more than a GPU has"),

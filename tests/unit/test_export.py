@@ -13,7 +13,8 @@ import yaml
 
 from piper_ray.export.import_plan import RunAs, import_plan
 from piper_ray.export.megatron_layout import check_layout, layout_text, parse_layout
-from piper_ray.export.targets import Target, export_plan
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
@@ -24,6 +25,8 @@ from tests.report_cases import small_instance
 
 NVIDIA = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
 ONE_F_ONE_B = Schedule(ScheduleName.ONE_F_ONE_B)
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+BOTH_COUNT = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
 FULL, SELECTIVE = Setting(Recomputation.FULL), Setting(Recomputation.SELECTIVE)
 
 
@@ -87,15 +90,13 @@ def test_stages_and_ranks_must_agree() -> None:
         ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", "Et*2|(t*2|)*4,t*2L", 3),
         ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", "Et*3|(t*3|)*2,t*3L", 2),
         (
-            ("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2"
-            " --decoder-last-pipeline-num-layers 4"),
+            f"--pipeline-model-parallel-size 4 {FIRST} 2 {LAST} 4",
             "Et*2|(t*3|)*2,t*4L",
             1,
         ),
-        ("--pipeline-model-parallel-size 3 --decoder-last-pipeline-num-layers 2", "Et*5|t*5|t*2L", 1),
+        (f"--pipeline-model-parallel-size 3 {LAST} 2", "Et*5|t*5|t*2L", 1),
         (
-            ("--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split"
-            " --account-for-loss-in-pipeline-split"),
+            f"--pipeline-model-parallel-size 2 {BOTH_COUNT}",
             "Et*6|t*6L",
             1,
         ),

@@ -7,7 +7,8 @@ from pathlib import Path
 from random import Random
 
 from piper_ray.export.megatron_layout import parse_layout
-from piper_ray.export.targets import Target, export_plan
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,75 @@ def test_draw_writes_a_picture(tmp_path: Path) -> None:
     assert "digraph" in (tmp_path / "graph.dot").read_text("utf-8")
     with pytest.raises(piper_ray.UsageError, match="unknown kind of picture"):
         piper_ray.draw(small_instance(), tmp_path / "graph.gif")
+
+
+def test_solve_takes_a_path_and_plain_keywords() -> None:
+    path = INPUTS / "bert32-a100.toml"
+    sizes: Any = {"memory_bytes": "8GiB", "bandwidth_bytes_per_s": "25GiB/s"}
+    found = piper_ray.solve(path, devices=256, microbatches=512, **sizes, time_limit="10m", threads=1)
+    sizes = {"memory_bytes": 8 * 2**30, "bandwidth_bytes_per_s": 25 * 2**30}
+    instance = piper_ray.load(path, devices=256, microbatches=512, **sizes)
+    options = piper_ray.SolveOptions(time_limit_s=600.0, threads=1)
+    assert found.plan == piper_ray.solve(instance, options=options).plan
+    on_other_devices = piper_ray.solve(instance, devices=128, threads=1).plan
+    assert on_other_devices is not None
+    assert on_other_devices.devices <= 128
+
+
+def test_keywords_stand_in_place_of_the_options() -> None:
+    options = piper_ray.SolveOptions(gap=0.5, threads=1)
+    closed = piper_ray.solve(small_instance(), options=options, gap=0.0)
+    assert closed.status is piper_ray.Status.OPTIMAL
+    assert piper_ray.solve(small_instance(), options=options).time_per_sample_s >= closed.time_per_sample_s  # type: ignore[operator]
+
+
+def test_a_checkpoint_is_kept_where_the_keyword_says(tmp_path: Path) -> None:
+    first = piper_ray.solve(small_instance(), checkpoint=tmp_path / "kept")
+    assert any((tmp_path / "kept").iterdir())
+    assert piper_ray.solve(small_instance(), checkpoint=str(tmp_path / "kept")).plan == first.plan
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"devices": "many"}, "devices 'many' is out of range; expected a whole number"),
+        ({"memory_bytes": "8"}, "8 has no unit; did you mean 8GB"),
+        ({"memory_bytes": "much"}, "'much' is not understood"),
+        ({"bandwidth_bytes_per_s": -1}, "bandwidth_bytes_per_s -1 is out of range"),
+        ({"time_limit": "soon"}, "'soon' is no length of time"),
+        ({"time_limit": 0}, "time_limit must be a positive number of seconds, not 0"),
+        ({"memory_limit": "16"}, "16 has no unit; did you mean 16GB"),
+        ({"memory_limit": []}, "memory_limit must be a positive number of bytes"),
+        ({"gap": "1%"}, "gap must be at least 0 and below 1"),
+        ({"threads": 1.5}, "threads must be a whole number"),
+        ({"contract": "all"}, "contract 'all' is unknown; expected one of safe, operators"),
+        ({"options": {"gap": 0.1}}, "options must be SolveOptions, not {"),
+        ({"checkpoint": 3}, "resume must be a path, not 3"),
+        ({"schedule": "1f1"}, "did you mean 1f1b"),
+    ],
+)
+def test_solve_says_what_to_pass_instead(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(piper_ray.UsageError, match=re.escape(words)):
+        piper_ray.solve(small_instance(), **keywords)
+
+
+def test_frontier_takes_the_keywords_of_solve() -> None:
+    found = piper_ray.frontier(small_instance(), devices="1..4", memory_bytes="80GB", threads=1, time_limit="1h")
+    assert sorted(found.by_devices()) == [1, 2, 3, 4]
+    assert found.instance.memory_bytes == 80e9
+    with pytest.raises(piper_ray.UsageError, match="no length of time"):
+        piper_ray.frontier(small_instance(), time_limit="soon")
+
+
+def test_sizes_are_texts_or_numbers_wherever_they_are_given() -> None:
+    sizes: dict[str, Any] = {"weights_bytes": "1GiB", "fixed_bytes": "1MB"}
+    layer = piper_ray.Layer(0, "a", {1: (piper_ray.Tmpc("x", 1.0, **sizes),)})
+    made = piper_ray.Instance([layer], [], 1, 1, "80GB", "25GB/s")
+    assert (made.memory_bytes, made.bandwidth_bytes_per_s) == (80e9, 25e9)
+    assert made.layers[0].tmpcs[1][0].weights_bytes == 2.0**30
+    assert made.replace(memory_bytes="8GiB").memory_bytes == 8 * 2.0**30
+    sent: Any = "16MiB"
+    assert piper_ray.Edge(0, 1, sent).communication_bytes == 2.0**24
+    assert piper_ray.solve(made).plan is not None
+    with pytest.raises(piper_ray.InputError, match="memory_bytes"):
+        piper_ray.solve(piper_ray.Instance([layer], [], 1, 1, "plenty", "25GB/s"))

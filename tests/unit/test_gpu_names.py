@@ -55,7 +55,7 @@ def test_every_gpu_is_found_by_its_key_and_by_its_name(key: str) -> None:
 )
 def test_what_is_not_in_the_table_is_refused_with_what_is_near(asked: str, near: str) -> None:
     assert near_gpus(asked, HARDWARE.gpus)[0] == near
-    with pytest.raises(UsageError, match=f"--gpu {asked}: unknown; was {near}.* meant; expected one of A100-40"):
+    with pytest.raises(UsageError, match=f"--gpu {asked}: unknown; expected one of A100-40.*; did you mean {near}"):
         HARDWARE.gpu(asked)
 
 

@@ -33,12 +33,13 @@ from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, f
 from piper_ray.engine.kernels.chunk_prices import better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
+from tests.chunks_brute_force import rank_ends_s
 from tests.instances import random_instance
 
 SCHEDULES = [
@@ -60,48 +61,18 @@ def shapes() -> Iterator[PipelineShape]:
                     yield shape
 
 
-def plain_ends(shape: PipelineShape, seconds: FloatArray) -> list[float]:
-    """When each rank has done its list: again and again whatever can be done."""
-    lists = [x.tolist() for x in flush_lists(shape.schedule, shape.ranks, shape.microbatches)]
-    ended: dict[tuple[bool, int, int], float] = {}
-    clock, at = [0.0] * shape.ranks, [0] * shape.ranks
-    while any(at[r] < len(lists[r]) for r in range(shape.ranks)):
-        before = sum(at)
-        for r in range(shape.ranks):
-            while at[r] < len(lists[r]):
-                kind, chunk, k = lists[r][at[r]]
-                stage = shape.schedule.stages_of_rank(r, shape.ranks)[chunk]
-                needs = [(True, stage - 1, k)] if kind == ActionKind.F and stage else []
-                if kind in (ActionKind.B, ActionKind.I):
-                    needs = [(True, stage, k)] + ([(False, stage + 1, k)] if stage + 1 < shape.stages else [])
-                if any(need not in ended for need in needs):
-                    break
-                forward, inputs, weights = seconds[stage].tolist()
-                takes = {
-                    ActionKind.F: forward,
-                    ActionKind.B: inputs + weights,
-                    ActionKind.I: inputs,
-                    ActionKind.W: weights,
-                }[ActionKind(kind)]
-                clock[r] = max([clock[r], *(ended[need] for need in needs)]) + takes
-                if kind != ActionKind.W:
-                    ended[kind == ActionKind.F, stage, k] = clock[r]
-                at[r] += 1
-        assert sum(at) > before
-    return clock
-
-
 def test_a_batch_takes_what_its_lists_take_and_the_critical_path_has_that_length() -> None:
     rng = np.random.default_rng(0)
     for shape in shapes():
-        program = shape.program()
+        program, lists = shape.program(), flush_lists(shape.schedule, shape.ranks, shape.microbatches)
         assert program is not None
         for _ in range(3):
             seconds = rng.integers(0, 4, (shape.stages, PASSES)) * rng.choice([1.0, 0.3], (shape.stages, PASSES))
             sync_s = rng.choice([0.0, 2.5], shape.ranks)
             end_s = np.empty(program.kind.size + 1)
             batch_s = simulate_chunks(program, seconds, sync_s, end_s)
-            assert batch_s == pytest.approx((np.array(plain_ends(shape, seconds)) + sync_s).max(), rel=1e-12)
+            plain_s = rank_ends_s(shape.schedule, lists, [tuple(row) for row in seconds.tolist()])
+            assert batch_s == pytest.approx((np.array(plain_s) + sync_s).max(), rel=1e-12)
             for along_rank in (True, False):
                 counts = np.empty((shape.stages, PASSES))
                 rank = critical_path(program, sync_s, end_s, along_rank, counts)

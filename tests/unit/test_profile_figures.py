@@ -13,7 +13,7 @@ from torch import nn
 
 from piper_ray.model.errors import InputError, LimitError, UsageError
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.roofline import all_reduce_s
+from piper_ray.workloads.estimate.links import Group, all_reduce_s
 from piper_ray.workloads.measure.degrees import estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
@@ -201,7 +201,7 @@ def test_half_precision_is_trained_as_the_table_says() -> None:
 def test_estimated_degrees_divide_matrices_and_add_all_reduces() -> None:
     gpu = TABLE.gpu("A100-80")
     plain, full = estimated_ways(figures_for(), 4, TABLE.training, gpu)
-    outputs_s, inputs_s = all_reduce_s(400.0, gpu, 4), all_reduce_s(200.0, gpu, 4)  # once: two matrices
+    outputs_s, inputs_s = (all_reduce_s(size, Group(4), gpu, 4) for size in (400.0, 200.0))  # once: two matrices
     assert plain.id == "plain-estimated"
     assert plain.time_s == pytest.approx(3.0 / 4 + outputs_s + inputs_s)
     assert full.time_s == pytest.approx(4.0 / 4 + 2 * outputs_s + inputs_s)
@@ -221,7 +221,7 @@ def test_shards_are_as_measured_with_all_reduces() -> None:
     shard = figures_for(0.3, parameters=(Held((4, 4), 4, True), Held((8,), 4, True), Held((4, 4), 4, True)))
     plain, _ = shard_ways(shard, figures_for(), 2, TABLE.training, gpu)
     assert plain.id == "plain-shard"
-    assert plain.time_s == pytest.approx(0.9 + all_reduce_s(400.0, gpu, 2) + all_reduce_s(200.0, gpu, 2))
+    assert plain.time_s == pytest.approx(0.9 + sum(all_reduce_s(size, Group(2), gpu, 2) for size in (400.0, 200.0)))
     whole, _ = shard_ways(figures_for(), figures_for(), 2, TABLE.training, gpu)
     assert whole.time_s == 3.0  # nothing is divided, so nothing has to be told
 

@@ -19,13 +19,20 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.stop import Stop
-from piper_ray.workloads.formats.load import Source, instance_of
+from piper_ray.workloads.formats.load import Source, on_cluster
 
 
 def frontier(
     instance: Instance | Source,
     *,
     devices: Numbers | None = None,
+    microbatches: int | None = None,
+    memory_bytes: float | str | None = None,
+    bandwidth_bytes_per_s: float | str | None = None,
+    gap: float | None = None,
+    time_limit: float | str | None = None,
+    threads: int | None = None,
+    memory_limit: float | str | None = None,
     restrictions: Restrictions = Restrictions(),
     options: SolveOptions = SolveOptions(),
     listener: FrontierListener = silent,
@@ -35,15 +42,22 @@ def frontier(
     """The optimum for every number of devices: 1 .. ``instance.devices``, or the rising numbers ``devices``.
 
     instance: may be what ``load`` takes, such as a path. devices: may be a text as on the command line, "8..64" or
-    "8..64:8". A limit or an interrupt ends it with what is known until then. stop: ends it as an interrupt does, and is
-    offered the frontier so far. schedule: as ``solve`` takes it.
+    "8..64:8". microbatches, memory_bytes, bandwidth_bytes_per_s, gap, time_limit, threads, memory_limit: as ``solve``
+    takes them. A limit or an interrupt ends it with what is known until then. stop: ends it as an interrupt does, and
+    is offered the frontier so far. schedule: as ``solve`` takes it.
 
     Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
     UsageError for arguments that make no sense, and for ``options.resume`` and ``contract=OPERATORS``, which a frontier
     does not know, and StopSearch if ``stop`` asks before the search began.
+
+    >>> import piper_ray
+    >>> found = piper_ray.frontier(piper_ray.estimate("bert-large", "A100-80"), devices="1..8", threads=1)
+    >>> sorted(found.by_devices()) == list(range(1, 9))
+    True
     """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     arguments.of_kind("options", options, SolveOptions, "SolveOptions")
+    options = options.changed(gap=gap, time_limit=time_limit, threads=threads, memory_limit=memory_limit)
     arguments.function("listener", listener)
     if options.resume is not None:
         raise UsageError("a frontier cannot be resumed: leave out options.resume")
@@ -52,8 +66,8 @@ def frontier(
             f"a frontier plans single layers: leave out contract={options.contract.value!r}, or solve with it for each "
             "number of devices"
         )
-    given, instance = instance, instance_of(instance)
-    if given is not instance:
+    given, instance = instance, on_cluster(instance, None, microbatches, memory_bytes, bandwidth_bytes_per_s)
+    if not isinstance(given, Instance):
         for note in instance.notes:
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")

@@ -22,6 +22,9 @@ def draw(instance: Instance | Source, path: str | os.PathLike[str], *, contract:
 
     contract: as in ``SolveOptions``; OPERATORS draws blocks. Raises LimitError for graphs that nobody could read,
     UsageError for arguments that make no sense and for a file that cannot be written.
+
+    >>> import piper_ray
+    >>> piper_ray.draw(piper_ray.estimate("bert-large", "A100-80"), "graph.dot")
     """
     target = Path(arguments.location("path", path))
     check_path(target)

@@ -16,9 +16,11 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.estimate.memory import transient_bytes
+from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.runtimes import DEFAULT
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, precision_named, software_named, stack_of
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -27,9 +29,11 @@ class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. zero_shards: optimizer states over so many replicas as a further choice; 1: none.
-    offload: activations in host memory as a further choice. lora: rank of adapters that are trained in the model's
-    place; 0: the model itself is.
+    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
+    zero_shards: optimizer states over so many replicas as a further choice; 1: none. offload: activations in host
+    memory as a further choice. lora: rank of adapters that are trained in the model's place; 0: the model itself is.
+    reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
+    ``Runtime.reserve_bytes`` says.
     """
 
     nodes: int
@@ -38,9 +42,12 @@ class EstimateRequest:
     samples: int | None = None
     batch: int | None = None
     fused: bool = True
+    software: str = DEFAULT_SOFTWARE
+    precision: str = "bf16"
     zero_shards: int = 1
     offload: bool = False
     lora: int = 0
+    reserve_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,22 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         for kind in architecture.kinds
     }
     setting = Setting(
-        gpu=gpu,
+        stack=stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node),
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=planner_bytes_per_s(gpu, request.nodes),
         workspace_bytes=_workspace_bytes(architecture.kinds, modes),
+        reserve_bytes=(
+            DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
+        ),
         largest_degree=max(t for of_kind in degrees.values() for t in of_kind),
     )
-    if setting.workspace_bytes >= gpu.memory_bytes:
+    if setting.reserve_bytes >= gpu.device_bytes:
+        raise UsageError(f"--reserve {setting.reserve_bytes:,.0f}B: a GPU has {gpu.device_bytes:,.0f}; expected less")
+    if setting.memory_bytes <= 0.0:
         raise UsageError(
-            f"recomputing one layer takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has; expected a "
-            "smaller --microbatch-size or fewer --tokens"
+            f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
+            f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
     links = links_of(gpu, request.nodes, per_node)
     instance = _instance(architecture, modes, setting, devices, links, microbatch)
@@ -138,11 +150,11 @@ def links_of(gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[Link, ...]:
 
 
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:
-    """What any layer needs while it is recomputed at its largest degree, in the mode that needs most."""
+    """What any layer's backward pass needs at its largest degree, in the mode that needs most."""
     needed = [0.0]
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
-        needed += [transient_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
+        needed += [working_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
     return max(needed)
 
 
@@ -182,7 +194,7 @@ def _instance(
     return Instance(
         layers=tuple(layers),
         edges=edges,
-        cluster=Cluster(devices, float(int(setting.gpu.memory_bytes - setting.workspace_bytes)), links),
+        cluster=Cluster(devices, float(int(setting.memory_bytes)), links),
         batch=Batch(setting.microbatches, microbatch.samples, microbatch.tokens),
         name=architecture.name,
         schedule=TRAINED_TODAY,

@@ -58,13 +58,20 @@ def read_model(model: str) -> ModelConfig:
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, faults)
     known = _known()
-    entry = known.get(model.lower())
-    if entry is None:
+    spelt = {_squeezed(name): name for name in known}
+    found = spelt.get(_squeezed(model))
+    if found is None:
         raise UsageError(
             f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
             f"{', '.join(known)}{did_you_mean(model, known)}"
         )
-    return _model(model, model.lower(), entry["config"], entry, Faults())
+    entry = known[found]
+    return _model(model, found, entry["config"], entry, Faults())
+
+
+def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
+    """The model of a Hugging Face config that is at hand. Raises InputError."""
+    return _model(name, name, config, {}, Faults())
 
 
 def model_names() -> list[str]:
@@ -134,7 +141,7 @@ def _family_of(document: Mapping[str, object]) -> str | None:
 
 
 def _squeezed(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    return re.sub(r"[-_. ]", "", name.lower())
 
 
 def _inner(document: Mapping[str, object], part: str) -> Mapping[str, object]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
+from piper_ray.workloads.estimate.exchanges import exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
+from piper_ray.workloads.estimate.links import Group, all_gather_s
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
     kept_bytes,
@@ -16,10 +18,20 @@ from piper_ray.workloads.estimate.memory import (
     state_bytes,
     trained_on_device,
     transient_bytes,
+    working_bytes,
 )
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.roofline import backward_s, exchange_s, forward_s, traffic_s, weight_gradients_s
+from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
+from piper_ray.workloads.estimate.software import Stack
+
+_HALF = 1.5
+"""Half the exponent of the norm in which the host's and the GPU's time add up to a pass's."""
+
+
+_INTERFERENCE = 0.25
+"""Of the time that a collective runs beside products, what these lose to it: it takes multiprocessors and memory
+traffic."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +39,36 @@ class Setting:
     """What the costs depend on besides layer and mode.
 
     bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for
-    one layer's recomputation; largest_degree: of the whole workload; an edge's own cost is its share at that degree.
+    one layer's backward pass; reserve_bytes: left free of it. largest_degree: of the whole workload; an edge's own cost
+    is its share at that degree.
     """
 
-    gpu: Gpu
+    stack: Stack
     training: Training
     microbatches: int
     bytes_per_s: float
     workspace_bytes: float
     largest_degree: int
+    reserve_bytes: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """M: what is there for states and activations."""
+        return self.gpu.device_bytes - self.reserve_bytes - self.workspace_bytes
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.stack.gpu
 
 
 @dataclass(frozen=True)
 class Costs:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
-    offload_s, zero_s: moving activations to the host and back, gathering the parameters that others have updated.
-    offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s, products that give gradients of
-    weights.
+    idle_forward_s, idle_backward_s: of the GPU, while the host launches what is next. gather_forward_s,
+    gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
+    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s,
+    products that give gradients of weights.
     """
 
     forward_s: float
@@ -53,11 +77,15 @@ class Costs:
     exchange_forward_s: float
     exchange_backward_s: float
     exchange_recompute_s: float
+    idle_forward_s: float
+    idle_backward_s: float
     offload_s: float
-    zero_s: float
+    gather_forward_s: float
+    gather_backward_s: float
     parameters: float
     trained: float
     gradient_bytes: float
+    synchronised_bytes: float
     state_bytes: float
     activation_bytes: float
     transient_bytes: float
@@ -67,8 +95,9 @@ class Costs:
 
     @property
     def forward_pass_s(self) -> float:
-        """What of p comes before the backward pass begins; updated parameters are gathered before anything else."""
-        return self.forward_s + self.exchange_forward_s + self.offload_forward_s + self.zero_s
+        """What of p comes before the backward pass begins."""
+        waiting = self.idle_forward_s + self.gather_forward_s + self.offload_forward_s
+        return self.forward_s + self.exchange_forward_s + waiting
 
     @property
     def compute_s(self) -> float:
@@ -79,52 +108,90 @@ class Costs:
     def time_s(self) -> float:
         """p: everything, one after the other."""
         exchanges = self.exchange_forward_s + self.exchange_backward_s + self.exchange_recompute_s
-        return self.compute_s + exchanges + self.offload_s + self.zero_s
+        waiting = self.idle_forward_s + self.idle_backward_s + self.gather_forward_s + self.gather_backward_s
+        return self.compute_s + exchanges + waiting + self.offload_s
 
     @property
     def fixed_bytes(self) -> float:
-        """b: state, and what a recomputation needs beyond the workspace set aside for all layers together."""
+        """b: state, and what a backward pass needs beyond the workspace set aside for all layers together."""
         return self.state_bytes + self.excess_bytes
 
 
 def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     """The figures of one layer in one mode."""
-    gpu, degree, sequence = setting.gpu, mode.degree, mode.sequence_parallel
-    forward = [forward_s(operator, kind, gpu, degree, sequence) for operator in kind.operators]
-    backward = sum(backward_s(operator, kind, gpu, degree, sequence) for operator in kind.operators)
-    again = {
-        Recomputation.NONE: 0.0,
-        Recomputation.SELECTIVE: sum(
-            pass_s for operator, pass_s in zip(kind.operators, forward, strict=True) if operator.cheap
-        ),
-        Recomputation.FULL: sum(forward),
-    }[mode.recomputation]
-    talk_forward = sum(ex.forward * exchange_s(ex, kind, gpu, degree, sequence) for ex in kind.exchanges)
-    talk_backward = sum(ex.backward * exchange_s(ex, kind, gpu, degree, sequence) for ex in kind.exchanges)
-    talk_again = talk_forward if mode.recomputation is Recomputation.FULL else 0.0
+    stack, software = setting.stack, setting.stack.software
+    forward = [forward_s(operator, kind, mode, stack) / software.efficiency for operator in kind.operators]
+    backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / software.efficiency
+    again, again_launches = _again(kind, mode, forward, stack)
+    talk = exchanges_of(kind, mode, stack)
+    full = mode.recomputation is Recomputation.FULL
+    talk_again = talk.forward_s if full else 0.0
+    forward_launches = sum(launches(operator)[0] for operator in kind.operators)
+    backward_launches = sum(launches(operator)[1] for operator in kind.operators) + again_launches
+    idle_forward = idle_s(sum(forward) + talk.forward_s, software.host_s * forward_launches)
+    idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
+    parameters = parameters_on_device(kind, mode)
     trained = trained_on_device(kind, mode)
-    transient = transient_bytes(kind, mode)
-    passes_s = (sum(forward) + talk_forward, backward + talk_backward + again + talk_again)
-    offload = [offload_s(kept_bytes(kind, mode), pass_s, gpu) if mode.offload else 0.0 for pass_s in passes_s]
+    transient = working_bytes(kind, mode)
+    # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
+    # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
+    charged = not kind.recomputable or transient_bytes(kind, mode) > 0.0
+    passes_s = (
+        sum(forward) + talk.forward_s + idle_forward,
+        backward + talk.backward_s + again + talk_again + idle_backward,
+    )
+    offload = [offload_s(kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
+    gathers = [
+        max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
+        for moved_s, pass_s in zip(_sharded_s(parameters, trained, mode, setting), passes_s, strict=True)
+    ]
     return Costs(
         forward_s=sum(forward),
         backward_s=backward,
         recompute_s=again,
-        exchange_forward_s=talk_forward,
-        exchange_backward_s=talk_backward,
+        exchange_forward_s=talk.forward_s,
+        exchange_backward_s=talk.backward_s,
         exchange_recompute_s=talk_again,
+        idle_forward_s=idle_forward,
+        idle_backward_s=idle_backward,
         offload_s=sum(offload),
-        zero_s=_zero_s(trained, mode, setting),
-        parameters=parameters_on_device(kind, mode),
+        gather_forward_s=gathers[0],
+        gather_backward_s=gathers[1],
+        parameters=parameters,
         trained=trained,
         gradient_bytes=trained * setting.training.gradient_bytes,
+        synchronised_bytes=synchronised_bytes(trained, mode, setting),
         state_bytes=state_bytes(kind, mode, setting.training),
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,
-        excess_bytes=max(0.0, transient - setting.workspace_bytes),
+        excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
-        weight_s=sum(weight_gradients_s(operator, kind, gpu, degree, sequence) for operator in kind.operators),
+        weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
+        / software.efficiency,
     )
+
+
+def idle_s(device_s: float, host_s: float) -> float:
+    """What the GPU waits for the host, which launches kernels while earlier ones run.
+
+    A pass takes the longer of both; where they are about as long, each waits for the other now and then.
+    """
+    if host_s == 0.0:
+        return 0.0
+    return float(math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF)) - device_s
+
+
+def _again(kind: LayerKind, mode: Mode, forward: Sequence[float], stack: Stack) -> tuple[float, int]:
+    """Seconds of what the backward pass makes again, and its launches."""
+    if mode.recomputation is Recomputation.NONE:
+        return 0.0, 0
+    again_s, count = 0.0, 0
+    for operator, pass_s in zip(kind.operators, forward, strict=True):
+        if mode.recomputation is Recomputation.FULL or operator.cheap:
+            again_s, count = again_s + pass_s, count + launches(operator)[0]
+        elif operator.products and not operator.on_chip:
+            again_s += stack.software.selective_products * pass_s
+    return again_s, count
 
 
 def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
@@ -136,16 +203,30 @@ def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
     return max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu)
 
 
-def _zero_s(parameters: float, mode: Mode, setting: Setting) -> float:
-    """ZeRO-1 (Rajbhandari et al. 2020): once a batch, replicas gather the weights that others have updated.
+def synchronised_bytes(trained: float, mode: Mode, setting: Setting) -> float:
+    """w: what each replica reduces and gathers around a ring, once a batch, as half the bytes of both.
 
-    The planner divides p by d; so that a batch's time comes to 1 / N of it a sample, d / N of it is charged, with
-    d = the shards. Stages of more replicas gather a little more than that; their reduction, counted in w as if all
-    gradients were gathered too, takes less than w says.
+    All-reduced gradients go around twice. With a sharded optimizer (ZeRO-1, Rajbhandari et al. 2020) gradients are
+    scattered and updated weights gathered. FSDP does that in each pass.
     """
-    shards = mode.zero_shards
-    gathered_bytes = parameters * setting.training.weight_bytes * (shards - 1) / shards
-    return gathered_bytes / (setting.bytes_per_s / 2.0) * shards / setting.microbatches
+    software = setting.stack.software
+    gradient_bytes = software.reduced_bytes(setting.stack.precision, setting.training)
+    if mode.fsdp:
+        return 0.0
+    gathered_bytes = setting.training.weight_bytes if mode.zero_shards > 1 else gradient_bytes
+    return trained * (gradient_bytes + gathered_bytes) / 2.0
+
+
+def _sharded_s(parameters: float, trained: float, mode: Mode, setting: Setting) -> tuple[float, float]:
+    """FSDP: weights are gathered for the forward and again for the backward pass, whose gradients are scattered."""
+    if not mode.fsdp:
+        return 0.0, 0.0
+    group = Group(mode.zero_shards, mode.degree * mode.context)
+    weights_bytes = parameters * setting.training.weight_bytes
+    gradients_bytes = trained * setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
+    gather_s = all_gather_s(weights_bytes, group, setting.gpu, setting.stack.gpus_per_node)
+    scatter_s = all_gather_s(gradients_bytes, group, setting.gpu, setting.stack.gpus_per_node)
+    return gather_s, gather_s + scatter_s
 
 
 def edge_bytes(output_bytes: float, setting: Setting) -> float:
@@ -160,10 +241,11 @@ def sync_bytes(output_bytes: float, mode: Mode, setting: Setting) -> float:
     sequence parallelism those on the other side then gather it over the node's links; its time is said in bytes of B,
     of which the planner charges 2 (c + fw) / B.
     """
-    share = output_bytes / mode.degree
+    share = output_bytes / (mode.degree * mode.context)
     gathered = 0.0
     if mode.degree > 1 and not mode.sequence_parallel:
-        gather_s = (mode.degree - 1) * (share / setting.gpu.ring_bytes_per_s(mode.degree) + setting.gpu.link_latency_s)
+        stack = setting.stack
+        gather_s = all_gather_s(output_bytes / mode.context, Group(mode.degree), stack.gpu, stack.gpus_per_node)
         gathered = gather_s * setting.bytes_per_s / 2.0
     return share - edge_bytes(output_bytes, setting) + gathered
 
@@ -175,7 +257,7 @@ def tmpc_of(
     return Tmpc(
         id=mode.id,
         **times_of(costs.time_s, costs.forward_pass_s, costs.weight_s),
-        weights_bytes=float(math.ceil(costs.gradient_bytes)),
+        weights_bytes=float(math.ceil(costs.synchronised_bytes)),
         activation_bytes=float(math.ceil(costs.activation_bytes)),
         fixed_bytes=float(math.ceil(costs.fixed_bytes)),
         forward_sync_bytes={u: float(math.ceil(sync_bytes(size, mode, setting))) for u, size in arriving.items()},

@@ -11,11 +11,11 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.units import OnNote, doubtful
 from piper_ray.workloads.estimate.gpu_names import find_gpu, near_gpus
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
-from piper_ray.workloads.formats.units import OnNote, doubtful
 
 _RATE = "a rate > 0, such as 300GB/s"
 _FRACTION_WORDS = "a share > 0 and at most 1"
@@ -47,6 +47,7 @@ class Gpu(Closed):
 
     name: str = Field(description="a text")
     memory_bytes: PositiveSize = Field(alias="memory", description="a size > 0, such as 80GB")
+    memory_found: _Fraction
     usual: bool = Field(default=False, description="true or false")
     matrix_flop_per_s: Positive = Field(alias="matrix", description="FLOP/s > 0")
     matrix_tf32_flop_per_s: Figure = Field(default=0.0, alias="matrix_tf32", description="FLOP/s >= 0")
@@ -64,9 +65,18 @@ class Gpu(Closed):
     mesh: bool = Field(default=False, description="true or false")
     network_bytes_per_s: PositiveRate = Field(alias="network_bandwidth", description=_RATE)
     network_fraction: _Fraction
+    network_latency_s: Figure = Field(default=5e-6, alias="network_latency", description="seconds >= 0")
+    attention_fraction: _Fraction = 0.8
+    fp8_gain: Positive = Field(default=1.0, description="a number > 0")
+    kernel_s: Figure = Field(default=0.0, alias="kernel", description="seconds >= 0")
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")
+
+    @property
+    def device_bytes(self) -> float:
+        """What programs find of the memory: makers count GiB as GB, and some is the driver's."""
+        return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
 
     def ring_bytes_per_s(self, degree: int) -> float:
         """What a ring of ``degree`` GPUs of a node carries in one direction."""
@@ -86,9 +96,9 @@ class Hardware:
         if found is not None:
             return self.gpus[found]
         near = near_gpus(key, self.gpus)
-        guess = f"; was {' or '.join(near)} meant" if near else ""
+        guess = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(
-            f"--gpu {key}: unknown{guess}; expected one of {', '.join(self.gpus)} (--hardware FILE adds others)"
+            f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others){guess}"
         )
 
 

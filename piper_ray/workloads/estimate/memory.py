@@ -1,4 +1,4 @@
-"""Bytes on each device: the state of parameters, what a microbatch in flight keeps, what recomputing needs at once."""
+"""Bytes on each device of a layer in a mode: parameters, what a microbatch in flight keeps, what its passes need."""
 
 from __future__ import annotations
 
@@ -6,64 +6,172 @@ from collections.abc import Iterable
 
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode, Recomputation
-from piper_ray.workloads.estimate.operators import KeptBytes, LayerKind, Split
+from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime, Selective
+from piper_ray.workloads.estimate.working import backward_bytes, result_bytes
 
 
 def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
     """Parameters that each device holds."""
-    return sum(
-        kind.value(operator.parameters) / operator.parameters_split.parts(mode.degree, mode.sequence_parallel)
-        for operator in kind.operators
-    )
+    return _numbers_on_device(kind.operators, kind, mode)
+
+
+def routed_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Those of them that are experts'."""
+    return _numbers_on_device((operator for operator in kind.operators if operator.routed), kind, mode)
 
 
 def trained_on_device(kind: LayerKind, mode: Mode) -> float:
     """Those of them that have gradients and optimizer state."""
-    return sum(
-        kind.value(operator.parameters) / operator.parameters_split.parts(mode.degree, mode.sequence_parallel)
-        for operator in kind.operators
-        if not operator.frozen
-    )
+    return _numbers_on_device((operator for operator in kind.operators if not operator.frozen), kind, mode)
+
+
+def trained_routed_on_device(kind: LayerKind, mode: Mode) -> float:
+    """Those of them that are experts'."""
+    trained = (operator for operator in kind.operators if operator.routed and not operator.frozen)
+    return _numbers_on_device(trained, kind, mode)
+
+
+def _numbers_on_device(operators: Iterable[Operator], kind: LayerKind, mode: Mode) -> float:
+    return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in operators)
 
 
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
-    """Weights, gradients and optimizer state; the last is shared by ``mode.zero_shards`` replicas (ZeRO-1)."""
-    optimizer = training.optimizer_bytes / mode.zero_shards
-    weights = parameters_on_device(kind, mode) * training.weight_bytes
-    return weights + trained_on_device(kind, mode) * (training.gradient_bytes + optimizer)
+    """Weights, gradients and optimizer state, which ``mode.zero_shards`` replicas share; FSDP's share all of it."""
+    whole = mode.zero_shards if mode.fsdp else 1
+    weights = parameters_on_device(kind, mode) * training.weight_bytes / whole
+    trained = training.gradient_bytes / whole + training.optimizer_bytes / mode.zero_shards
+    return weights + trained_on_device(kind, mode) * trained
 
 
-def kept_bytes(kind: LayerKind, mode: Mode) -> float:
+def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
     Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what is
-    cheap to make again.
+    cheap to make again, or what the runtime's own form of it keeps.
     """
+    checkpoint = kind.value(kind.checkpoint) / mode.parts(Split.SEQUENCE)
     if mode.recomputation is Recomputation.FULL:
-        return kind.value(kind.checkpoint) / Split.SEQUENCE.parts(mode.degree, mode.sequence_parallel)
-    selective = mode.recomputation is Recomputation.SELECTIVE
-    return _saved_bytes(kind, mode, (saved for saved in _all_saved(kind) if not (selective and saved.cheap)))
+        return checkpoint
+    if mode.recomputation is Recomputation.NONE:
+        return needed_bytes(kind, mode, runtime)
+    if runtime.selective is Selective.ALTERNATE:
+        return checkpoint + _alternate_bytes(kind, mode)
+    return needed_bytes(kind, mode, runtime) - _made_again_bytes(kind, mode, runtime)
 
 
-def transient_bytes(kind: LayerKind, mode: Mode) -> float:
+def needed_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+    """All that a microbatch's backward pass through the layer reads: kept, or made again."""
+    kept = sum(
+        _kept_bytes(operator, saved, kind, mode, runtime) for operator in kind.operators for saved in operator.saved
+    )
+    return kept + _sent_attention_bytes(kind, mode, runtime)
+
+
+def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What is needed beyond that while the layer's backward pass runs, once per device and not per microbatch.
 
-    Recomputation: all that was not kept. Offload: a layer's activations in use while the next ones come.
+    Recomputation: all that was not kept; full recomputation also makes anew what it kept, the layer's result.
+    Offload: a layer's activations in use while the next ones come.
     """
-    dropped = _saved_bytes(kind, mode, _all_saved(kind)) - kept_bytes(kind, mode)
+    kept = kept_bytes(kind, mode, runtime)
+    again = 0.0
     if mode.recomputation is Recomputation.FULL:
-        dropped = _saved_bytes(kind, mode, _all_saved(kind))
-    return dropped + (2.0 * kept_bytes(kind, mode) if mode.offload else 0.0)
+        again = needed_bytes(kind, mode, runtime)
+    elif mode.recomputation is Recomputation.SELECTIVE:
+        again = max(0.0, needed_bytes(kind, mode, runtime) - kept)
+    return again + (2.0 * kept if mode.offload else 0.0)
 
 
-def activation_bytes(kind: LayerKind, mode: Mode) -> float:
+def working_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+    """``transient_bytes``, and the gradients that are on their way at the worst moment of that pass."""
+    return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, runtime.loss)
+
+
+def activation_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
-    return 0.0 if mode.offload else kept_bytes(kind, mode)
+    return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
 
 
-def _all_saved(kind: LayerKind) -> Iterable[KeptBytes]:
-    return (saved for operator in kind.operators for saved in operator.saved)
+def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+    """What selective recomputation makes again."""
+    attention = runtime.selective is Selective.ATTENTION
+    return sum(
+        _kept_bytes(operator, saved, kind, mode, runtime)
+        for operator in kind.operators
+        for saved in operator.saved
+        if (attention and operator.on_chip) or (saved.cheap and not (attention and operator.products))
+    )
 
 
-def _saved_bytes(kind: LayerKind, mode: Mode, listed: Iterable[KeptBytes]) -> float:
-    return sum(kind.value(saved.bytes) / saved.split.parts(mode.degree, mode.sequence_parallel) for saved in listed)
+def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / mode.parts(saved.split)
+
+
+def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Runtime) -> float:
+    """Of what the formulas say: half of fp32 logits if bf16 ones stay, and of a product's input if it is in fp8.
+
+    What attention keeps of its own result stays in half precision; its projection's copy in fp8 comes on top.
+    """
+    if operator.name == LOSS:
+        return 0.5 if runtime.loss is Loss.FUSED else 1.0
+    if not (runtime.fp8 and kind.recomputable):
+        return 1.0
+    place = kind.operators.index(operator)
+    after = kind.operators[place + 1] if place + 1 < len(kind.operators) else operator
+    # Experts' first product reads what the dispatch before it keeps.
+    reader = after if after.routed and not operator.products else operator
+    if not reader.products or not kind.value(reader.parameters):
+        return 1.0
+    product = reader.products[0]
+    inputs = 2.0 * kind.value(product.rows) * kind.value(product.depth) * kind.value(product.count)
+    if kind.value(saved.bytes) != inputs:
+        return 1.0
+    return 1.5 if place and kind.operators[place - 1].on_chip else 0.5
+
+
+def _sent_attention_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+    """Context parallelism by all-to-all: attention keeps its result, and the projection keeps it sorted by tokens."""
+    if mode.context == 1 or not runtime.context_all_to_all:
+        return 0.0
+    return sum(_attention_result_bytes(kind, mode))
+
+
+def _attention_result_bytes(kind: LayerKind, mode: Mode) -> list[float]:
+    """Of each attention core: what the operator behind it keeps."""
+    pairs = zip(kind.operators, kind.operators[1:], strict=False)
+    return [
+        sum(kind.value(saved.bytes) / mode.parts(saved.split) for saved in reader.saved)
+        for core, reader in pairs
+        if core.on_chip
+    ]
+
+
+def _alternate_bytes(kind: LayerKind, mode: Mode) -> float:
+    """The results of attention and of every second product."""
+    products = [operator for operator in kind.operators if operator.products and not operator.on_chip]
+    results = sum(result_bytes(operator, kind, mode) for operator in products)
+    return results / 2.0 + sum(_attention_result_bytes(kind, mode))
+
+
+def gradient_shapes(kind: LayerKind, mode: Mode) -> dict[tuple[int, int], float]:
+    """Bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
+    found: dict[tuple[int, int], float] = {}
+    for operator in kind.operators:
+        if not kind.value(operator.parameters) or operator.on_chip or operator.frozen:
+            continue
+        for rows, columns in _weight_shapes(operator, kind, mode):
+            found[round(rows), round(columns)] = 2.0 * rows * columns
+    return found
+
+
+def _weight_shapes(operator: Operator, kind: LayerKind, mode: Mode) -> list[tuple[float, float]]:
+    parts = float(mode.degree if operator.parameters_split is Split.TENSOR and not operator.routed else 1)
+    shapes = []
+    for product in operator.products:
+        columns, depth = kind.value(product.columns), kind.value(product.depth)
+        divided = "columns" if operator.routed else product.divided
+        by_columns, by_depth = divided == "columns", divided == "depth"
+        own = parts * (mode.expert_tensor if operator.routed else 1)
+        shapes.append((columns / (own if by_columns else 1.0), depth / (own if by_depth else 1.0)))
+    return shapes

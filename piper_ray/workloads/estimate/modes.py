@@ -1,4 +1,4 @@
-"""The ways to run a layer: tensor and sequence parallelism, recomputation, optimizer sharding, offload."""
+"""The ways to run a layer: tensor, sequence, context and expert parallelism, recomputation, sharding, offload."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from piper_ray.workloads.estimate.operators import LayerKind, Split
+from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 
 
 class Recomputation(Enum):
@@ -19,23 +19,53 @@ class Recomputation(Enum):
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to run a layer on ``degree`` devices. zero_shards: of the optimizer's state; 1 without sharding."""
+    """One way to run a layer on ``degree * context`` devices.
+
+    degree: t of tensor parallelism. context: so many groups of t devices share a sequence's tokens. experts: ranks
+    over which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert.
+    zero_shards: of the optimizer's state; 1 without sharding. fsdp: weights and gradients are sharded with it, and
+    gathered for each pass (ZeRO-3). gathered: with sequence parallelism, what a norm hands to a product is kept whole
+    and not gathered again.
+    """
 
     degree: int
     sequence_parallel: bool = False
     recomputation: Recomputation = Recomputation.NONE
     zero_shards: int = 1
     offload: bool = False
+    context: int = 1
+    experts: int | None = None
+    expert_tensor: int = 1
+    fsdp: bool = False
+    gathered: bool = False
 
     @property
     def id(self) -> str:
         """``plain``, ``sp+selective``, ``full+zero8+offload``: the TMPC's id."""
         parts = ["sp"] if self.sequence_parallel else []
+        parts += ["gathered"] if self.gathered else []
+        parts += [f"cp{self.context}"] if self.context > 1 else []
+        parts += [f"ep{self.experts}"] if self.experts is not None else []
         if self.recomputation is not Recomputation.NONE or not parts:
             parts.append(self.recomputation.value)
-        parts += [f"zero{self.zero_shards}"] if self.zero_shards > 1 else []
+        parts += [f"{'fsdp' if self.fsdp else 'zero'}{self.zero_shards}"] if self.zero_shards > 1 else []
         parts += ["offload"] if self.offload else []
         return "+".join(parts)
+
+    @property
+    def expert_ranks(self) -> int:
+        """Over which experts are spread."""
+        return self.degree if self.experts is None else self.experts
+
+    def parts(self, split: Split) -> int:
+        """By how many a figure of the tokens is divided."""
+        return self.context * split.parts(self.degree, self.sequence_parallel)
+
+    def parameter_parts(self, operator: Operator) -> int:
+        """By how many an operator's parameters are divided."""
+        if operator.routed:
+            return self.expert_ranks * self.expert_tensor
+        return operator.parameters_split.parts(self.degree, self.sequence_parallel)
 
 
 def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,9 @@ from typing import Literal
 
 from piper_ray.workloads.estimate.formulas import evaluate
 
+LOSS = "loss"
+"""The name of the operator that turns logits into a loss."""
+
 
 class Split(Enum):
     """TENSOR: each of t devices has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all."""
@@ -73,6 +76,11 @@ class Operator:
     on_chip: bool = False
     matrices: int = 1
     frozen: bool = False
+
+    @property
+    def routed(self) -> bool:
+        """Whether these are experts' products: as many as there are experts, each of the tokens that go to one."""
+        return any(product.count == "E" for product in self.products)
 
 
 @dataclass(frozen=True)

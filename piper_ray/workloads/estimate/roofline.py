@@ -1,13 +1,17 @@
-"""How long operators and exchanges take: the slower of arithmetic and memory traffic, and rings between GPUs."""
+"""How long the operators of a layer take on each device: the slower of arithmetic and memory traffic, and launches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from piper_ray.workloads.estimate.hardware import Gpu
-from piper_ray.workloads.estimate.operators import Exchange, LayerKind, Operator, Product
+from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.operators import LayerKind, Operator, Product
+from piper_ray.workloads.estimate.software import Precision, Stack
 
 _NUMBER_BYTES = 2
+_HEAD_EDGE = 32
+"""A fused attention kernel on heads of size d takes as long as on heads of d + 32 at its best rate."""
 
 
 @dataclass(frozen=True)
@@ -29,31 +33,57 @@ class MatrixProducts:
         return _NUMBER_BYTES * self.count * (rows * depth + depth * columns + rows * columns)
 
 
-def shape_on(product: Product, kind: LayerKind, degree: int, sequence_parallel: bool) -> MatrixProducts:
-    """The share of one of ``degree`` devices."""
+def shape_on(product: Product, kind: LayerKind, mode: Mode) -> MatrixProducts:
+    """The share of one device. Of context parallelism each has as many of the rows, and of causal attention's work."""
+    if product.count == "E":
+        return experts_shape(product, kind, mode)
     divided: str | None = product.divided
     if divided == "tokens":
-        divided = "rows" if sequence_parallel else None
+        divided = "rows" if mode.sequence_parallel else None
     sides = {
-        side: kind.value(getattr(product, side)) / (degree if divided == side else 1)
+        side: kind.value(getattr(product, side)) / (mode.degree if divided == side else 1)
         for side in ("rows", "columns", "depth", "count")
     }
-    return MatrixProducts(**sides)
+    return MatrixProducts(**{**sides, "rows": sides["rows"] / mode.context})
 
 
-def achieved_fraction(shape: MatrixProducts, gpu: Gpu) -> float:
-    """The share of the peak rate at which a product of this shape runs, if memory does not hold it up."""
+def experts_shape(product: Product, kind: LayerKind, mode: Mode) -> MatrixProducts:
+    """Each device has its experts, and of their tokens as many as all others have of theirs on average."""
+    count = kind.value(product.count) / mode.expert_ranks
+    whole = kind.value(product.rows) * kind.value(product.count)
+    rows = whole / (mode.degree * mode.context) * mode.expert_tensor / count
+    inner, outer = ("columns", "depth") if kind.value(product.depth) == kind.value("h") else ("depth", "columns")
+    sides = {
+        inner: kind.value(getattr(product, inner)) / mode.expert_tensor,
+        outer: kind.value(getattr(product, outer)),
+    }
+    return MatrixProducts(rows=rows, count=count, **sides)
+
+
+def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
+    """The share of the peak rate at which a product of this shape runs, if memory does not hold it up.
+
+    on_chip: within a fused attention kernel, which has tiles of its own. Filling tiles and pipelines takes as long in 8
+    bits: at a rate that is ``gain`` times higher it costs more of it.
+    """
+    if on_chip:
+        head = min(shape.columns, shape.depth)
+        return gpu.matrix_fraction * gpu.attention_fraction * head / (head + _HEAD_EDGE)
+    edge, depth_edge = gpu.edge * gain, gpu.depth_edge * gain
     return (
         gpu.matrix_fraction
-        * (shape.rows / (shape.rows + gpu.edge))
-        * (shape.columns / (shape.columns + gpu.edge))
-        * (shape.depth / (shape.depth + gpu.depth_edge))
+        * (shape.rows / (shape.rows + edge))
+        * (shape.columns / (shape.columns + edge))
+        * (shape.depth / (shape.depth + depth_edge))
     )
 
 
-def product_s(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False) -> float:
-    """Roofline: FLOP at the fraction of the shape, or operands and result once through memory, whichever is longer."""
-    arithmetic_s = shape.flop / (gpu.matrix_flop_per_s * achieved_fraction(shape, gpu))
+def product_s(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
+    """Roofline: FLOP at the fraction of the shape, or operands and result once through memory, whichever is longer.
+
+    gain: how much faster than bf16 the arithmetic is.
+    """
+    arithmetic_s = shape.flop / (gain * gpu.matrix_flop_per_s * achieved_fraction(shape, gpu, on_chip, gain))
     return arithmetic_s if on_chip else max(arithmetic_s, traffic_s(shape.operand_bytes, gpu))
 
 
@@ -62,44 +92,48 @@ def traffic_s(size_bytes: float, gpu: Gpu) -> float:
     return size_bytes / (gpu.memory_bytes_per_s * gpu.memory_fraction)
 
 
-def forward_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
-    """One operator's forward pass on each of ``degree`` devices."""
-    size_bytes = kind.value(operator.forward_bytes) / operator.split.parts(degree, sequence_parallel)
-    return _products_s(operator, kind, gpu, degree, sequence_parallel) + traffic_s(size_bytes, gpu)
+def forward_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+    """One operator's forward pass on each device."""
+    return _products_s(operator, kind, mode, stack) + _traffic_s(operator.forward_bytes, operator, kind, mode, stack)
 
 
-def backward_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
+def backward_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
     """The same for the backward pass: the gradients of a product are products of the same three sides."""
-    size_bytes = kind.value(operator.backward_bytes) / operator.split.parts(degree, sequence_parallel)
-    products = _products_s(operator, kind, gpu, degree, sequence_parallel)
-    return operator.backward_products * products + traffic_s(size_bytes, gpu)
+    products = operator.backward_products * _products_s(operator, kind, mode, stack)
+    return products + _traffic_s(operator.backward_bytes, operator, kind, mode, stack)
 
 
-def weight_gradients_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
+def weight_gradients_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
     """Of the backward pass, the products that give gradients of weights: as many as in the forward pass."""
     learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
-    return _products_s(operator, kind, gpu, degree, sequence_parallel) if learns else 0.0
+    return _products_s(operator, kind, mode, stack) if learns else 0.0
 
 
-def _products_s(operator: Operator, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
-    shapes = [shape_on(product, kind, degree, sequence_parallel) for product in operator.products]
-    return sum(product_s(shape, gpu, operator.on_chip) for shape in shapes)
+def launches(operator: Operator) -> tuple[int, int]:
+    """Of a forward and of a backward pass, in operators: a product's backward pass is two."""
+    return 1, 2 if operator.products and not operator.on_chip else 1
 
 
-def all_reduce_s(size_bytes: float, gpu: Gpu, degree: int) -> float:
-    """Ring: 2 (t - 1) steps, each of 1/t of the tensor. A reduce-scatter and an all-gather take half of it each."""
-    steps = 2 * (degree - 1)
-    return steps * (size_bytes / degree / gpu.ring_bytes_per_s(degree) + gpu.link_latency_s)
+def in_fp8(operator: Operator, stack: Stack) -> bool:
+    """Whether its products are of 8 bits: those of linear layers, the vocabulary's and the router's left out."""
+    linear = any(product.columns not in ("V", "E") and product.divided != "count" for product in operator.products)
+    return stack.precision is Precision.FP8 and (linear or operator.routed) and operator.parameters != "0"
 
 
-def all_to_all_s(size_bytes: float, gpu: Gpu, degree: int) -> float:
-    """Each device sends 1/t of its own share of ``size_bytes`` to each of the t - 1 others."""
-    steps = degree - 1
-    return steps * (size_bytes / degree / degree / gpu.ring_bytes_per_s(degree) + gpu.link_latency_s)
+def _products_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+    fp8 = in_fp8(operator, stack)
+    total_s = 0.0
+    for product in operator.products:
+        shape = shape_on(product, kind, mode)
+        once_s = product_s(shape, stack.gpu, operator.on_chip, stack.gpu.fp8_gain if fp8 else 1.0)
+        total_s += once_s * (stack.imbalance if operator.routed and mode.expert_ranks > 1 else 1.0) + stack.gpu.kernel_s
+        if fp8:
+            total_s += traffic_s(stack.software.cast_bytes * shape.rows * shape.depth * shape.count, stack.gpu)
+    return total_s
 
 
-def exchange_s(exchange: Exchange, kind: LayerKind, gpu: Gpu, degree: int, sequence_parallel: bool) -> float:
-    """One exchange, once."""
-    if sequence_parallel and exchange.expert_bytes:
-        return all_to_all_s(kind.value(exchange.expert_bytes), gpu, degree)
-    return all_reduce_s(kind.value(exchange.bytes), gpu, degree)
+def _traffic_s(formula: str, operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+    size_bytes = kind.value(formula) / mode.parts(operator.split)
+    if operator.name == "loss":
+        size_bytes *= stack.software.loss_traffic
+    return traffic_s(size_bytes, stack.gpu) + (stack.gpu.kernel_s if size_bytes else 0.0)

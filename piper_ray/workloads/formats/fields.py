@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from piper_ray.model import limits
 from piper_ray.model.errors import UsageError
+from piper_ray.model.units import doubtful, parse_bytes, parse_bytes_per_s
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.units import doubtful, parse_bytes, parse_bytes_per_s
 
 FIGURE_WORDS = "a finite number >= 0"
 SIZE_WORDS = "a size >= 0 in bytes, such as 8192 or 30MiB"

@@ -43,22 +43,29 @@ def load(
     *,
     devices: int | None = None,
     microbatches: int | None = None,
-    memory_bytes: float | None = None,
-    bandwidth_bytes_per_s: float | None = None,
+    memory_bytes: float | str | None = None,
+    bandwidth_bytes_per_s: float | str | None = None,
     in_flight: InFlight | str | None = None,
 ) -> Instance:
     """The instance that a file or a parsed document describes.
 
     source: the path of Piper's or dnn-partitioning's JSON (.json; told apart by their keys), our compact workload
     (.toml; see ``formats/workload_schema.py``) or a PipeDream profile (.txt), told apart by content where the path ends
-    otherwise; or a dict in the shape of one of the former. devices, microbatches, memory_bytes, bandwidth_bytes_per_s:
-    K, N, M and B in place of the input's own, which then need not be there. in_flight: of a PipeDream profile only, see
-    ``InFlight``.
+    otherwise; or a dict in the shape of one of the former.
+    devices, microbatches, memory_bytes, bandwidth_bytes_per_s: K, N, M and B in place of the input's own, which then
+    need not be there; sizes as numbers of bytes or as texts such as "8GiB" and "25GB/s".
+    in_flight: of a PipeDream profile only, see ``InFlight``.
 
     What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in a file, which most likely lacks its
     unit, stands in the instance's ``notes``.
 
     Raises InputError with every fault found and its path; UsageError for arguments that make no sense.
+
+    >>> import piper_ray
+    >>> layers = {"types": {"block": {"tmpcs": [{"t": 1, "id": "plain", "time_s": 0.01, "weights": "1GiB"}]}}}
+    >>> layers |= {"layers": {"first": {"type": "block"}, "second": {"type": "block", "inputs": ["first"]}}}
+    >>> piper_ray.load(layers, devices=2, microbatches=8, memory_bytes="8GiB", bandwidth_bytes_per_s="25GB/s").devices
+    2
     """
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
@@ -74,8 +81,8 @@ def load_text(
     name: str = "text",
     devices: int | None = None,
     microbatches: int | None = None,
-    memory_bytes: float | None = None,
-    bandwidth_bytes_per_s: float | None = None,
+    memory_bytes: float | str | None = None,
+    bandwidth_bytes_per_s: float | str | None = None,
     in_flight: InFlight | str | None = None,
 ) -> Instance:
     """``load`` of a file's content, in whatever form. name: what stands for the path in errors. Files that it names are
@@ -118,6 +125,28 @@ def instance_of(given: Instance | Source) -> Instance:
     return load(given)
 
 
+def on_cluster(
+    given: Instance | Source,
+    devices: int | None,
+    microbatches: int | None,
+    memory_bytes: float | str | None,
+    bandwidth_bytes_per_s: float | str | None,
+) -> Instance:
+    """``instance_of`` with K, N, M and B in place of its own; None stays. Raises as that, and UsageError."""
+    figures = {
+        "devices": devices,
+        "microbatches": microbatches,
+        "memory_bytes": memory_bytes,
+        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+    }
+    if isinstance(given, (str, bytes, os.PathLike, Mapping)):
+        return load(given, **figures)  # type: ignore[arg-type]
+    instance = instance_of(given)
+    if all(value is None for value in figures.values()):
+        return instance
+    return instance.replace(**figures)  # type: ignore[arg-type]
+
+
 def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form | str | None = None) -> None:
     """Write ``instance`` in a ``Form``, or as the path ends: .json (Piper's), .toml (ours), .txt (PipeDream's).
 
@@ -126,6 +155,12 @@ def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form |
 
     Raises UsageError for such a refusal, for another extension and for a file that cannot be written; InputError for an
     instance that is not sound.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> piper_ray.dump(bert, "bert.toml")
+    >>> piper_ray.load("bert.toml") == bert
+    True
     """
     target = arguments.location("path", path)
     text = _text(instance_of(instance), target, _form(target, form))
@@ -180,6 +215,13 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 
     Checks the document's structure only, not whether the plan keeps the rules of the problem: that is
     ``evaluate``'s. Raises InputError with every fault found.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> piper_ray.dump_plan(solution.plan, "plan.json", bert)
+    >>> piper_ray.load_plan("plan.json", bert) == solution.plan
+    True
     """
     from piper_ray.workloads.formats.claims import made_for_another
     from piper_ray.workloads.formats.faults import Faults
@@ -244,6 +286,12 @@ def dump_plan(
     whether it keeps the rules of the problem is for ``evaluate`` to say. schedule: that which the plan is for, which
     says which stages share their ranks; None: the instance's own. Raises InputError for a plan of other layers,
     UsageError for what is no plan or no schedule, and for a file that cannot be written.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> layers = [layer.id for layer in bert.layers]
+    >>> mine = piper_ray.Plan((piper_ray.Stage(layers, 8, 1, dict.fromkeys(layers, "plain")),))
+    >>> piper_ray.dump_plan(mine, "mine.json", bert)
     """
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.objects import check_plan
@@ -375,7 +423,10 @@ def _path_text(path: object) -> str:
 
 
 def _overrides(
-    devices: int | None, microbatches: int | None, memory_bytes: float | None, bandwidth_bytes_per_s: float | None
+    devices: int | None,
+    microbatches: int | None,
+    memory_bytes: float | str | None,
+    bandwidth_bytes_per_s: float | str | None,
 ) -> Quantities:
     """The arguments as a cluster. Raises UsageError for each that is out of range."""
     figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)

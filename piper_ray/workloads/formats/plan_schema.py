@@ -243,6 +243,46 @@ class StatsDocument(_Documented):
     degrees: DegreesDocument | None = Field(default=None, description="One d and t for all stages; null: not asked.")
 
 
+class WithoutRulesDocument(_Documented):
+    time_per_sample_s: float | None = Field(description="Of the best plan found; null: none was.")
+    lower_bound_s: float | None = Field(description="No plan is faster; null: there is none.")
+
+
+class RuntimeDocument(_Documented):
+    """The runtime that a solve was for."""
+
+    name: Literal["megatron", "torchtitan", "torch", "deepspeed", "flagscale"] = Field(description="Which one.")
+    gpus_per_node: int = Field(description="Of the cluster, as it was taken.")
+    rank_order: str = Field(description="Parallel groups, from neighbouring ranks to distant ones.")
+    without_rules: WithoutRulesDocument = Field(description="The same solve without the runtime's rules.")
+
+
+class StepPartsDocument(_Documented):
+    """Where the time of a step goes, in s: the parts add up to it."""
+
+    compute_s: float = Field(description="Passes, on average over all devices.")
+    communication_s: float = Field(description="Transfers and sums of gradients, on average over all devices.")
+    uneven_s: float = Field(description="What the busiest rank is busy beyond the average.")
+    drain_s: float = Field(description="When the busiest rank has nothing to do.")
+
+
+class AlternativeDocument(_Documented):
+    """One of several plans."""
+
+    name: str = Field(description="Its place, or its file.")
+    step_s: float = Field(description="Simulated.")
+    schedule: _ScheduleName = Field(description="That which it is for.")
+    chunks: int = Field(description="Stages on each rank.")
+    group: int | None = Field(default=None, description="Microbatches that pass through a chunk before the next.")
+    devices: int = Field(description="That it uses.")
+    fits: bool = Field(description="Whether it keeps within the devices' memory.")
+    peak_memory_bytes: float = Field(description="Of the fullest rank.")
+    bubble_share: float = Field(description="Of the ranks' time that is spent idle.")
+    parts: StepPartsDocument = Field(description="Where the step's time goes.")
+    layout: str | None = Field(description="In Megatron's letters; null: they cannot say it.")
+    plan: StagesDocument | None = Field(default=None, description="Its stages.")
+
+
 class SolutionDocument(Header):
     """Everything about a solve, as solve --json prints it."""
 
@@ -268,6 +308,10 @@ class SolutionDocument(Header):
     infeasibility: InfeasibilityDocument | None = Field(description="Why there is no plan.")
     blocks: BlocksDocument | None = Field(description="What merging layers into blocks gave up; null: none were.")
     stats: StatsDocument = Field(description="What each step of the solve cost.")
+    runtime: RuntimeDocument | None = Field(default=None, description="Which runtime it was for; null: for none.")
+    alternatives: list[AlternativeDocument] | None = Field(
+        default=None, description="The best plans of different degrees and chunks; null: not asked for."
+    )
 
 
 SCHEMAS: dict[str, type[BaseModel]] = {"plan.schema.json": PlanDocument, "solution.schema.json": SolutionDocument}

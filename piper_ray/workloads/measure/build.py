@@ -14,6 +14,7 @@ from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.costs import Setting, edge_bytes, sync_bytes, times_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, software_named
 from piper_ray.workloads.measure.degrees import Way, estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.measure import Measured
 
@@ -118,7 +119,8 @@ def _tmpcs(
 def _setting(target: ProfileTarget, largest: int) -> Setting:
     assert target.gpu is not None
     microbatches, bytes_per_s = target.batch.microbatches, target.cluster.bandwidth_bytes_per_s
-    return Setting(target.gpu, target.training, microbatches, bytes_per_s, 0.0, largest)
+    stack = Stack(target.gpu, software_named(DEFAULT_SOFTWARE))
+    return Setting(stack, target.training, microbatches, bytes_per_s, 0.0, largest)
 
 
 def _edge_bytes(size: float, target: ProfileTarget, largest: int) -> float:

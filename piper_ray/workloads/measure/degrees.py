@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.estimate.roofline import all_reduce_s
+from piper_ray.workloads.estimate.links import Group, all_reduce_s
 from piper_ray.workloads.measure.saved import Held
 from piper_ray.workloads.measure.store import Figures
 
@@ -87,7 +87,7 @@ def _exchange_s(figures: Figures, divided: int, degree: int, gpu: Gpu) -> tuple[
     times = math.ceil(divided / 2)
 
     def reduced_s(size_bytes: float) -> float:
-        return times * all_reduce_s(size_bytes, gpu, degree) if size_bytes else 0.0
+        return times * all_reduce_s(size_bytes, Group(degree), gpu, degree) if size_bytes else 0.0
 
     return reduced_s(sum(figures.output_bytes)), reduced_s(figures.input_gradient_bytes)
 

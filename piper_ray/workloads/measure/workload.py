@@ -27,8 +27,8 @@ def profile(
     hardware: str | os.PathLike[str] | None = None,
     devices: int | None = None,
     batch: int | None = None,
-    memory_bytes: float | None = None,
-    bandwidth_bytes_per_s: float | None = None,
+    memory_bytes: float | str | None = None,
+    bandwidth_bytes_per_s: float | str | None = None,
     repeats: int = 20,
     warm_up: int = 5,
 ) -> Instance:

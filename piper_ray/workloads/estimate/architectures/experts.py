@@ -44,14 +44,14 @@ class Experts:
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         own = {"E": self.count, "e": self.per_token, "m": self.inner, "S": self.shared}
-        operators, exchanges = routed(style, self), [to_experts()]
+        operators, exchanges = list[Operator](), [to_experts()]
         if self.shared:
             feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False)
-            operators += tuple(replace(part, name=f"shared expert: {part.name}") for part in feeding)
+            operators += [replace(part, name=f"shared expert: {part.name}") for part in feeding]
             exchanges.append(all_reduce("shared experts"))
         if self.shared_gate:
-            operators += (_shared_gate(),)
-        return Part("feed-forward", operators, tuple(exchanges), (self.count,), symbols=own)
+            operators.append(_shared_gate())
+        return Part("feed-forward", (*operators, *routed(style, self)), tuple(exchanges), (self.count,), symbols=own)
 
 
 def _shared_gate() -> Operator:
@@ -69,7 +69,12 @@ def _shared_gate() -> Operator:
 
 
 def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
-    """Router, tokens sorted by expert, the experts' products, and the weighted sum of what they say."""
+    """Router, tokens sorted by expert, the experts' products, and the weighted sum of what they say.
+
+    Of each token and expert the router keeps 19 bytes: probabilities and those of the balance's loss in fp32, the
+    former in bf16, too, a mask, and a map of rows of 2 E + 1 numbers of 4 bytes (Megatron-Core, TransformerEngine).
+    Weights of experts are multiplied in before their second product, so that the sum keeps nothing.
+    """
     into = "2" if experts.gated else "1"
     return (
         Operator(
@@ -80,12 +85,12 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             backward_bytes="8 s b E",
             parameters="h E + E" if experts.router_bias else "h E",
             parameters_split=Split.WHOLE,
-            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("4 s b E", Split.SEQUENCE)),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("19 s b E", Split.SEQUENCE)),
         ),
         Operator(
             "tokens to experts",
-            forward_bytes="4 s b e h",
-            backward_bytes="4 s b e h",
+            forward_bytes="8 s b e h",  # sorted by expert, sent, and sorted again by those that are here
+            backward_bytes="8 s b e h",
             saved=(KeptBytes("2 s b e h", Split.TENSOR),),
         ),
         Operator(
@@ -109,9 +114,8 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
         ),
         Operator(
             "sum over experts",
-            forward_bytes="2 s b e h + 2 s b h",
-            backward_bytes="4 s b e h",
-            saved=(KeptBytes("2 s b e h", Split.TENSOR),),
+            forward_bytes="14 s b e h + 2 s b h",  # sorted back twice, weighted, added up
+            backward_bytes="14 s b e h",
         ),
     )
 

@@ -46,7 +46,10 @@ class LatentAttention:
 
 
 def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operator, ...]:
-    """Queries, keys and values from narrow latent vectors that have norms."""
+    """Queries, keys and values from narrow latent vectors that have norms.
+
+    Selective recomputation makes them again from those vectors (DeepSeek-V3, 2024, section 3.2.3).
+    """
     bias = ""
     if style.query_bias:
         bias = " + Q + C + r" if low_rank_queries else " + C + r"
@@ -74,8 +77,9 @@ def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operato
             parameters=f"{queries} a d",
             saved=(
                 *((KeptBytes("2 s b Q", Split.SEQUENCE, cheap=style.fused),) if low_rank_queries else ()),
-                KeptBytes("2 s b a d", Split.TENSOR),
+                KeptBytes("2 s b a d", Split.TENSOR, cheap=style.fused),
             ),
+            cheap=style.fused,
         ),
         Operator(
             "keys and values",
@@ -83,8 +87,9 @@ def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operato
             parameters="C a n + C a v",
             saved=(
                 KeptBytes("2 s b C", Split.SEQUENCE, cheap=style.fused),
-                KeptBytes("2 s b a d + 2 s b a v", Split.TENSOR),
+                KeptBytes("2 s b a d + 2 s b a v", Split.TENSOR, cheap=style.fused),
             ),
+            cheap=style.fused,
         ),
         Operator("rotary positions", forward_bytes="8 s b a r", backward_bytes="8 s b a r"),
         *core(style, value_size="v"),

@@ -1,0 +1,186 @@
+"""``piper-ray plan``: from a model's config to the files that launch its training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import command_text, note
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
+from piper_ray.export.target import Target
+from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from piper_ray.proposal.propose import Demand, Proposal
+
+WORKLOAD, PLAN = "workload.toml", "plan.json"
+
+
+def plan(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            help="A Hugging Face config.json, or the name of a known model, such as llama3-70b.",
+        ),
+    ],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="NAME", show_default=False, help="The GPU, such as H100-SXM or A100-80.")
+    ],
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="COUNT", min=1, show_default=False, help="Nodes of the cluster.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="DIR", show_default=False, help="The folder for workload, plan, report and launch."
+        ),
+    ],
+    runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Who is to run it.")] = RuntimeName.MEGATRON,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--global-batch", "--batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas."
+        ),
+    ] = None,
+    microbatch_size: Annotated[
+        int | None,
+        typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="This size alone; else 1, 2, 4, 8 and 16."),
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
+    ] = None,
+    schedule: Annotated[
+        ScheduleName | None,
+        typer.Option("--schedule", help="This schedule alone; else 1f1b, and interleaved where the runtime has it."),
+    ] = None,
+    zero: Annotated[
+        int,
+        typer.Option(
+            "--zero",
+            metavar="SHARDS",
+            min=1,
+            help="Offer sharding the optimizer's state over so many replicas; 1: not.",
+        ),
+    ] = 8,
+    all_reduce: SumOfGradients = None,
+    all_reduce_overlap: SumOverlap = None,
+    optimizer: OptimizerTime = None,
+    train_tokens: Annotated[
+        float | None,
+        typer.Option("--train-tokens", metavar="COUNT", min=0.0, help="Of the whole training, as 15e12: tells days."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--price", metavar="MONEY", min=0.0, help="Of a GPU for an hour: the training's cost is told."),
+    ] = None,
+    hardware: Annotated[
+        Path | None,
+        typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
+    ] = None,
+) -> None:
+    """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
+
+    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules.
+    """
+    from piper_ray.proposal.propose import Demand, propose, what_would_help
+    from piper_ray.workloads.estimate.build import EstimateRequest
+    from piper_ray.workloads.estimate.config import read_model
+    from piper_ray.workloads.estimate.hardware import load_hardware
+
+    if price is not None and train_tokens is None:
+        raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
+    named = RUNTIMES[runtime]
+    if schedule is not None:
+        named.require_schedule(schedule)
+    usual = tuple(x for x in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED) if x in named.schedules)
+    read = read_model(model)
+    for text in read.notes:
+        note(text)
+    request = EstimateRequest(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        tokens=tokens,
+        samples=microbatch_size,
+        batch=global_batch,
+        zero_shards=zero,
+    )
+    demand = Demand(
+        read,
+        load_hardware(hardware, note),
+        gpu,
+        request,
+        named,
+        usual if schedule is None else (schedule,),
+        step_terms(all_reduce, all_reduce_overlap, optimizer),
+    )
+    found = current().run(lambda stop: propose(demand, stop, note))
+    interrupted = current().number is not None
+    helps = [] if interrupted else current().run(lambda stop: list(what_would_help(found, stop)))
+    written = _write(demand, found, out, command_text(context))
+    if not interrupted:
+        written.append(_write_page(found, out))
+
+    from piper_ray.proposal.figures import figures_of
+    from piper_ray.report.layout import console
+    from piper_ray.report.proposal import print_figures, print_help, print_memory, print_others
+    from piper_ray.report.stages import print_layers
+
+    screen = console()
+    best = found.best
+    print_layers(screen, best.instance, best.plan, best.simulation.schedule)
+    screen.print()
+    print_others(screen, found)
+    screen.print()
+    print_help(screen, best, helps)
+    print_memory(screen, best)
+    screen.print()
+    print_figures(screen, found, figures_of(best, train_tokens, price))
+    for path in written:
+        typer.echo(str(path))
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _write(demand: Demand, found: Proposal, out: Path, command: str) -> list[Path]:
+    """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
+    from piper_ray.export.targets import export_plan
+    from piper_ray.report.document import plan_document, proof_document, to_text
+    from piper_ray.report.estimate_summary import file_text
+    from piper_ray.runtimes.runtime import gpus_per_node_of
+
+    best = found.best
+    instance, schedule = best.instance, best.solution.schedule
+    node = gpus_per_node_of(instance, demand.request.gpus_per_node)
+    launch = export_plan(instance, best.plan, schedule, Target(demand.runtime.name.value), node)
+    written = launch.write(out)
+    for text in launch.notes:
+        note(text)
+    workload, plan_file = out / WORKLOAD, out / PLAN
+    write_atomically(workload, file_text(best.estimate, command))
+    evaluation = piper_ray.evaluate(instance, best.plan, schedule=schedule, step=demand.step)
+    document = plan_document(instance, best.plan, evaluation, proof_document(best.solution), schedule)
+    write_atomically(plan_file, to_text(document))
+    return [workload, plan_file, *written]
+
+
+def _write_page(found: Proposal, out: Path) -> Path:
+    from piper_ray.report.page.build import report_subject, write_page
+    from piper_ray.workloads.formats.load import plan_claims
+
+    best, page = found.best, out / "report.html"
+    claims = plan_claims(out / PLAN)
+    write_page(current().run(lambda _: report_subject(best.instance, best.plan, best.solution.schedule, claims)), page)
+    return page

@@ -1,0 +1,77 @@
+"""What people ask of a plan: tokens a second, utilisation, days and money of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.model.settings import Recomputation as PlannedRecomputation
+from piper_ray.model.settings import setting_of
+from piper_ray.proposal.propose import Proposed
+from piper_ray.workloads.estimate.modes import Recomputation
+from piper_ray.workloads.estimate.work import hardware_flop
+
+_HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
+
+_KINDS = {
+    PlannedRecomputation.NONE: Recomputation.NONE,
+    PlannedRecomputation.SELECTIVE: Recomputation.SELECTIVE,
+    PlannedRecomputation.FULL: Recomputation.FULL,
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """mfu, hfu: shares of the peak rate of all devices that the plan uses, by the definitions of ``estimate.work``.
+
+    tokens_per_s: None where a sample has no tokens. days, cost: of the training asked about, None where nothing was.
+    """
+
+    step_s: float
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    devices: int
+    mfu: float
+    hfu: float
+    days: float | None
+    cost: float | None
+
+    @property
+    def tokens_per_s_per_device(self) -> float | None:
+        """Of each device that the plan uses."""
+        return None if self.tokens_per_s is None else self.tokens_per_s / self.devices
+
+
+def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: float | None = None) -> Figures:
+    """tokens: of the whole training; price_per_hour: of one GPU, in any currency."""
+    simulation, estimate = proposed.simulation, proposed.estimate
+    devices = proposed.plan.by_rank(simulation.schedule).devices
+    peak_flop = devices * (estimate.peak_flop_per_s / estimate.devices) * simulation.step_s
+    days = cost = None
+    if tokens is not None and simulation.tokens_per_s is not None:
+        days = tokens / simulation.tokens_per_s / _S_PER_HOUR / _HOURS_PER_DAY
+        if price_per_hour is not None:
+            cost = days * _HOURS_PER_DAY * estimate.devices * price_per_hour
+    return Figures(
+        step_s=simulation.step_s,
+        samples_per_s=simulation.samples_per_s,
+        tokens_per_s=simulation.tokens_per_s,
+        devices=devices,
+        mfu=estimate.model_flop / peak_flop,
+        hfu=_hardware_flop(proposed) / peak_flop,
+        days=days,
+        cost=cost,
+    )
+
+
+def _hardware_flop(proposed: Proposed) -> float:
+    """Of a step, with what this plan's layers recompute."""
+    instance, nodes = proposed.instance, proposed.estimate.architecture.nodes
+    again = 0.0
+    for stage in proposed.plan.stages:
+        for layer in stage.layers:
+            rows = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+            tmpc = next(one for one in rows if one.id == stage.tmpc_ids[layer])
+            kind = nodes[layer].kind
+            recomputation = _KINDS[setting_of(tmpc).recomputation or PlannedRecomputation.NONE]
+            again += hardware_flop(kind, recomputation) - hardware_flop(kind, Recomputation.NONE)
+    return proposed.estimate.model_flop + instance.microbatches * again

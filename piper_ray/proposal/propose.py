@@ -1,0 +1,214 @@
+"""The best plan of a model on a cluster under a runtime's rules, over microbatch sizes and schedules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from piper_ray.engine.solve import solve
+from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.solution import Infeasibility, Solution
+from piper_ray.model.step import StepTerms
+from piper_ray.model.stop import Stop
+from piper_ray.runtimes.runtime import Runtime
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.run import simulate
+from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
+from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.hardware import Hardware
+
+MOST_SAMPLES = 16
+"""Of a microbatch that is tried by itself: matrix products gain little beyond, and memory is gone before."""
+
+CHUNKED_S = 3.0
+"""What the search under a schedule with chunks, which ends with a gap, may take for one microbatch size."""
+
+_FINE_GAP = 1e-4
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
+
+    schedules: those tried, of the runtime's own.
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    gpu: str
+    request: EstimateRequest
+    runtime: Runtime
+    schedules: tuple[ScheduleName, ...]
+    step: StepTerms = StepTerms()
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A plan for one microbatch size and schedule, simulated. samples: of a microbatch."""
+
+    samples: int
+    estimate: Estimate
+    solution: Solution
+    plan: Plan
+    simulation: Simulation
+
+    @property
+    def instance(self) -> Instance:
+        return self.estimate.instance
+
+    @property
+    def step_s(self) -> float:
+        """Of the whole batch, simulated."""
+        return self.simulation.step_s
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """found: the fastest first; one for each microbatch size and schedule with a plan. refused: sizes that could not be
+    planned, and why."""
+
+    demand: Demand
+    found: tuple[Proposed, ...]
+    refused: tuple[str, ...]
+    seconds: float
+
+    @property
+    def best(self) -> Proposed:
+        return self.found[0]
+
+
+@dataclass(frozen=True)
+class Help:
+    """What a change of the cluster would bring: the step with it, or None where no plan was found in time."""
+
+    what: str
+    step_s: float | None
+
+
+def microbatch_sizes(model: ModelConfig, request: EstimateRequest) -> tuple[int, ...]:
+    """Powers of two up to ``MOST_SAMPLES`` that divide the batch, and the model's own."""
+    if request.samples is not None:
+        return (request.samples,)
+    batch = request.batch or model.batch
+    sizes = {size for size in divisors(batch) if size <= MOST_SAMPLES and size & (size - 1) == 0}
+    if batch % model.samples == 0:
+        sizes.add(model.samples)
+    return tuple(sorted(sizes))
+
+
+def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _: None) -> Proposal:
+    """Tries all; ``tell`` gets a line for each. Raises UsageError where nothing can be
+    estimated, InfeasibleError where no plan fits."""
+    began_s = time.perf_counter()
+    estimates, refused = _estimates(demand)
+    found: list[Proposed] = []
+
+    def so_far() -> Proposal | None:
+        ranked = tuple(sorted(found, key=lambda one: (one.step_s, one.samples)))
+        return Proposal(demand, ranked, tuple(refused), time.perf_counter() - began_s) if ranked else None
+
+    if stop is not None:
+        stop.offer(so_far)
+    exact = [name for name in demand.schedules if name not in CHUNKED]
+    for name in (*exact, *(name for name in demand.schedules if name in CHUNKED)):
+        for samples, of_size in estimates.items():
+            best_s = min((one.step_s for one in found), default=None)
+            outcome = _solved(demand, samples, of_size, name, best_s, stop)
+            if isinstance(outcome, Proposed):
+                found.append(outcome)
+                tell(f"microbatches of {samples}, {name.value}: {outcome.step_s:.4g} s a step")
+            elif outcome is not None:
+                refused.append(f"microbatches of {samples}, {name.value}: {outcome.reason}")
+                tell(refused[-1])
+            if stop is not None and stop.requested:
+                break
+    proposal = so_far()
+    if proposal is None:
+        raise InfeasibleError("no plan fits:\n" + "\n".join(refused))
+    return proposal
+
+
+def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterator[Help]:
+    """The best plan's step with more memory, and with faster links."""
+    best = proposal.best
+    instance = best.instance
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("25 % more memory", {"memory_bytes": 1.25 * instance.memory_bytes}),
+        ("links of twice the rate", {"bandwidth_bytes_per_s": 2.0 * instance.bandwidth_bytes_per_s}),
+    )
+    for what, changed in changes:
+        changed_instance = replace(instance, **changed)
+        found = _plan(proposal.demand, changed_instance, best.solution.schedule, None, stop)
+        yield Help(what, None if found.plan is None else _simulated(proposal.demand, changed_instance, found).step_s)
+
+
+def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
+    """By samples of a microbatch. Raises UsageError where none can be made."""
+    found: dict[int, Estimate] = {}
+    refused: list[str] = []
+    sizes = microbatch_sizes(demand.model, demand.request)
+    for samples in sizes:
+        request = replace(demand.request, samples=samples)
+        try:
+            found[samples] = estimate(demand.model, demand.hardware, demand.gpu, request)
+        except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
+            if not found:
+                raise
+            refused.append(f"microbatches of {samples}: {error}")
+    return found, refused
+
+
+def _solved(
+    demand: Demand, samples: int, of_size: Estimate, name: ScheduleName, best_s: float | None, stop: Stop[Any] | None
+) -> Proposed | Infeasibility | None:
+    """None where nothing was found in time, or all work spread over all devices takes longer than the best plan."""
+    instance = of_size.instance
+    if best_s is not None and _least_s(instance) > best_s:
+        return None
+    limit_s = CHUNKED_S if name in CHUNKED else None
+    found = _plan(demand, instance, demand.runtime.schedule(name, None), limit_s, stop)
+    if found.plan is None:
+        return found.infeasibility
+    return Proposed(samples, of_size, found, found.plan, _simulated(demand, instance, found))
+
+
+def _least_s(instance: Instance) -> float:
+    """No step takes less: each layer's fastest choice, on all devices."""
+    device_s = sum(
+        min(t * tmpc.time_per_sample_s for t, row in layer.tmpcs.items() for tmpc in row) for layer in instance.layers
+    )
+    return instance.microbatches * device_s / instance.devices
+
+
+def _plan(
+    demand: Demand,
+    instance: Instance,
+    schedule: Schedule | ScheduleName,
+    limit_s: float | None,
+    stop: Stop[Any] | None,
+) -> Solution:
+    name = schedule.name if isinstance(schedule, Schedule) else schedule
+    node = demand.request.gpus_per_node or demand.hardware.gpu(demand.gpu).gpus_per_node
+    return solve(
+        instance,
+        restrictions=demand.runtime.restricted(Restrictions(), instance, name, min(node, instance.devices)),
+        options=SolveOptions(gap=_FINE_GAP, time_limit_s=limit_s),
+        schedule=schedule,
+        step=demand.step,
+        stop=None if stop is None else stop.part(),
+    )
+
+
+def _simulated(demand: Demand, instance: Instance, found: Solution) -> Simulation:
+    assert found.plan is not None
+    return simulate(instance, found.plan, found.schedule, options=SimulationOptions.of(demand.step))

@@ -1,0 +1,97 @@
+"""What the devices of a layer tell each other in a pass: tensor, sequence, context and expert parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s, all_to_all_s
+from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.operators import Exchange, LayerKind
+from piper_ray.workloads.estimate.roofline import forward_s as one_s
+from piper_ray.workloads.estimate.software import Stack
+
+
+@dataclass(frozen=True)
+class ExchangeSeconds:
+    """Of a layer's passes; what hides beside products is left out."""
+
+    forward_s: float
+    backward_s: float
+
+
+def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
+    """All exchanges of a layer in a mode.
+
+    An exchange of tensor parallelism is an all-reduce; with sequence parallelism a reduce-scatter and an all-gather.
+    Its backward pass gathers once more what norms handed to products, because only shards of that are kept (Korthikanti
+    et al. 2022, section 4.2.2), unless they are kept whole.
+    """
+    software = stack.software
+    forward_s = backward_s = 0.0
+    for exchange in kind.exchanges:
+        once_s = exchange_s(exchange, kind, mode, stack)
+        if once_s == 0.0:
+            continue
+        to_experts = is_all_to_all(exchange, mode)
+        hidden = (software.expert_overlap,) * 2 if to_experts else (software.forward_overlap, software.backward_overlap)
+        forward_s += exchange.forward * once_s * (1.0 - hidden[0])
+        backward_s += exchange.backward * once_s * (1.0 - hidden[1])
+        if regathers(exchange, mode):
+            again_s = regather_s(exchange, kind, mode, stack)
+            backward_s += again_s * (1.0 - hidden[1])
+    core = [operator for operator in kind.operators if operator.on_chip or "scores" in operator.name]
+    if mode.context > 1 and core:
+        moved_s = context_s(kind, mode, stack)
+        beside_s = sum(one_s(operator, kind, mode, stack) for operator in core) if software.context_ring else 0.0
+        forward_s += max(0.0, moved_s - beside_s)
+        backward_s += max(0.0, 2.0 * moved_s - 2.0 * beside_s) if software.context_ring else moved_s
+    return ExchangeSeconds(forward_s, backward_s)
+
+
+def regathers(exchange: Exchange, mode: Mode) -> bool:
+    """Whether the backward pass gathers a product's input again."""
+    whole = not mode.sequence_parallel or mode.gathered or is_all_to_all(exchange, mode)
+    return not whole and exchange.forward > 0.0 and exchange.backward > 0.0
+
+
+def is_all_to_all(exchange: Exchange, mode: Mode) -> bool:
+    """Whether tokens are sent to their experts: where devices have shards of them, or experts lie on others, too."""
+    return bool(exchange.expert_bytes) and (mode.sequence_parallel or mode.experts is not None)
+
+
+def exchange_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+    """One exchange, once, on each device."""
+    gpu, per_node = stack.gpu, stack.gpus_per_node
+    group = Group(mode.degree)
+    if is_all_to_all(exchange, mode):
+        share = kind.value(exchange.expert_bytes) / (mode.degree * mode.context) * mode.expert_tensor
+        spread = Group(mode.expert_ranks, mode.expert_tensor)
+        once_s, messages = stack.imbalance * all_to_all_s(share, spread, gpu, per_node), 2
+    else:
+        size_bytes = kind.value(exchange.bytes) / mode.context
+        once_s, messages = all_reduce_s(size_bytes, group, gpu, per_node), 2 if mode.sequence_parallel else 1
+    return once_s + messages * stack.software.message_s if once_s > 0.0 else 0.0
+
+
+def regather_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+    """Sequence parallelism's all-gather of the backward pass, for one exchange."""
+    size_bytes = kind.value(exchange.bytes) / mode.context
+    return all_gather_s(size_bytes, Group(mode.degree), stack.gpu, stack.gpus_per_node)
+
+
+def context_s(kind: LayerKind, mode: Mode, stack: Stack) -> float:
+    """Context parallelism over c groups, in a forward pass.
+
+    Keys and values of all tokens go around a ring, while attention works on those that are there (Liu et al. 2023);
+    their gradients go around as well. Or an all-to-all hands out heads in place of tokens before attention, and takes
+    them back after it (Jacobs et al. 2023).
+    """
+    value_size = "v" if "v" in kind.symbols else "d"
+    group = Group(mode.context, mode.degree)
+    gpu, per_node = stack.gpu, stack.gpus_per_node
+    message_s = stack.software.message_s
+    keys = kind.value(f"2 s b g d + 2 s b g {value_size}") / mode.degree
+    if stack.software.context_ring:
+        return all_gather_s(keys, group, gpu, per_node) + message_s
+    queries = kind.value(f"2 s b a d + 2 s b a {value_size}") / mode.degree
+    return all_to_all_s((keys + queries) / mode.context, group, gpu, per_node) + 2.0 * message_s

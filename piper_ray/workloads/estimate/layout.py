@@ -1,0 +1,338 @@
+"""One given layout of a model on a cluster, priced: an instance with one TMPC a layer, and the plan that it runs as.
+
+The formulas are those of ``costs``; what is known here and not there is how many replicas a stage has and where they
+lie, so that each group pays for its own links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
+from piper_ray.model.instance import Edge, Instance, Layer
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.step import StepTerms
+from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, synchronised_bytes, tmpc_of
+from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.hardware import Training
+from piper_ray.workloads.estimate.links import Group, ring_bytes_per_s, transfer_bytes_per_s
+from piper_ray.workloads.estimate.memory import trained_on_device, trained_routed_on_device, working_bytes
+from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.ranks import RankLayout
+from piper_ray.workloads.estimate.roofline import traffic_s
+from piper_ray.workloads.estimate.software import Stack
+from piper_ray.workloads.estimate.states import Sharding
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: on each rank.
+
+    samples, tokens: of a microbatch; batch: samples of a batch, over all replicas. stages: transformer layers of each
+    rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether gradients and
+    what stages hand over run beside passes; None: as the software does.
+    """
+
+    tensor: int
+    pipeline: int
+    data: int
+    samples: int
+    batch: int
+    schedule: Schedule
+    tokens: int | None = None
+    context: int = 1
+    expert: int | None = None
+    expert_tensor: int = 1
+    sequence_parallel: bool = False
+    recomputation: Recomputation = Recomputation.NONE
+    fused: bool = True
+    sharding: Sharding = Sharding.NONE
+    shards: int | None = None
+    stages: tuple[int, ...] | None = None
+    overlapped: bool | None = None
+
+    @property
+    def microbatches(self) -> int:
+        """Of each replica."""
+        return self.batch // (self.samples * self.data)
+
+    @property
+    def devices(self) -> int:
+        """t c d p."""
+        return self.tensor * self.context * self.data * self.pipeline
+
+    @property
+    def mode(self) -> Mode:
+        """Of each layer that can be recomputed; of others likewise, without recomputation."""
+        shards = self.shards or self.data * self.context
+        return Mode(
+            degree=self.tensor,
+            sequence_parallel=self.sequence_parallel and self.tensor > 1,
+            recomputation=self.recomputation,
+            zero_shards=shards if self.sharding is not Sharding.NONE else 1,
+            context=self.context,
+            experts=self.expert,
+            expert_tensor=self.expert_tensor,
+            fsdp=self.sharding is Sharding.WEIGHTS and self.pipeline == 1,
+        )
+
+
+@dataclass(frozen=True)
+class PricedLayout:
+    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over runs beside passes. ranks: what each
+    rank of a pipeline holds."""
+
+    instance: Instance
+    plan: Plan
+    schedule: Schedule
+    terms: StepTerms
+    overlap_transfers: bool
+    ranks: tuple[RankLayout, ...]
+
+
+def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout) -> PricedLayout:
+    """The layout with its costs. Raises UsageError for one that the model or the batch cannot have."""
+    architecture = _on(model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused)), layout.tensor)
+    if layout.batch % (layout.samples * layout.data):
+        raise UsageError(
+            f"{plural(layout.data, 'replica')} with microbatches of {layout.samples} do not divide a batch of "
+            f"{layout.batch}"
+        )
+    chosen = {kind.key: _mode_of(kind, layout) for kind in architecture.kinds}
+    rate = transfer_bytes_per_s(layout.devices, stack.gpu, stack.gpus_per_node)
+    setting = Setting(
+        stack=stack,
+        training=training,
+        microbatches=layout.batch // layout.samples,
+        bytes_per_s=2.0 * rate,
+        workspace_bytes=max(working_bytes(kind, chosen[kind.key]) for kind in architecture.kinds),
+        largest_degree=layout.tensor * layout.context,
+    )
+    costs = {kind.key: costs_of(kind, chosen[kind.key], setting) for kind in architecture.kinds}
+    chunks = _chunks(architecture, layout)
+    sync_s = {kind.key: _synchronisation_s(kind, chosen[kind.key], layout, setting) for kind in architecture.kinds}
+    instance = _instance(architecture, chosen, costs, setting, layout, sync_s)
+    degree = layout.tensor * layout.context
+    plan = Plan(
+        tuple(
+            Stage(layers, layout.data, degree, {layer: instance.layers[layer].tmpcs[degree][0].id for layer in layers})
+            for layers in chunks
+        )
+    )
+    ranks = [
+        [architecture.nodes[layer].kind.key for stage in layout.schedule.stages_of_rank(rank, layout.pipeline)
+         for layer in chunks[stage]]
+        for rank in range(layout.pipeline)
+    ]  # fmt: skip
+    overlapped = stack.software.gradient_overlap if layout.overlapped is None else layout.overlapped
+    overlap = max(_hidden_share(ranks, costs, sync_s, layout), 0.0) if overlapped else 0.0
+    optimizer_s = max(_optimizer_s(rank, chosen, costs, setting) for rank in ranks) + stack.software.step_s
+    if layout.data == 1:
+        optimizer_s += (1.0 - overlap) * max(sum(sync_s[key] for key in rank) for rank in ranks)
+    if layout.pipeline > 1:
+        optimizer_s += _tied_s(architecture, chosen, setting)
+    return PricedLayout(
+        instance,
+        plan,
+        layout.schedule,
+        StepTerms(all_reduce_overlap=overlap, optimizer_s=optimizer_s),
+        overlap_transfers=layout.schedule.v > 1 and stack.software.transfer_overlap and layout.overlapped is not False,
+        ranks=_rank_layouts(architecture, chosen, chunks, layout),
+    )
+
+
+def _on(architecture: Architecture, degree: int) -> Architecture:
+    """With each kind as that many devices have it."""
+    kinds = {kind.key: kind.on(degree) for kind in architecture.kinds}
+    return replace(architecture, nodes=tuple(replace(node, kind=kinds[node.kind.key]) for node in architecture.nodes))
+
+
+def _rank_layouts(
+    architecture: Architecture, chosen: dict[str, Mode], chunks: Sequence[Sequence[int]], layout: Layout
+) -> tuple[RankLayout, ...]:
+    nodes = architecture.nodes
+    of_stage = [[(nodes[layer].kind, chosen[nodes[layer].kind.key]) for layer in layers] for layers in chunks]
+    experts = max(mode.expert_ranks * mode.expert_tensor for mode in chosen.values())
+    degrees = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert or 1)
+    return tuple(
+        RankLayout(
+            chunks=[of_stage[stage] for stage in layout.schedule.stages_of_rank(rank, layout.pipeline)],
+            replicas=layout.data * layout.context,
+            expert_replicas=max(1, layout.tensor * layout.context * layout.data // experts),
+            sharding=layout.sharding,
+            ranks=layout.pipeline,
+            rank=rank,
+            groups=sum(degree > 1 for degree in degrees),
+        )
+        for rank in range(layout.pipeline)
+    )
+
+
+def _mode_of(kind: LayerKind, layout: Layout) -> Mode:
+    """Layers that no heads' split fits run at t like all others; what cannot be recomputed is not."""
+    mode = layout.mode
+    if not any(operator.routed for operator in kind.operators):
+        mode = replace(mode, experts=None, expert_tensor=1)
+    cheap = any(operator.cheap for operator in kind.operators)
+    if not kind.recomputable or (mode.recomputation is Recomputation.SELECTIVE and not cheap):
+        mode = replace(mode, recomputation=Recomputation.NONE)
+    if any(heads % mode.degree for heads in kind.heads[:1]):
+        raise UsageError(f"{kind.name}: {kind.heads[0]} heads cannot be divided over {mode.degree} devices")
+    return mode
+
+
+def _instance(
+    architecture: Architecture,
+    chosen: dict[str, Mode],
+    costs: dict[str, Costs],
+    setting: Setting,
+    layout: Layout,
+    sync_s: dict[str, float],
+) -> Instance:
+    """Its one link is what stages hand over; w is said in bytes that take as long there as on the replicas' own."""
+    nodes = architecture.nodes
+    output = [node.kind.value(node.kind.output) for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, node in enumerate(nodes):
+        for source in node.inputs:
+            readers[source].append(index)
+    layers = []
+    for index, node in enumerate(nodes):
+        key = node.kind.key
+        arriving = {source: output[source] for source in node.inputs}
+        leaving = dict.fromkeys(readers[index], output[index])
+        tmpc = tmpc_of(costs[key], chosen[key], setting, arriving, leaving)
+        d = layout.data
+        weights_bytes = sync_s[key] * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0
+        tmpc = replace(tmpc, weights_bytes=weights_bytes, least_data_parallel_degree=1)
+        layers.append(Layer(index, node.kind.name, {layout.tensor * layout.context: (tmpc,)}, node.path))
+    edges = tuple(
+        Edge(source, index, edge_bytes(output[source], setting))
+        for index, node in enumerate(nodes)
+        for source in node.inputs
+    )
+    return Instance(
+        layers=tuple(layers),
+        edges=edges,
+        cluster=Cluster(layout.devices, setting.gpu.memory_bytes, (Link(setting.bytes_per_s),)),
+        batch=Batch(setting.microbatches, layout.samples, layout.tokens),
+        name=architecture.name,
+        schedule=layout.schedule,
+    )
+
+
+def _chunks(architecture: Architecture, layout: Layout) -> list[tuple[int, ...]]:
+    """The layers of each stage of the plan. What lies before the first transformer layer goes with it, and so on."""
+    blocks = [index for index, node in enumerate(architecture.nodes) if node.kind.recomputable]
+    count = layout.pipeline * layout.schedule.v
+    sizes = _sizes(len(blocks), count, layout)
+    found, last = [], 0
+    for number, size in enumerate(sizes):
+        done = sum(sizes[: number + 1])
+        end = len(architecture.nodes) if number == count - 1 else (blocks[done] if done < len(blocks) else last)
+        if number == 0 and size == 0:
+            end = blocks[0]
+        if number == count - 2 and done == len(blocks):
+            end = blocks[-1] + 1
+        found.append(tuple(range(last, end)))
+        last = end
+    return found
+
+
+def _sizes(blocks: int, count: int, layout: Layout) -> list[int]:
+    """Transformer layers of each stage of the plan."""
+    v = layout.schedule.v
+    if layout.stages is not None:
+        return _given_sizes(layout.stages, blocks, count, layout)
+    if blocks % count == 0:
+        return [blocks // count] * count
+    if (blocks + 2) % count == 0:  # embedding and projection stand for a layer each
+        sizes = [(blocks + 2) // count] * count
+        sizes[0] -= 1
+        sizes[-1] -= 1
+        return sizes
+    if blocks < count:
+        raise UsageError(
+            f"{plural(blocks, 'layer')} do not make {plural(count, 'stage')}" + (f", {v} a rank" if v > 1 else "")
+        )
+    least, more = divmod(blocks, count)
+    first = (count - more + 1) // 2
+    return [least + (first <= number < first + more) for number in range(count)]
+
+
+def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) -> list[int]:
+    if sum(given) != blocks:
+        raise UsageError(f"stages of {sum(given)} layers in all; the model has {blocks}")
+    if len(given) == count:
+        return list(given)
+    if len(given) != layout.pipeline:
+        raise UsageError(f"{plural(len(given), 'stage')} given for {layout.pipeline} ranks")
+    v = layout.schedule.v
+    sizes = [0] * count
+    for rank, layers in enumerate(given):
+        least, more = divmod(layers, v)
+        mine = layout.schedule.stages_of_rank(rank, layout.pipeline)
+        # Fewer layers where the embedding or the projection is: in a first rank's first, or a last rank's last chunk.
+        fuller = list(mine[v - more :]) if rank == 0 else list(mine[:more])
+        for stage in mine:
+            sizes[stage] = least + (stage in fuller)
+    return sizes
+
+
+def _synchronisation_s(kind: LayerKind, mode: Mode, layout: Layout, setting: Setting) -> float:
+    """Once a batch, on each device: gradients reduced over the replicas, and what a sharded optimizer gathers."""
+    stack = setting.stack
+    routed = trained_routed_on_device(kind, mode)
+    dense = trained_on_device(kind, mode) - routed
+    groups = [(dense, Group(layout.data * layout.context, layout.tensor))]
+    if routed:
+        spread = mode.expert_ranks * mode.expert_tensor
+        groups.append((routed, Group(max(1, layout.tensor * layout.context * layout.data // spread), spread)))
+    total_s = 0.0
+    for parameters, group in groups:
+        size_bytes = synchronised_bytes(parameters, mode, setting)
+        rate = ring_bytes_per_s(group, stack.gpu, stack.gpus_per_node)
+        total_s += 2.0 * (group.size - 1) / group.size * size_bytes / rate
+    return total_s
+
+
+def _hidden_share(
+    ranks: Sequence[Sequence[str]], costs: dict[str, Costs], sync_s: dict[str, float], layout: Layout
+) -> float:
+    """Of the synchronisation of the rank that can hide least of it: what fits beside passes.
+
+    Those of one microbatch; of as many as there are ranks, where several chunks take turns with such groups of them.
+    """
+    share = 1.0
+    together = min(layout.pipeline, layout.microbatches) if layout.schedule.v > 1 else 1
+    for rank in ranks:
+        own_s = sum(sync_s[key] for key in rank)
+        if own_s == 0.0:
+            continue
+        backward_s = sum(costs[key].time_s - costs[key].forward_pass_s for key in rank)
+        forward_s = sum(costs[key].forward_pass_s for key in rank) if layout.sharding is not Sharding.NONE else 0.0
+        last = 1.0 / max(2, len(rank))
+        share = min(share, 1.0 - last, together * (backward_s + forward_s) / own_s)
+    return share
+
+
+def _optimizer_s(rank: Sequence[str], chosen: dict[str, Mode], costs: dict[str, Costs], setting: Setting) -> float:
+    """Each device updates the parameters that it has the optimizer's state of."""
+    updated = sum(costs[key].trained / chosen[key].zero_shards for key in rank)
+    return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)
+
+
+def _tied_s(architecture: Architecture, chosen: dict[str, Mode], setting: Setting) -> float:
+    """The first and the last stage sum the gradients of weights that both have, after all else (Megatron)."""
+    stack = setting.stack
+    tied = [(node.kind, node.kind.value(node.kind.tied)) for node in architecture.nodes]
+    gradient_bytes = stack.software.reduced_bytes(stack.precision, setting.training)
+    size_bytes = max(value / chosen[kind.key].degree for kind, value in tied) * gradient_bytes
+    return size_bytes / (setting.bytes_per_s / 2.0)

@@ -1,0 +1,195 @@
+"""The most memory that each rank of a training run holds, and what it consists of at that moment.
+
+A rank's passes are gone through in their order: a microbatch's activations are there from its forward pass through a
+chunk to its backward pass. What counts is the worst moment of any backward pass, or of the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from piper_ray.workloads.estimate.memory import (
+    activation_bytes,
+    gradient_shapes,
+    parameters_on_device,
+    routed_on_device,
+    trained_on_device,
+    trained_routed_on_device,
+    working_bytes,
+)
+from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.operators import LayerKind, Split
+from piper_ray.workloads.estimate.runtimes import Runtime
+from piper_ray.workloads.estimate.states import Sharding
+
+Chunk = Sequence[tuple[LayerKind, Mode]]
+"""Layers of a chunk of the model in their order, each with the way it is run."""
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """What a rank holds. chunks: nearest the input first. replicas: that share out the state of its layers,
+    expert_replicas: of its experts. groups: of ranks that it exchanges something with. rank: its place in a pipeline
+    of ``ranks``.
+    """
+
+    chunks: Sequence[Chunk]
+    replicas: int
+    expert_replicas: int
+    sharding: Sharding
+    ranks: int = 1
+    rank: int = 0
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes. items: what is allocated at the worst moment, which ``moment`` names. reserved_bytes: what the allocator
+    holds of the device where there is room. device_bytes: what the device must have: when there is no room the
+    allocator gives back all of its fragments but what is stuck, and CUDA's context and communicators are there, too.
+    """
+
+    items: Mapping[str, float]
+    moment: str
+    fragments_bytes: float
+    stuck_bytes: float
+    context_bytes: float
+    communicators_bytes: float
+
+    @property
+    def allocated_bytes(self) -> float:
+        return sum(self.items.values())
+
+    @property
+    def reserved_bytes(self) -> float:
+        return self.allocated_bytes + self.fragments_bytes
+
+    @property
+    def device_bytes(self) -> float:
+        return self.allocated_bytes + self.stuck_bytes + self.context_bytes + self.communicators_bytes
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of a chunk. kept: bytes of each microbatch, by kind of layer. working: the most beyond all that is kept when its
+    backward pass begins, and the kind of layer whose moment that is."""
+
+    kept: Mapping[str, float]
+    working: float
+    moment: str
+
+    @property
+    def kept_bytes(self) -> float:
+        return sum(self.kept.values())
+
+
+def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Runtime) -> RankMemory:
+    """passes: what the rank does, in order, and the chunk: "F" and "B", or "I" and "W" for a backward pass in two."""
+    works = [_work(chunk, runtime) for chunk in layout.chunks]
+    in_flight = [0] * len(works)
+    held = worst = working = 0.0
+    at, moment = list(in_flight), ""
+    for kind, chunk in passes:
+        work = works[chunk]
+        if kind == "F":
+            in_flight[chunk] += 1
+            held += work.kept_bytes
+            continue
+        if held + work.working > worst:
+            worst, at, moment = held + work.working, list(in_flight), work.moment
+            working = work.working
+        if kind != "I":
+            in_flight[chunk] -= 1
+            held -= work.kept_bytes
+    states, step_bytes = _states(layout, runtime)
+    items = {**states, **_fixed(layout, runtime)}
+    if step_bytes > worst:
+        items["gradients' copy for the step"] = step_bytes
+        moment = "the optimizer's step"
+    elif worst:
+        for count, work in zip(at, works, strict=True):
+            for name, size in work.kept.items():
+                items[f"activations: {name}"] = items.get(f"activations: {name}", 0.0) + count * size
+        items[f"backward pass: {moment}"] = working
+    passing = sum(items.values()) - sum(states.values())
+    fragments = runtime.grouped_fragments if _grouped(layout) else runtime.fragments
+    return RankMemory(
+        items={name: size for name, size in items.items() if size},
+        moment=moment,
+        fragments_bytes=fragments * passing,
+        stuck_bytes=runtime.stuck * passing,
+        context_bytes=runtime.context_bytes,
+        communicators_bytes=runtime.communicator_bytes * layout.groups,
+    )
+
+
+def _work(chunk: Chunk, runtime: Runtime) -> _Work:
+    kept: dict[str, float] = {}
+    released, working, moment = 0.0, 0.0, ""
+    for kind, mode in reversed(chunk):
+        own = activation_bytes(kind, mode, runtime)
+        kept[kind.name] = kept.get(kind.name, 0.0) + own
+        needed = working_bytes(kind, mode, runtime) - released
+        if needed > working:
+            working, moment = needed, kind.name
+        released += own
+    return _Work(kept, working, moment)
+
+
+def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], float]:
+    """By item; and what the optimizer's step needs beside it."""
+    items: dict[str, float] = {}
+    step_bytes = 0.0
+    for chunk in layout.chunks:
+        for kind, mode in chunk:
+            routed, trained_routed = routed_on_device(kind, mode), trained_routed_on_device(kind, mode)
+            dense = parameters_on_device(kind, mode) - routed
+            trained = trained_on_device(kind, mode) - trained_routed
+            of_replicas = ((dense, trained, layout.replicas), (routed, trained_routed, layout.expert_replicas))
+            for parameters, learned, replicas in of_replicas:
+                for name, size in runtime.states.held(layout.sharding, replicas).items():
+                    items[name] = items.get(name, 0.0) + (parameters if name == "weights" else learned) * size
+                step_bytes += learned * runtime.states.step_bytes(layout.sharding, replicas)
+    return items, step_bytes
+
+
+def _fixed(layout: RankLayout, runtime: Runtime) -> dict[str, float]:
+    """What is there all the time beside states."""
+    layers = [layer for chunk in layout.chunks for layer in chunk]
+    shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
+    grouped = runtime.grouped_workspace_bytes if _grouped(layout) else 0.0
+    return {
+        "autograd's tensors for gradients of weights": sum(shapes.values()) if runtime.reused_gradients else 0.0,
+        "workspace of products": runtime.workspace_bytes + grouped,
+        "buffers to reduce and gather in": runtime.buffers_bytes,
+        "tensors between stages": _boundary_bytes(layout),
+        "gathered weights and their gradients": _gathered_bytes(layout, runtime),
+    }
+
+
+def _grouped(layout: RankLayout) -> bool:
+    """Whether the rank has experts."""
+    return any(operator.routed for chunk in layout.chunks for kind, _ in chunk for operator in kind.operators)
+
+
+def _boundary_bytes(layout: RankLayout) -> float:
+    """The gradient that a rank sent back last, until the next one is there; with chunks also what is to be sent on."""
+    if layout.ranks == 1:
+        return 0.0
+    sizes = [kind.value(kind.output) / mode.parts(Split.SEQUENCE) for chunk in layout.chunks for kind, mode in chunk]
+    copies = 2 if len(layout.chunks) > 1 else int(layout.rank > 0)
+    return copies * max(sizes, default=0.0)
+
+
+def _gathered_bytes(layout: RankLayout, runtime: Runtime) -> float:
+    """Sharded weights (FSDP) in half precision: two layers' at a time, and one layer's gradients, in half precision and
+    in fp32 for their reduction. Pipelines keep all weights gathered, and all gradients until the last microbatch."""
+    if layout.sharding is not Sharding.WEIGHTS or layout.replicas == 1:
+        return 0.0
+    sizes = [parameters_on_device(kind, mode) for chunk in layout.chunks for kind, mode in chunk]
+    if layout.ranks > 1:
+        return 2.0 * sum(sizes) + runtime.states.gradients * sum(sizes)
+    pairs = [first + second for first, second in pairwise(sizes)] or sizes
+    return 2.0 * max(pairs) + (2.0 + runtime.states.gradients) * max(sizes)

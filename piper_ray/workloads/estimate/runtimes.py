@@ -1,0 +1,110 @@
+"""How training runtimes hold memory, beside the formulas of layers: states, losses, buffers, fragments, context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from piper_ray.workloads.estimate.states import DEEPSPEED_BF16, FULLY_SHARDED, HALF_GRADIENTS, MEGATRON, States
+
+MIB = 2.0**20
+GIB = 2.0**30
+
+
+_PLANNED_GROUPS = 3
+_PASSING = 0.6
+"""Of a device: groups of tensor, data and pipeline parallelism, and the share that is no state of parameters."""
+
+
+class Selective(Enum):
+    """What selective recomputation makes again: what operators say is cheap; the core of attention alone, which is
+    Megatron-Core's default and next to nothing where that is fused; or all but the results of attention and of every
+    second product (torchtitan).
+    """
+
+    CHEAP = "cheap"
+    ATTENTION = "attention"
+    ALTERNATE = "alternate"
+
+
+class Loss(Enum):
+    """Of logits in half precision. IN_PLACE: in fp32, whose softmax turns into their gradient, which is handed on in
+    half precision (Megatron). FUSED: their gradient takes their place (TransformerEngine's cross entropy). SEPARATE:
+    softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
+    """
+
+    IN_PLACE = "in place"
+    FUSED = "fused"
+    SEPARATE = "separate"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What differs between runtimes. The defaults are Megatron's.
+
+    loss, selective: what these are here. fp8: products of layers keep their inputs in a byte a number.
+    reused_gradients: a product whose gradient of weights is summed in place still hands autograd a tensor of that
+    shape, one for each shape, for good (TransformerEngine since 2.3). context_all_to_all: context parallelism sends
+    heads about, not keys and values around a ring.
+
+    workspace_bytes: of matrix products; grouped_workspace_bytes: of experts' besides. buffers_bytes: to reduce and
+    gather in. context_bytes: of the GPU, for CUDA's context and kernels; communicator_bytes: of each group of ranks
+    that exchange something. fragments: what the allocator holds beyond what is in use, as a share of all that is no
+    state; grouped_fragments: the same with experts, whose tokens are sent about; stuck: what it cannot give back of
+    that when memory runs out.
+    """
+
+    states: States = MEGATRON
+    loss: Loss = Loss.IN_PLACE
+    fp8: bool = False
+    reused_gradients: bool = False
+    selective: Selective = Selective.CHEAP
+    context_all_to_all: bool = False
+    workspace_bytes: float = 64.0 * MIB
+    grouped_workspace_bytes: float = 128.0 * MIB
+    buffers_bytes: float = 0.0
+    context_bytes: float = 0.75 * GIB
+    communicator_bytes: float = 0.4 * GIB
+    fragments: float = 0.18
+    grouped_fragments: float = 0.4
+    stuck: float = 0.05
+
+    def reserve_bytes(self, device_bytes: float) -> float:
+        """What a planner leaves free of a device of which it knows no more: for context, products' workspace,
+        communicators of three groups, and what is stuck if of the device's memory so much comes and goes."""
+        communicators = _PLANNED_GROUPS * self.communicator_bytes
+        return self.context_bytes + communicators + self.workspace_bytes + self.stuck * _PASSING * device_bytes
+
+
+DEFAULT = Runtime()
+
+MEGATRON_CORE = Runtime(reused_gradients=True, selective=Selective.ATTENTION)
+
+NEMO = Runtime(HALF_GRADIENTS, selective=Selective.ATTENTION)
+"""NeMo's and Megatron-Bridge's recipes for speed: gradients are summed and reduced in bf16."""
+
+MEGATRON_2021 = Runtime()
+
+MEGATRON_2021_FP16 = Runtime(HALF_GRADIENTS)
+
+_BUCKET_NUMBERS = 5e8
+_DEEPSPEED_BUFFERS_BYTES = _BUCKET_NUMBERS * (4.0 + 2.0)
+"""DeepSpeed's pipelines reduce gradients, and its ZeRO gathers weights, in buckets of 5e8 numbers by default
+(MEMORY_OPT_ALLREDUCE_SIZE, allgather_bucket_size): fp32 gradients, bf16 weights."""
+
+_DEEPSPEED_COMMUNICATOR_BYTES = 1.0 * GIB
+"""Each pair of neighbouring stages is a group of its own, and NCCL before 2.12 sets up all channels of each."""
+
+DEEPSPEED = Runtime(
+    DEEPSPEED_BF16, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
+)
+
+DEEPSPEED_FP16 = Runtime(
+    HALF_GRADIENTS, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
+)
+
+FSDP = Runtime(FULLY_SHARDED, loss=Loss.SEPARATE, selective=Selective.ALTERNATE)
+
+HAI_LLM = Runtime(States(optimizer=8.0))
+"""DeepSeek-V3's own (DeepSeek-AI 2024, sections 3.2.3 and 3.3.2): moments in bf16; norms, activation functions and what
+latent attention makes of its latent vectors are made again."""

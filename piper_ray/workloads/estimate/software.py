@@ -1,0 +1,111 @@
+"""Generations of training software (``software.toml``): what each does by default, and what it makes of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from typing import Annotated
+
+from pydantic import Field
+
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.hardware import Gpu, Training
+from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.fields import Closed, Figure, Positive
+
+_Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a share from 0 to 1")]
+_Efficiency = Annotated[float, Field(strict=True, gt=0.0, le=2.0, description="a number > 0 and at most 2")]
+
+
+DEFAULT_SOFTWARE = "megatron-core"
+"""Where nobody says which."""
+
+
+class Precision(str, Enum):
+    """Of matrix products. FP8: those of linear layers; attention, the vocabulary projection and all else in bf16."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
+
+class Software(Closed):
+    """A generation of software; see software.toml for what each figure means."""
+
+    name: str = Field(description="a text")
+    efficiency: _Efficiency
+    host_s: Figure = Field(alias="host", description="seconds >= 0")
+    message_s: Figure = Field(alias="message", description="seconds >= 0")
+    loss_traffic: Positive = Field(default=1.0, description="a number > 0")
+    cast_bytes: Figure = Field(default=4.0, description="bytes >= 0")
+    forward_overlap: _Share
+    backward_overlap: _Share
+    selective_products: _Share = 0.0
+    context_ring: bool = Field(default=True, strict=True, description="true or false")
+    transfer_overlap: bool = Field(strict=True, description="true or false")
+    expert_overlap: _Share = 0.0
+    gradient_overlap: bool = Field(strict=True, description="true or false")
+    gradient_bytes: Figure | None = Field(default=None, description="bytes >= 0")
+    half_gradient_bytes: Figure = Field(description="bytes >= 0")
+    optimizer_traffic_bytes: Figure = Field(description="bytes >= 0")
+    step_s: Figure = Field(alias="step", description="seconds >= 0")
+
+    def reduced_bytes(self, precision: Precision, training: Training) -> float:
+        """Of one gradient on its way to the other replicas."""
+        if precision is Precision.FP16:
+            return self.half_gradient_bytes
+        return training.gradient_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What runs a layer: GPUs, so many in a node, and the software on them.
+
+    imbalance: tokens of the busiest experts' device over those of all on average, where experts are spread.
+    """
+
+    gpu: Gpu
+    software: Software
+    precision: Precision = Precision.BF16
+    gpus_per_node: int = 8
+    imbalance: float = 1.25
+
+
+def stack_of(gpu: Gpu, software: Software, precision: Precision, gpus_per_node: int) -> Stack:
+    """Raises UsageError for a precision that the GPU has no units for."""
+    if precision is Precision.FP8 and gpu.matrix_fp8_flop_per_s == 0.0:
+        raise UsageError(f"{gpu.name} has no products of 8 bits; expected precision bf16 or fp16")
+    return Stack(gpu, software, precision, gpus_per_node)
+
+
+@cache
+def load_software() -> Mapping[str, Software]:
+    """The generations by their keys."""
+    text = files(__package__).joinpath("software.toml").read_text(encoding="utf-8")
+    table: dict[str, dict[str, object]] = parse_toml("software.toml", text)  # type: ignore[assignment]
+    merged = {key: {**table.get(str(entry.get("base")), {}), **entry} for key, entry in table.items()}
+    return {
+        key: Software.model_validate({name: value for name, value in entry.items() if name != "base"})
+        for key, entry in merged.items()
+    }
+
+
+def software_named(key: str) -> Software:
+    """That generation. Raises UsageError."""
+    known = load_software()
+    if key not in known:
+        raise UsageError(f"software {key}: unknown; expected one of {', '.join(known)}")
+    return known[key]
+
+
+def precision_named(name: str) -> Precision:
+    """That precision. Raises UsageError."""
+    try:
+        return Precision(name)
+    except ValueError:
+        raise UsageError(
+            f"precision {name}: unknown; expected one of {', '.join(one.value for one in Precision)}"
+        ) from None

@@ -1,0 +1,44 @@
+"""Prices published runs in their own layouts, and prints predicted and measured steps: scripts/validate_estimates."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from piper_ray.model.errors import PiperRayError
+from piper_ray.validate.price import outcome_of
+from piper_ray.validate.runs import read_runs
+from piper_ray.validate.table import run_lines, table_lines
+from piper_ray.workloads.estimate.hardware import load_hardware
+
+RUNS = Path(__file__).resolve().parents[2] / "tests" / "data" / "runs"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/validate_estimates", description=__doc__)
+    parser.add_argument(
+        "--runs",
+        metavar="FILE",
+        action="append",
+        help="runs in the form of tests/data/runs, or a list of such; may be given again; without it those are taken",
+    )
+    parser.add_argument("--hardware", metavar="FILE", help="a TOML file of constants over those of the built-in table")
+    parser.add_argument("--json", action="store_true", help="one list of objects on stdout, and nothing else")
+    arguments = parser.parse_args()
+    paths = arguments.runs or [RUNS / "published.json", RUNS / "measured.json"]
+    try:
+        hardware = load_hardware(arguments.hardware)
+        outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
+    except PiperRayError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    if arguments.json:
+        print(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1, allow_nan=False))
+    else:
+        print("\n".join([*run_lines(outcomes), "", *table_lines(outcomes)]))
+    return 0
+
+
+sys.exit(main())

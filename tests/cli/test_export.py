@@ -1,0 +1,141 @@
+"""``solve --runtime``, ``--plans``, ``export``, ``import-plan`` and ``compare``, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import piper_ray
+from piper_ray.workloads.formats.plan_schema import SolutionDocument
+from tests.cli_cases import run, without_notes, write_small
+from tests.export_support import llama, plan_of, runtime_says
+
+LAYOUT = "Et*3|(t*3|)*2,t*3L"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "llama.json"
+    piper_ray.dump(llama(), path)
+    return path
+
+
+def good(*arguments: object) -> subprocess.CompletedProcess[str]:
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_a_layout_that_runs_today_against_the_best(source: Path, tmp_path: Path) -> None:
+    yours, best = tmp_path / "yours.json", tmp_path / "best.json"
+    good("import-plan", source, LAYOUT, "--tensor-parallel", 2, "--data-parallel", 1, "-o", yours)
+    solved = good("solve", source, "--runtime", "megatron", "--out", best)
+    assert "Megatron's rules" in solved.stdout
+    assert "pipeline rank 0: stage 1; ranks 0-" in solved.stdout
+    compared = good("compare", source, yours, best)
+    assert f"yours: {LAYOUT}" in compared.stdout
+    verdict = compared.stdout.splitlines()[-1]
+    assert verdict.startswith("yours ")
+    assert " a step, best " in verdict
+    assert "because of" in verdict
+    document = json.loads(good("compare", source, yours, best, "--json").stdout)
+    mine, other = document["plans"]
+    assert mine["step_s"] > other["step_s"]
+    for plan in document["plans"]:
+        assert sum(plan["parts"].values()) == pytest.approx(plan["step_s"])
+    assert document["verdict"] == verdict
+    verified = good("verify", source, yours)
+    assert "valid" in verified.stdout
+
+
+def test_plans_of_several_shapes(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    result = good("solve", source, "--runtime", "megatron", "--plans", 3, "--out", out, "--json")
+    document = json.loads(result.stdout)
+    SolutionDocument.model_validate(document)
+    assert document["runtime"]["name"] == "megatron"
+    alternatives = document["alternatives"]
+    assert [one["name"] for one in alternatives] == ["1", "2", "3"]
+    steps = [one["step_s"] for one in alternatives]
+    assert steps[0] == pytest.approx(document["time_per_sample_s"] * 32, rel=2e-3)
+    assert steps[1:] == sorted(steps[1:])
+    shapes = {(s["dataParallelDegree"], s["tensorParallelDegree"]) for x in alternatives for s in x["plan"]["stages"]}
+    assert len(shapes) == 3
+    good("verify", source, tmp_path / "plan-2.json")
+    assert (tmp_path / "plan-3.json").exists()
+    assert "the best 3 plans of different degrees and chunks" in result.stderr
+    assert "\n2: " in result.stderr
+    assert "than 1" in result.stderr
+
+
+def test_nothing_is_slower_without_rules(source: Path) -> None:
+    document = json.loads(good("solve", source, "--runtime", "torch", "--json").stdout)
+    free = document["runtime"]["without_rules"]
+    assert free["time_per_sample_s"] <= document["time_per_sample_s"] * (1 + 1e-3)
+    assert free["lower_bound_s"] <= document["lower_bound_s"] * (1 + 1e-3)
+    assert {s["tensorParallelDegree"] for s in document["plan"]["stages"]} == {1}
+
+
+def test_round_trip_by_files(source: Path, tmp_path: Path) -> None:
+    plan, again = tmp_path / "plan.json", tmp_path / "again.json"
+    good("solve", source, "--runtime", "megatron", "--stages", 4, "--out", plan)
+    exported = good("export", source, plan, "--to", "megatron", "-o", tmp_path / "m")
+    assert exported.stdout.splitlines()[-1] == "bash launch.sh MODEL-ARGUMENTS..."
+    assert "piper-ray: note: data parallelism is what is left of the ranks" in exported.stderr
+    d = json.loads(plan.read_text())["stages"][0]["dataParallelDegree"]
+    good("import-plan", source, tmp_path / "m" / "megatron.args", "--data-parallel", d, "-o", again)
+    mine, theirs = (json.loads(path.read_text())["stages"] for path in (plan, again))
+    for one, other in zip(mine, theirs, strict=True):
+        assert {key: one[key] for key in other} == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("solve", "SMALL", "--runtime", "megatron", "--schedule", "2bw"), 2, "Megatron has no schedule 2bw"),
+        (("solve", "SMALL", "--runtime", "nemo"), 2, "megatron"),
+        (("solve", "SMALL", "--plans", 2), 2, "--plans is for schedules with a flush"),
+        (("solve", "SMALL", "--planner", "gpipe", "--runtime", "torch"), 2, "--runtime is for the exact planner"),
+        (("export", "SMALL", "PLAN", "--to", "megatron", "-o", "OUT"), 2, "a plan for 2bw, which no runtime has"),
+        (("export", "SMALL", "PLAN", "--to", "yaml", "-o", "OUT", "--schedule", "1f1b"), 6, "differ in their degrees"),
+        (("import-plan", "SMALL", "Et*3|tL|", "-o", "OUT"), 2, "stage 3 holds nothing"),
+        (("import-plan", "SMALL", "E(t", "-o", "OUT"), 2, 'layout "E(t": character 2 opens a group'),
+        (("import-plan", "SMALL", "Et*2|t*2L", "-o", "nowhere/plan.json"), 2, "there is no folder nowhere"),
+        (("compare", "SMALL", "OUT"), 3, "OUT"),
+    ],
+)
+def test_faults_are_told(tmp_path: Path, arguments: tuple[object, ...], code: int, told: str) -> None:
+    from tests.report_cases import small_instance, small_plan
+
+    small, plan = write_small(tmp_path), tmp_path / "plan.json"
+    piper_ray.dump_plan(small_plan(), plan, small_instance())
+    places = {"SMALL": small, "PLAN": plan, "OUT": tmp_path / "OUT"}
+    result = run(*(places.get(str(argument), argument) for argument in arguments))
+    assert result.returncode == code, result.stderr
+    assert told in " ".join(without_notes(result.stderr).split())
+
+
+def test_exports_of_an_estimate_are_taken(tmp_path: Path) -> None:
+    """From a config to what torchtitan reads."""
+    source, plan = tmp_path / "small.toml", tmp_path / "plan.json"
+    config = {
+        "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
+        "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    good("estimate", tmp_path / "config.json", "--gpu", "H100-SXM", "--nodes", 1, "--batch", 16, "--out", source)
+    good("solve", source, "--runtime", "torchtitan", "--stages", 2, "--out", plan)
+    good("export", source, plan, "--to", "torchtitan", "-o", tmp_path / "t")
+    (found,) = runtime_says("torchtitan", ("torchtitan", tmp_path / "t", 12))
+    assert found["parallelism"]["pipeline_parallel_degree"] == 2
+
+
+def test_a_plan_with_first_layers_recomputed_comes_back(source: Path, tmp_path: Path) -> None:
+    plan, again = tmp_path / "plan.json", tmp_path / "again.json"
+    piper_ray.dump_plan(plan_of(llama(), [7, 7], first_k=2), plan, llama())
+    good("export", source, plan, "--to", "megatron", "-o", tmp_path / "m")
+    good("import-plan", source, tmp_path / "m" / "megatron.args", "--data-parallel", 1, "-o", again)
+    assert piper_ray.load_plan(again, llama()).stages == piper_ray.load_plan(plan, llama()).stages

@@ -1,0 +1,146 @@
+"""``piper-ray`` as a process that begins as a copy of one which has solved before.
+
+It has its own arguments, folder, streams, signals and end, and none of the second that importing the program and
+loading its kernels takes. For Linux: elsewhere what a program has loaded may not survive a fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from piper_ray import dump
+from tests.report_cases import small_instance
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_MOST_BYTES = 2**20
+"""Of the arguments."""
+
+
+class Original:
+    """The process that copies are made of, one at a time. environment: that of the copies."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forking", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a copy has one thread only
+                cwd=ROOT,
+            )
+        self._replies = self._channel.makefile("r")
+        atexit.register(self.close)
+
+    def run(
+        self, arguments: Sequence[str], variables: dict[str, str], stdout: int | None, timeout_s: float | None
+    ) -> subprocess.CompletedProcess[str]:
+        """As ``subprocess.run``, its output in files.
+
+        variables: besides those of the environment. stdout: a descriptor, where it is not to be captured.
+        """
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            copy = {"arguments": arguments, "folder": str(Path.cwd()), "variables": variables}
+            request = json.dumps(copy).encode() + b"\n"
+            assert len(request) < _MOST_BYTES
+            descriptors = [output.fileno() if stdout is None else stdout, errors.fileno()]
+            socket.send_fds(self._channel, [request], descriptors)
+            process = self._reply()
+            timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, os.kill, [process, signal.SIGKILL])
+            timer.daemon = True
+            timer.start()
+            code = self._reply()
+            timed_out = timer.finished.is_set()
+            timer.cancel()
+            for stream in (output, errors):
+                stream.seek(0)
+            said, complained = output.read().decode(), errors.read().decode()
+        if timed_out:
+            raise subprocess.TimeoutExpired(["piper-ray", *arguments], timeout_s or 0.0, said, complained)
+        return subprocess.CompletedProcess(["piper-ray", *arguments], code, said, complained)
+
+    def _reply(self) -> int:
+        reply = self._replies.readline()
+        assert reply, "the process that copies of piper-ray are made of has ended"
+        return int(reply)
+
+    def close(self) -> None:
+        self._replies.close()
+        self._channel.close()
+        self._process.wait()
+
+
+def main(descriptor: int) -> None:
+    with socket.socket(fileno=descriptor) as channel:
+        _load()
+        assert threading.active_count() == 1, "no copy would have the other threads"
+        while True:
+            request, descriptors, _, _ = socket.recv_fds(channel, _MOST_BYTES, 2)
+            if not request:
+                return
+            while not request.endswith(b"\n"):
+                request += channel.recv(_MOST_BYTES)
+            process = os.fork()
+            if process == 0:
+                channel.close()
+                _become(json.loads(request), descriptors)
+            for copied in descriptors:
+                os.close(copied)
+            channel.sendall(b"%d\n" % process)
+            channel.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+
+def _load() -> None:
+    """What commands load and compile, by running some."""
+    from piper_ray.cli import main
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        small = Path(folder) / "small.json"
+        dump(small_instance(), small)
+        for command in (["solve"], ["solve", "--schedule", "1f1b"], ["frontier"]):
+            sys.argv = ["piper-ray", *command, str(small)]
+            code = main()
+            assert code == 0, (command, code)
+    gc.collect()
+    gc.freeze()  # so that collections in copies leave the pages alone that they share
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    try:
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+        for standard, descriptor in enumerate(descriptors, start=1):
+            os.dup2(descriptor, standard)
+            os.close(descriptor)
+        os.chdir(request["folder"])
+        os.environ.update(request["variables"])
+        sys.argv = ["piper-ray", *request["arguments"]]
+
+        from piper_ray.cli import program
+
+        program()
+    except BaseException:  # noqa: BLE001 - nothing of it may go on as the original does
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,81 @@
+"""What is proposed for a model: the best over microbatch sizes and schedules, with the figures that people ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.proposal.figures import figures_of
+from piper_ray.proposal.propose import Demand, Proposal, microbatch_sizes, propose, what_would_help
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+
+TOKENS, BATCH, HIDDEN, LAYERS, VOCABULARY = 512, 16, 1024, 6, 8192
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2816,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": TOKENS,
+}
+
+
+def demand(folder: Path, samples: int | None = None, hidden: int = HIDDEN, gpu: str = "A100-80") -> Demand:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**CONFIG, "hidden_size": hidden}))
+    request = EstimateRequest(nodes=1, gpus_per_node=4, tokens=TOKENS, samples=samples, batch=BATCH)
+    megatron = RUNTIMES[RuntimeName.MEGATRON]
+    return Demand(read_model(str(config)), load_hardware(None), gpu, request, megatron, (ScheduleName.ONE_F_ONE_B,))
+
+
+@pytest.fixture(scope="module")
+def proposal(tmp_path_factory: pytest.TempPathFactory) -> Proposal:
+    return propose(demand(tmp_path_factory.mktemp("model")))
+
+
+def test_all_sensible_sizes_are_tried(proposal: Proposal) -> None:
+    assert microbatch_sizes(proposal.demand.model, proposal.demand.request) == (1, 2, 4, 8, 16)
+    assert [one.step_s for one in proposal.found] == sorted(one.step_s for one in proposal.found)
+    assert len({one.samples for one in proposal.found}) == len(proposal.found) >= 3
+
+
+def test_best_is_what_each_size_by_itself_gives(proposal: Proposal, tmp_path: Path) -> None:
+    for one in proposal.found:
+        assert propose(demand(tmp_path, one.samples)).best.step_s == one.step_s
+
+
+def test_utilisation_is_of_the_products_of_a_step(proposal: Proposal) -> None:
+    """6 FLOP a token for each parameter of the layers and the head; attention's products under a causal mask."""
+    parameters = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * 2816) + HIDDEN * VOCABULARY
+    attention = LAYERS * 6 * TOKENS * HIDDEN
+    flop = BATCH * TOKENS * (6 * parameters + attention)
+    figures = figures_of(proposal.best, tokens=1e9, price_per_hour=2.0)
+    peak = figures.devices * 312e12 * figures.step_s
+    assert figures.mfu == pytest.approx(flop / peak, rel=0.01)
+    assert figures.hfu >= figures.mfu
+    assert figures.tokens_per_s == pytest.approx(BATCH * TOKENS / figures.step_s)
+    assert figures.days == pytest.approx(1e9 / (BATCH * TOKENS) * figures.step_s / 86400)
+    assert figures.days is not None
+    assert figures.cost == pytest.approx(figures.days * 24 * 4 * 2.0)
+
+
+def test_more_never_hurts(proposal: Proposal) -> None:
+    for one in what_would_help(proposal):
+        assert one.step_s is not None
+        assert one.step_s <= proposal.best.step_s * (1.0 + 1e-4)
+
+
+def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match="fits on 4 devices"):
+        propose(demand(tmp_path, hidden=131072))

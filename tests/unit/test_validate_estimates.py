@@ -1,0 +1,222 @@
+"""Published runs are priced in their own layouts; what cannot be is listed with its reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.validate.layouts import laid_out
+from piper_ray.validate.price import Outcome, outcome_of
+from piper_ray.validate.runs import Run, read_runs
+from piper_ray.validate.table import Errors, errors_by_group, groups_of, in_fitted_half, order_of_layouts, table_lines
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.layout import priced
+from piper_ray.workloads.estimate.states import Sharding
+from tests.data import DATA, goldens
+
+HARDWARE = load_hardware()
+ROOT = Path(__file__).resolve().parents[2]
+
+PUBLISHED: dict[str, Any] = {
+    "id": "gpt", "source": "Megatron-LM", "gpu": "A100-80", "gpus": 16, "tp": 4, "pp": 2, "dp": 2, "microbatch": 1,
+    "global_batch": 16, "seq": 1024, "precision": "bf16", "recompute": "none", "step_s": 1.0, "fused_attention": True,
+    "model": {
+        "name": "GPT", "layers": 8, "hidden": 2048, "heads": 16, "vocab": 51200,
+        "config": {"model_type": "gpt2", "n_embd": 2048, "n_layer": 8, "n_head": 16, "vocab_size": 51200},
+    },
+}  # fmt: skip
+
+
+def outcome(**changes: object) -> Outcome:
+    return outcome_of(Run.model_validate({**PUBLISHED, **changes}), HARDWARE)
+
+
+def step_s(**changes: object) -> float:
+    found = outcome(**changes)
+    assert found.predicted_step_s is not None, found.reason
+    return found.predicted_step_s
+
+
+@pytest.fixture(scope="module")
+def all_outcomes() -> list[Outcome]:
+    return [
+        outcome_of(run, HARDWARE)
+        for name in ("published", "measured")
+        for run in read_runs(DATA / "runs" / f"{name}.json")
+    ]
+
+
+def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[Outcome]) -> None:
+    """A mean that grows by more than 0.3 points has to be written down: tests/data/goldens/estimate_errors.jsonl."""
+    expected = {row["group"]: row for row in goldens("estimate_errors")}
+    found = errors_by_group(all_outcomes)
+    assert found.keys() == expected.keys()
+    for group, errors in found.items():
+        assert len(errors.values) == expected[group]["runs"], group
+        assert errors.mean <= expected[group]["mean_error"] + 0.003, group
+
+
+def test_at_most_half_of_the_runs_were_fitted(all_outcomes: list[Outcome]) -> None:
+    fitted = [in_fitted_half(outcome.run.id) for outcome in all_outcomes]
+    assert 0.4 < sum(fitted) / len(fitted) <= 0.5
+
+
+def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[Outcome]) -> None:
+    unpriced = [outcome.to_dict() for outcome in all_outcomes if outcome.predicted_step_s is None]
+    assert [row["id"] for row in unpriced] == ["llama-65b", "llama2-70b"]
+    assert all("layout" in str(row["reason"]) and "predicted_step_s" not in row for row in unpriced)
+
+
+def test_docs_table_is_what_the_script_prints(all_outcomes: list[Outcome]) -> None:
+    shown = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
+    table = [line for line in table_lines(all_outcomes) if line.startswith("|")]
+    assert "\n".join(table) in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": None}, "gpu: not said"),
+        ({"gpu": "abacus"}, "abacus"),
+        ({"tp": None, "pp": None, "dp": None}, "layout: not said"),
+        ({"microbatch": None}, "microbatch: not said"),
+        ({"global_batch": 15}, "do not divide 15"),
+        ({"gpus": 17}, "not 17 gpus"),
+        ({"gpus": None, "dp": None}, "neither gpus nor dp"),
+        ({"seq": None}, "seq: not said"),
+        ({"precision": "int4"}, "int4"),
+        ({"precision": "fp8"}, "no products of 8 bits"),
+        ({"recompute": "sometimes"}, "sometimes"),
+        ({"tp": 3, "gpus": 12}, "16 heads cannot be divided over 3"),
+        ({"stages": [5, 4]}, "9 layers in all; the model has 8"),
+        ({"stages": [3, 3, 2]}, "3 stages given for 2 ranks"),
+        ({"pp": 16, "gpus": 128}, "8 layers do not make 16 stages"),
+        ({"model": {}}, "no config"),
+        ({"model": {"config": "no-such-model"}}, "no-such-model"),
+        ({"model": {"config": {"model_type": "gpt2", "n_embd": -1}}}, "n_embd"),
+    ],
+)
+def test_what_cannot_be_priced_is_said_with_the_reason(changes: dict[str, object], words: str) -> None:
+    found = outcome(**changes)
+    assert found.predicted_step_s is None
+    assert words in str(found.reason)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_model_may_be_described_by_its_figures_alone() -> None:
+    config = PUBLISHED["model"]["config"]
+    described = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 51200, "ffn": 8192, "gated": False}
+    assert step_s(model=described) == pytest.approx(step_s(model={"config": {**config, "n_positions": 1024}}), rel=1e-6)
+
+
+def test_a_layout_s_steps_take_longer_with_more_to_do() -> None:
+    usual = step_s()
+    assert step_s(recompute="full") > step_s(recompute="selective") > usual
+    assert step_s(global_batch=32) > 1.5 * usual
+    assert step_s(gpu="H100") < usual
+    assert step_s(notes="collectives not overlapped with compute") > usual
+    assert step_s(optimizer_sharding="none") > step_s(optimizer_sharding="distributed optimizer")
+
+
+def test_interleaving_shortens_the_flush() -> None:
+    assert step_s(vpp=2, global_batch=8) < step_s(global_batch=8)
+
+
+def test_a_network_s_rate_that_is_told_counts() -> None:
+    slow = "nodes of 8 with NVSwitch, 80 Gbit/s a node; gradients reduced after the last backward pass"
+    assert step_s(notes=slow) > 1.05 * step_s(notes="gradients reduced after the last backward pass")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sharding", "schedule", "software"),
+    [
+        ({}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "megatron-core"),
+        ({"optimizer_sharding": "zero1", "vpp": 2}, Sharding.OPTIMIZER, Schedule("interleaved", 2), "megatron-core"),  # type: ignore[arg-type]
+        ({"optimizer_sharding": "fsdp"}, Sharding.WEIGHTS, Schedule(ScheduleName.ONE_F_ONE_B), "fsdp"),
+        ({"notes": "GPipe by DeepSpeed"}, Sharding.NONE, Schedule(ScheduleName.GPIPE), "deepspeed-2021"),
+        ({"fused_attention": False}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "megatron-2021"),
+        ({"source": "NeMo 25.02"}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "nemo"),
+    ],
+)
+def test_words_tell_schedule_sharding_and_software(
+    changes: dict[str, object], sharding: Sharding, schedule: Schedule, software: str
+) -> None:
+    laid = laid_out(Run.model_validate({**PUBLISHED, **changes}), HARDWARE)
+    assert (laid.layout.sharding, laid.layout.schedule, laid.software) == (sharding, schedule, software)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"pp": 2}, [4, 4]),
+        ({"pp": 5, "gpus": 40}, [1, 2, 2, 2, 1]),  # embedding and projection as layers of their own
+        ({"pp": 3, "gpus": 24}, [2, 3, 3]),
+        ({"pp": 2, "stages": [5, 3]}, [5, 3]),
+        ({"pp": 2, "vpp": 2, "stages": [4, 4]}, [2, 2, 2, 2]),
+        ({"pp": 2, "vpp": 2, "stages": [3, 5]}, [1, 3, 2, 2]),
+    ],
+)
+def test_stages_are_as_the_run_says_or_as_even_as_can_be(changes: dict[str, object], sizes: list[int]) -> None:
+    laid = laid_out(Run.model_validate({**PUBLISHED, **changes}), HARDWARE)
+    plan = priced(laid.model, laid.stack, HARDWARE.training, laid.layout).plan
+    held = [sum(1 <= layer <= 8 for layer in stage.layers) for stage in plan.stages]
+    assert held == sizes
+    assert [layer for stage in plan.stages for layer in stage.layers] == list(range(10))
+
+
+def test_errors_are_signed_and_the_worst_is_shown() -> None:
+    errors = Errors((0.1, -0.3, 0.05, 0.15))
+    assert errors.mean == pytest.approx(0.15)
+    assert errors.signed == pytest.approx(0.0)
+    assert errors.worst == -0.3
+    assert errors.percentile_95 == 0.3
+    assert Errors(tuple(0.01 * i for i in range(1, 101))).percentile_95 == pytest.approx(0.95)
+
+
+def test_order_of_layouts_counts_pairs_of_one_model_and_cluster() -> None:
+    first, second = outcome(id="a", step_s=1.0), outcome(id="b", step_s=2.0, recompute="full")
+    other = outcome(id="c", step_s=3.0, gpus=32, dp=4)
+    assert order_of_layouts([first, second, other]) == (1.0, 1)
+    turned = outcome(id="b", step_s=0.5, recompute="full")
+    assert order_of_layouts([first, turned]) == (-1.0, 1)
+    assert order_of_layouts([first, other]) is None
+
+
+def test_groups() -> None:
+    assert groups_of(outcome()) == ("3D since 2023",)
+    assert groups_of(outcome(gpu="H100")) == ("3D since 2023", "3D since 2023, H100 bf16")
+    assert groups_of(outcome(gpu="H100", precision="fp8")) == ("FP8",)
+    assert groups_of(outcome(optimizer_sharding="fsdp")) == ("FSDP",)
+    assert groups_of(outcome(source="Narayanan 2021")) == ("3D, before 2023",)
+    assert groups_of(outcome(gpu=None)) == ()
+
+
+def test_the_script_prints_a_list_for_programs_and_a_table_for_people(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps([PUBLISHED, {"id": "odd", "model": 3}, {**PUBLISHED, "id": "silent", "gpu": None}]))
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "scripts.validation", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    listed = json.loads(run("--runs", path, "--json").stdout)
+    assert [row["id"] for row in listed] == ["gpt", "odd", "silent"]
+    assert set(listed[0]) >= {
+        "predicted_step_s", "measured_step_s", "error", "predicted_memory_bytes", "fits",
+    }  # fmt: skip
+    assert listed[0]["error"] == pytest.approx(listed[0]["predicted_step_s"] / 1.0 - 1.0)
+    assert "not an object" in listed[1]["reason"]
+    assert listed[2]["reason"] == "gpu: not said"
+    printed = run("--runs", path).stdout
+    assert "Not priced:\n  odd: " in printed
+    assert "| 3D since 2023 | 1 |" in printed
+    missing = run("--runs", tmp_path / "none.json")
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert "none.json" in missing.stderr
+    assert "Traceback" not in missing.stderr
