@@ -22,9 +22,9 @@ from scripts.run_correlation.plans import LAYERS, TRIALS, Trial
 from scripts.run_correlation.report import HEAD, Point, agreement, draw, page, row
 
 GPT = "inputs/pytorch/small_gpt.py:small_gpt"
-GPT_ARGUMENTS = {"layers": LAYERS, "width": 256, "heads": 8, "tokens": 64, "words": 2048}
+GPT_ARGUMENTS = {"layers": LAYERS, "width": 256, "heads": 8, "tokens": 128, "words": 2048}
 SLEEPERS = "scripts.run_correlation.sleeping:sleepers"
-MICROBATCH = 2
+MICROBATCH = 4
 BLOCK_S = 0.05
 """What a block sleeps in both passes together: long beside what torch does around it."""
 
