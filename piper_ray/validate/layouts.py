@@ -15,17 +15,20 @@ from piper_ray.workloads.estimate.modes import Recomputation
 from piper_ray.workloads.estimate.runtimes import (
     DEEPSPEED,
     DEEPSPEED_FP16,
+    DEFAULT,
     FSDP,
     HAI_LLM,
     MEGATRON_2021,
     MEGATRON_2021_FP16,
     MEGATRON_CORE,
+    MEGATRON_CORE_FP16,
     NEMO,
     Loss,
     Runtime,
+    Selective,
 )
 from piper_ray.workloads.estimate.software import Precision, Stack, software_named, stack_of
-from piper_ray.workloads.estimate.states import Sharding
+from piper_ray.workloads.estimate.states import HALF_GRADIENTS, Sharding
 
 
 class NotExpressible(Exception):
@@ -44,6 +47,11 @@ class Laid:
     assumed: tuple[str, ...]
 
     @property
+    def shared_states(self) -> Sharding:
+        """Of parameters, among replicas, as memory has it."""
+        return Sharding.OPTIMIZER if _shards_untold(self.software, self.layout) else self.layout.sharding
+
+    @property
     def sharded(self) -> bool:
         """Whether replicas share out weights too."""
         return self.layout.sharding is Sharding.WEIGHTS
@@ -57,9 +65,16 @@ def laid_out(run: Run, hardware: Hardware) -> Laid:
         software = _generation(run, assumed)
         stack = _stack(run, software, hardware, assumed)
         layout = _layout(run, model, assumed)
+        if _shards_untold(software, layout):
+            assumed.append("memory: distributed optimizer, as in all of NeMo's recipes")
     except (UsageError, InputError) as error:
         raise NotExpressible(" ".join(str(error).split())) from error
-    return Laid(model, software, stack, _runtime(run, software, stack.precision), layout, tuple(assumed))
+    runtime = _runtime(run, software, stack.precision, layout.sharding)
+    return Laid(model, software, stack, runtime, layout, tuple(assumed))
+
+
+def _shards_untold(software: str, layout: Layout) -> bool:
+    return software == "nemo" and layout.sharding is Sharding.NONE
 
 
 def _model(run: Run) -> ModelConfig:
@@ -130,19 +145,27 @@ _RUNTIMES = {
     "megatron-2021": (MEGATRON_2021, MEGATRON_2021_FP16),
     "megatron-2022": (MEGATRON_2021, MEGATRON_2021_FP16),
     "deepspeed-2021": (DEEPSPEED, DEEPSPEED_FP16),
-    "megatron-core": (MEGATRON_CORE, MEGATRON_CORE),
-    "megascale": (MEGATRON_CORE, MEGATRON_CORE),
+    "megatron-core": (MEGATRON_CORE, MEGATRON_CORE_FP16),
+    "megascale": (MEGATRON_CORE, MEGATRON_CORE_FP16),
     "nemo": (NEMO, NEMO),
     "fsdp": (FSDP, FSDP),
 }
 """How each generation of software holds memory: in bf16, and in fp16."""
 
 
-def _runtime(run: Run, generation: str, precision: Precision) -> Runtime:
+def _runtime(run: Run, generation: str, precision: Precision, sharding: Sharding) -> Runtime:
     of_bf16, of_fp16 = _RUNTIMES[generation]
     runtime = of_fp16 if precision is Precision.FP16 else of_bf16
     if "deepseek-v3" in run.told and "h800" in (run.gpu or "").lower():
         runtime = HAI_LLM
+    elif "maxtext" in run.told and sharding is Sharding.WEIGHTS:
+        runtime = replace(FSDP, selective=Selective.CHEAP)
+    elif generation == "fsdp" and sharding is not Sharding.WEIGHTS:
+        runtime = DEFAULT
+    if "fp32 gradients not kept" in run.told:
+        runtime = replace(runtime, states=HALF_GRADIENTS)
+    elif "gradients in fp32" in run.told and runtime.states == HALF_GRADIENTS:
+        runtime = replace(runtime, states=DEFAULT.states)
     loss = Loss.FUSED if "fused cross entropy" in run.told else runtime.loss
     return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=_ALL_TO_ALL in run.told)
 

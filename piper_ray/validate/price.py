@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import PiperRayError
 from piper_ray.simulate.actions import ActionKind, flush_lists
@@ -22,7 +22,7 @@ class Outcome:
 
     predicted_memory_bytes: of the rank that holds most, as the run's own figure is counted: allocated where that is
     what was measured, else all that the device must have. needed_memory_bytes: the latter; device_memory_bytes: what
-    programs find there.
+    programs find there. ranks: of one pipeline, what each holds, the first stage's first.
     """
 
     run: Run | Unreadable
@@ -30,6 +30,7 @@ class Outcome:
     predicted_memory_bytes: float | None = None
     needed_memory_bytes: float | None = None
     device_memory_bytes: float | None = None
+    ranks: tuple[RankMemory, ...] = ()
     reason: str | None = None
     laid: Laid | None = None
 
@@ -61,8 +62,20 @@ class Outcome:
             "error": self.error,
             "predicted_memory_bytes": self.predicted_memory_bytes,
             "fits": self.fits,
+            "memory_of_stages": [_memory_dict(rank) for rank in self.ranks],
             "assumed": [] if self.laid is None else list(self.laid.assumed),
         }
+
+
+def _memory_dict(rank: RankMemory) -> dict[str, object]:
+    """Of the ranks of a stage: what they allocate and reserve at most, what their devices must have, and what for."""
+    return {
+        "allocated_bytes": rank.allocated_bytes,
+        "reserved_bytes": rank.reserved_bytes,
+        "device_bytes": rank.device_bytes,
+        "moment": rank.moment,
+        "items_bytes": dict(rank.items),
+    }
 
 
 def outcome_of(run: Run | Unreadable, hardware: Hardware) -> Outcome:
@@ -95,7 +108,11 @@ def memory_of(plan: PricedLayout, laid: Laid) -> list[RankMemory]:
     """What each rank of a pipeline holds at its worst moment."""
     lists = flush_lists(plan.schedule, len(plan.ranks), laid.layout.microbatches)
     return [
-        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], laid.runtime)
+        memory_of_rank(
+            replace(rank, sharding=laid.shared_states),
+            [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions],
+            laid.runtime,
+        )
         for rank, actions in zip(plan.ranks, lists, strict=True)
     ]
 
@@ -110,5 +127,6 @@ def _outcome(run: Run, laid: Laid, plan: PricedLayout, simulation: Simulation) -
         predicted_memory_bytes=needed_bytes if run.peak_allocated_gib is None else allocated_bytes,
         needed_memory_bytes=needed_bytes,
         device_memory_bytes=laid.stack.gpu.device_bytes,
+        ranks=tuple(ranks),
         laid=laid,
     )

@@ -12,13 +12,16 @@ from scripts.documentation.build import ROOT, build
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "docs", help="folder of the site")
-    parser.add_argument("--update", action="store_true", help="run all examples and write what they print to the pages")
+    parser.add_argument(
+        "--update", action="store_true", help="run all examples and the notebook, and write what they print there"
+    )
     parser.add_argument("--pictures", action="store_true", help="draw the pictures of docs/pictures anew")
     wanted = parser.parse_args()
     if wanted.update:
-        from scripts.documentation.examples import update
+        from scripts.documentation import examples, notebook
 
-        update()
+        examples.update()
+        notebook.update()
     if wanted.pictures:
         from scripts.documentation.pictures import draw_all
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from piper_ray.cli.app import app
+from scripts.documentation import notebook
 from scripts.documentation.build import ROOT
 from scripts.documentation.examples import Command, agree, blocks, differences, pages
 
@@ -25,6 +26,10 @@ def test_examples_print_what_is_shown(page: Path) -> None:
     if page.name in NEEDS_TORCH:
         pytest.importorskip("torch")
     assert list(differences(page)) == []
+
+
+def test_the_notebook_shows_what_it_stores() -> None:
+    assert list(notebook.differences()) == []
 
 
 def test_pages_have_examples() -> None:

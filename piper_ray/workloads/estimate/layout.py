@@ -169,7 +169,7 @@ def _rank_layouts(
             sharding=layout.sharding,
             ranks=layout.pipeline,
             rank=rank,
-            groups=sum(degree > 1 for degree in degrees),
+            groups=1 + sum(degree > 1 for degree in degrees),  # and all ranks together
         )
         for rank in range(layout.pipeline)
     )

@@ -80,6 +80,8 @@ DEFAULT = Runtime()
 
 MEGATRON_CORE = Runtime(reused_gradients=True, selective=Selective.ATTENTION)
 
+MEGATRON_CORE_FP16 = Runtime(HALF_GRADIENTS, reused_gradients=True, selective=Selective.ATTENTION)
+
 NEMO = Runtime(HALF_GRADIENTS, selective=Selective.ATTENTION)
 """NeMo's and Megatron-Bridge's recipes for speed: gradients are summed and reduced in bf16."""
 
