@@ -20,7 +20,7 @@ from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import descendants
 from piper_ray.engine.tables.problem import Problem
 
-_CELLS = 512
+_CELLS = 256
 _ROUNDS = 80
 _STAGES_A_ROUND = 4
 _NEARLY = 0.9
@@ -30,6 +30,9 @@ _BOX, _LEAST_BOX, _LARGEST_BOX = 0.1, 1e-3, 1.0
 _GROW, _SHRINK = 1.5, 0.7
 _ENOUGH = 1e-4
 """A round that could gain no more, relative, is the last."""
+
+_MOVE_S = 1.5e-6
+"""Of a round, for each move of the labelling and kind of stage: roughly, and the same on every machine."""
 
 _PIVOTS = 300
 """Of the inverse, before it is made anew."""
@@ -71,12 +74,30 @@ class StageCover:
             for d in cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]]
             if options.degree[r] * d <= cluster.devices
         ]
+        # What was found at a threshold keeps every higher one.
+        self._stages: list[tuple[BoolArray, float, float]] = []
         replica_s = np.where(least.missing > 0, np.inf, least.work_s).min(axis=1)
         behind = descendants(problem.workload.lattice.graph.successors)
         # Of each vertex and all behind it, the least that their stages take together, of one replica.
         self._behind_s = np.array(
             [replica_s[[w for w in range(v + 1) if (mask | 1 << v) >> w & 1]].sum() for v, mask in enumerate(behind)]
         )
+
+    @classmethod
+    def of(cls, problem: Problem) -> StageCover | None:
+        """None for a graph so entangled that its stages take longer to look through than that saves."""
+        labelling = Labelling.of(problem.workload.lattice.graph)
+        return None if labelling is None else cls(problem, labelling)
+
+    @staticmethod
+    def least_round_s(problem: Problem) -> float:
+        """Of the best labelling that a graph of this size can have."""
+        return _MOVE_S * 3 * problem.workload.lattice.graph.size * problem.options.degree.size
+
+    @property
+    def round_s(self) -> float:
+        """What a round takes, roughly."""
+        return _MOVE_S * self._labelling.moves.source.size * len(self._kinds)
 
     def potentials(
         self,
@@ -94,7 +115,12 @@ class StageCover:
         if not np.isfinite(alone).all():
             return Potentials(threshold_s, np.zeros(alone.size))
         trial = alone if start is None else start.of_vertex
-        found = _Ascent(self._labelling, kinds).run(trial, until, rounds, check)
+        ascent = _Ascent(self._labelling, kinds)
+        for inside, devices, known_at_s in self._stages:
+            if known_at_s <= threshold_s:
+                ascent.program.add(inside, devices)
+        found = ascent.run(trial, until, rounds, check)
+        self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
         return Potentials(threshold_s, found * (1.0 - _GUARD))
 
     def _at(self, keep_s: float) -> StageKinds:
@@ -161,7 +187,8 @@ class _Ascent:
         self._moves, self._kinds = labelling.moves, kinds
         self._size = kinds.weight_s.shape[1]
         self._ratios = np.ones(kinds.devices.size)
-        self._program = _BoxProgram(self._size)
+        self.program = _BoxProgram(self._size)
+        self.found: list[tuple[BoolArray, float]] = []
 
     def run(self, trial: FloatArray, until: float, rounds: int, check: Callable[[], None]) -> FloatArray:
         best, total, promised, box = trial, 0.0, np.inf, _BOX
@@ -178,7 +205,7 @@ class _Ascent:
             if total > until:
                 break
             width = box * (best + 0.25 * best.mean())
-            trial = self._program.solve(np.maximum(0.0, best - width), best + width)
+            trial = self.program.solve(np.maximum(0.0, best - width), best + width)
             promised = float(trial.sum())
             if promised - total < _ENOUGH * total:
                 break
@@ -193,7 +220,9 @@ class _Ascent:
         for k in range(_STAGES_A_ROUND):
             if kind < 0:
                 break
-            self._program.add(inside, float(self._kinds.devices[kind]))
+            devices = float(self._kinds.devices[kind])
+            if self.program.add(inside, devices):
+                self.found.append((inside.copy(), devices))
             rest[inside] = 0.0
             if k + 1 < _STAGES_A_ROUND:
                 _, kind = dearest_stage(self._moves, self._kinds, _CELLS, rest, _NEARLY * largest, ratios, inside)
@@ -214,12 +243,15 @@ class _BoxProgram:
         self._demand = 1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0)
         self._share = self._demand.copy()
 
-    def add(self, inside: BoolArray, devices: float) -> None:
+    def add(self, inside: BoolArray, devices: float) -> bool:
+        """Whether the stage is new."""
         key = inside.tobytes(), devices
-        if key not in self._known:
-            self._known.add(key)
-            self._members.append(np.flatnonzero(inside))
-            self._cost.append(devices)
+        if key in self._known:
+            return False
+        self._known.add(key)
+        self._members.append(np.flatnonzero(inside))
+        self._cost.append(devices)
+        return True
 
     def solve(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
         n = self._size
