@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray.model.settings import Recomputation, setting_of
 from piper_ray.model.settings import Recomputation as PlannedRecomputation
-from piper_ray.model.settings import setting_of
 from piper_ray.proposal.propose import Proposed
-from piper_ray.workloads.estimate.modes import Recomputation
 from piper_ray.workloads.estimate.work import hardware_flop
 
 _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import Recomputation
 from piper_ray.validate.runs import Run
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.layout import Layout
-from piper_ray.workloads.estimate.modes import Recomputation
 from piper_ray.workloads.estimate.runtimes import (
     DEEPSPEED,
     DEEPSPEED_FP16,
