@@ -86,6 +86,7 @@ from piper_ray.version import __version__
 
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
+    from piper_ray.calibrate.workload import estimate
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.evaluation.backend import Backend
@@ -108,7 +109,6 @@ if TYPE_CHECKING:
     from piper_ray.sweep.point import Point
     from piper_ray.sweep.progress import Best, Progress, SweepListener
     from piper_ray.sweep.run import run_sweep
-    from piper_ray.workloads.estimate.workload import estimate
     from piper_ray.workloads.formats import Form, InFlight, dump, dump_plan, load, load_plan, load_solution
     from piper_ray.workloads.formats.load import Source
     from piper_ray.workloads.measure.workload import profile
@@ -260,7 +260,7 @@ _LAZY = {
     "Form": "piper_ray.workloads.formats",
     "InFlight": "piper_ray.workloads.formats",
     "Source": "piper_ray.workloads.formats.load",
-    "estimate": "piper_ray.workloads.estimate.workload",
+    "estimate": "piper_ray.calibrate.workload",
     "profile": "piper_ray.workloads.measure.workload",
     "info": "piper_ray.report.info",
     "draw": "piper_ray.report.graph.drawing",
