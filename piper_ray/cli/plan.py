@@ -11,6 +11,7 @@ import piper_ray
 from piper_ray.cli.calibration import Calibrate, calibrated_request
 from piper_ray.cli.common import command_text, note
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, contexts_of, experts_of
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.export.target import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
@@ -67,15 +68,9 @@ def plan(
         ScheduleName | None,
         typer.Option("--schedule", help="This schedule alone; else 1f1b, and interleaved where the runtime has it."),
     ] = None,
-    zero: Annotated[
-        int,
-        typer.Option(
-            "--zero",
-            metavar="SHARDS",
-            min=1,
-            help="Offer sharding the optimizer's state over so many replicas; 1: not.",
-        ),
-    ] = 8,
+    zero: ShardedState = 8,
+    context_parallel: ContextParallel = None,
+    expert_parallel: ExpertParallel = None,
     all_reduce: SumOfGradients = None,
     all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
@@ -101,6 +96,7 @@ def plan(
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.estimate.modes import Offer
 
     if price is not None and train_tokens is None:
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
@@ -117,7 +113,7 @@ def plan(
         tokens=tokens,
         samples=microbatch_size,
         batch=global_batch,
-        zero_shards=zero,
+        offer=Offer(zero=zero, contexts=contexts_of(context_parallel), experts=experts_of(expert_parallel)),
     )
     table = load_hardware(hardware, note)
     request = calibrated_request(calibrate, read, table, gpu, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,20 @@ class Recomputation(str, Enum):
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+
+
+class Sharding(IntEnum):
+    """What replicas share out: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer), gradients too
+    (ZeRO-2), or weights too (ZeRO-3, FSDP)."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    WEIGHTS = 3
+
+
+ALL_REPLICAS = 0
+"""In place of a number of replicas: however many a stage has."""
 
 
 @dataclass(frozen=True)
