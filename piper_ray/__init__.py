@@ -58,6 +58,7 @@ from piper_ray.model.events import (
     Note,
     StepFinished,
 )
+from piper_ray.model.extras import advice
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.passes import Passes, passes_of, with_passes
@@ -308,7 +309,10 @@ def __getattr__(name: str) -> object:
         return import_module("piper_ray.planners")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_LAZY[name]), name)
+    try:
+        value: object = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        raise advice(error) or error from None
     globals()[name] = value
     return value
 
