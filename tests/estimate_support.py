@@ -57,7 +57,7 @@ def estimated(
         fused=fused,
         software=software,
         precision=precision,
-        offer=replace(offer, zero=zero_shards, offload=offload),
+        offer=replace(PLAIN, zero=zero_shards, offload=offload) if offer == PLAIN else offer,
         context_exchange=context_exchange,
         reserve_bytes=reserve_bytes,
         lora=lora,

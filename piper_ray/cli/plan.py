@@ -90,9 +90,11 @@ def plan(
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
-    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules.
+    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules; context
+    parallelism of sequences from 16,384 tokens, and experts over a node's GPUs, where nothing else is asked for.
     """
     from piper_ray.proposal.propose import Demand, propose, what_would_help
+    from piper_ray.proposal.usual import usual_contexts, usual_experts
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
@@ -107,15 +109,18 @@ def plan(
     read = read_model(model)
     for text in read.notes:
         note(text)
+    table = load_hardware(hardware, note)
+    node = gpus_per_node or table.gpu(gpu).gpus_per_node
+    contexts = contexts_of(context_parallel) if context_parallel else usual_contexts(read, tokens, named)
+    experts = experts_of(expert_parallel) if expert_parallel else usual_experts(read, tokens, named, node)
     request = EstimateRequest(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         tokens=tokens,
         samples=microbatch_size,
         batch=global_batch,
-        offer=Offer(zero=zero, contexts=contexts_of(context_parallel), experts=experts_of(expert_parallel)),
+        offer=Offer(zero=zero, contexts=contexts, experts=experts),
     )
-    table = load_hardware(hardware, note)
     request = calibrated_request(calibrate, read, table, gpu, request)
     demand = Demand(
         read,

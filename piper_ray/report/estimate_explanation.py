@@ -12,7 +12,14 @@ from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.formulas import number_text, substituted
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.memory import kept_bytes, state_bytes, transient_bytes
+from piper_ray.workloads.estimate.memory import (
+    Numbers,
+    kept_bytes,
+    kept_parts,
+    numbers_on_device,
+    state_bytes,
+    transient_bytes,
+)
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
@@ -230,7 +237,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
         yield f"        offload: {_offload_text(result, kind, mode, costs)}"
     yield f"    a = {_kept_text(kind, mode)}"
     yield (
-        f"    b = {_state_text(costs, result.setting.training, mode)}{_excess_text(result, costs)} = "
+        f"    b = {_state_text(kind, result.setting.training, mode)}{_excess_text(result, costs)} = "
         f"{costs.fixed_bytes:,.0f} bytes"
     )
     yield from (f"        {line}" for line in _memory_lines(result, kind, mode))
@@ -246,17 +253,29 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
         yield f"    {_edge_text(result, kind, mode)}"
 
 
-def _state_text(costs: Costs, training: Training, mode: Mode) -> str:
+def _state_text(kind: LayerKind, training: Training, mode: Mode) -> str:
+    """Of dense parameters, and of experts' where they are shared out otherwise."""
+    dense, routed = numbers_on_device(kind, mode)
+    if mode.shards(routed=True) == mode.shards(routed=False) or not routed.held:
+        both = Numbers(False, dense.held + routed.held, dense.trained + routed.trained)
+        return _numbers_text(both, "", training, mode)
+    texts = (_numbers_text(dense, "", training, mode), _numbers_text(routed, " of experts", training, mode))
+    return " + ".join(texts)
+
+
+def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: Mode) -> str:
+    shards = mode.shards(numbers.routed)
+
     def share(of: Sharding) -> str:
-        return f"/{mode.zero_shards}" if mode.zero_shards > 1 and mode.shares >= of else ""
+        return f"/{shards:g}" if shards > 1 and mode.shares >= of else ""
 
     optimizer = 0.0 if mode.zero_shards == ALL_REPLICAS else training.optimizer_bytes
     weights = f"{training.weight_bytes:g}{share(Sharding.WEIGHTS)} weights"
     gradients = f"{training.gradient_bytes:g}{share(Sharding.GRADIENTS)} gradients"
     of_trained = f"{gradients} + {optimizer:g}{share(Sharding.OPTIMIZER)} optimizer"
-    if costs.trained == costs.parameters:
-        return f"{costs.parameters:,.0f} parameters x ({weights} + {of_trained})"
-    return f"{costs.parameters:,.0f} parameters x {weights} + {costs.trained:,.0f} trained x ({of_trained})"
+    if numbers.trained == numbers.held:
+        return f"{numbers.held:,.0f} parameters{whose} x ({weights} + {of_trained})"
+    return f"{numbers.held:,.0f} parameters{whose} x {weights} + {numbers.trained:,.0f} trained x ({of_trained})"
 
 
 def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
@@ -292,16 +311,14 @@ def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
 
 def _kept_text(kind: LayerKind, mode: Mode) -> str:
     if mode.recomputation is Recomputation.FULL:
-        listed = [(kind.checkpoint, Split.SEQUENCE)]
+        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
     else:
         selective = mode.recomputation is Recomputation.SELECTIVE
-        saved = [saved for operator in kind.operators for saved in operator.saved]
-        listed = [(item.bytes, item.split) for item in saved if not (selective and item.cheap)]
-    terms = [
-        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "")
-        for formula, split in listed
-        for parts in [mode.parts(split)]
-    ]
+        saved = [(operator, item) for operator in kind.operators for item in operator.saved]
+        listed = [
+            (item.bytes, kept_parts(operator, item, mode)) for operator, item in saved if not (selective and item.cheap)
+        ]
+    terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
     total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"
     return f"0; in host memory {total}" if mode.offload else total
 

@@ -145,9 +145,13 @@ def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
 
 
 def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
+
+
+def kept_parts(operator: Operator, saved: KeptBytes, mode: Mode) -> int:
+    """By how many what an operator keeps is divided; what products read may be kept as it was gathered."""
     whole = mode.gathered and operator.products and operator.products[0].divided == "columns"
-    split = Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split
-    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / mode.parts(split)
+    return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
 
 
 def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Runtime) -> float:
