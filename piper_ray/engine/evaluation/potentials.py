@@ -23,6 +23,9 @@ from piper_ray.engine.tables.problem import Problem
 _CELLS = 256
 _ROUNDS = 80
 _STAGES_A_ROUND = 4
+_FAR_TOO_MANY = 2.0
+"""Of all devices there are: potentials that ask for more need not be any better."""
+
 _NEARLY = 0.9
 """Of the largest ratio in a round: what is less is no column worth having."""
 
@@ -45,7 +48,7 @@ _GUARD = 1e-9
 
 @dataclass(frozen=True)
 class Potentials:
-    """of_vertex: float64[n], devices. In plans that keep ``threshold_s`` no layers take fewer devices than theirs sum to."""
+    """of_vertex: float64[n], devices. No layers take fewer than theirs sum to in plans that keep ``threshold_s``."""
 
     threshold_s: float
     of_vertex: FloatArray
@@ -114,12 +117,13 @@ class StageCover:
         alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
         if not np.isfinite(alone).all():
             return Potentials(threshold_s, np.zeros(alone.size))
-        trial = alone if start is None else start.of_vertex
+        trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
         ascent = _Ascent(self._labelling, kinds)
         for inside, devices, known_at_s in self._stages:
             if known_at_s <= threshold_s:
                 ascent.program.add(inside, devices)
-        found = ascent.run(trial, until, rounds, check)
+        devices = self._problem.cluster.devices
+        found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
         self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
         return Potentials(threshold_s, found * (1.0 - _GUARD))
 
@@ -238,10 +242,10 @@ class _BoxProgram:
         self._cost = [0.0] * (2 * size)
         self._known: set[tuple[bytes, float]] = set()
         self._basis = np.arange(size)
-        self._inverse = np.eye(size)
+        self._inverse: FloatArray = np.eye(size)
         # Slightly apart, so that a step is seldom of length zero.
-        self._demand = 1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0)
-        self._share = self._demand.copy()
+        self._demand: FloatArray = 1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0)
+        self._share: FloatArray = self._demand.copy()
 
     def add(self, inside: BoolArray, devices: float) -> bool:
         """Whether the stage is new."""

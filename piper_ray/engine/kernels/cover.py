@@ -1,8 +1,8 @@
 """Kernels: potentials of vertices, such that no stage has more of it than the devices that it takes.
 
-A plan covers each vertex by a stage. The fewest devices of a *fractional* cover bound those of every plan from below; its
-dual is a potential for each vertex, such that those of a stage sum to its devices at most. ``dearest_stage`` finds the
-stage that breaks this most, ``solve_in_box`` solves the dual for the stages known so far.
+A plan covers each vertex by a stage. The fewest devices of a *fractional* cover bound those of every plan from below;
+its dual is a potential for each vertex, such that those of a stage sum to its devices at most. ``dearest_stage`` finds
+the stage that breaks this most, ``solve_in_box`` solves the dual for the stages known so far.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def dearest_stage(
     Of partial stages whose weights differ by less than a budget's ``cells``-th part one is kept, with the potential of
     the best and the weight of the lightest: so the ratio may be above that of any stage, and never below.
 
-    ratios: float64[q], each kind's largest when it was last asked for, or a bound: looked at in that order, and written.
+    ratios: float64[q], each kind's largest when it was last asked for, or a bound: the order to look in, and written.
     inside: bool[n], gets the vertices of the stage.
     """
     found, best = -1, least_ratio
@@ -77,7 +77,14 @@ def dearest_stage(
             ratios[kind] = most[0] / devices
             continue
         value = _largest(
-            moves, kinds.weight_s[kind], kinds.charge_s[kinds.variant[kind]], budget_s, most, potential, best * devices, chosen
+            moves,
+            kinds.weight_s[kind],
+            kinds.charge_s[kinds.variant[kind]],
+            budget_s,
+            most,
+            potential,
+            best * devices,
+            chosen,
         )
         if value > best * devices:
             best, found = value / devices, kind
@@ -195,8 +202,8 @@ def _largest(
 
 
 class CoverBasis(NamedTuple):
-    """Columns of the cover, and a basis of them. Columns 0 .. n - 1 are single vertices at the upper end of the box, n ..
-    2 n - 1 take one back at its lower end; then come stages.
+    """Columns of the cover, and a basis of them. Columns 0 .. n - 1 are single vertices at the upper end of the box,
+    n .. 2 n - 1 take one back at its lower end; then come stages.
     """
 
     member_start: IndexArray  # int64[columns + 1], into member

@@ -2,9 +2,9 @@
 
 A stage I \\ J labels each vertex: BEHIND (in J), INSIDE, or IN_FRONT (outside I). J and I are downsets exactly if along
 every edge the label does not rise from tail to head, and what the stage pays for an edge depends on the labels of its
-two ends: both are matters of single edges. So all stages are the paths through a small automaton that labels the vertices in some
-order and remembers the labels of those with neighbours still to come, the frontier. Chains have frontiers of one
-vertex, forks with their joins of two more.
+two ends: both are matters of single edges. So all stages are the paths through a small automaton that labels the
+vertices in some order and remembers the labels of those with neighbours still to come, the frontier. Chains have
+frontiers of one vertex, forks with their joins of two more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_MOVES = 100_000
 
 @dataclass(frozen=True)
 class Labelling:
-    """charge_start, charge: int64[moves + 1], int64[..]: what a move makes the stage pay: 2 e for edge e as it comes in,
-    2 e + 1 as it leaves.
+    """charge_start, charge: int64[moves + 1], int64[..]: what a move makes the stage pay: 2 e for edge e as it comes
+    in, 2 e + 1 as it leaves.
     """
 
     moves: LabelMoves
@@ -45,10 +45,12 @@ class Labelling:
         return _moves(graph, order, neighbours)
 
     def charges_s(self, incoming_s: FloatArray, outgoing_s: FloatArray) -> FloatArray:
-        """What each move costs where the edges (float64[e]) cost the stage of their head, and of their tail, so much."""
+        """What each move costs where edges cost the stage of their head, and of their tail, so much (float64[e])."""
         of_charge = np.stack([incoming_s, outgoing_s], axis=1).ravel()
         move = np.repeat(np.arange(self.moves.source.size), np.diff(self.charge_start))
-        return np.bincount(move, weights=of_charge[self.charge], minlength=self.moves.source.size)
+        charges_s = np.zeros(self.moves.source.size)
+        np.add.at(charges_s, move, of_charge[self.charge])
+        return charges_s
 
 
 def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
@@ -125,9 +127,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
     )
 
 
-def _paid(
-    v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]
-) -> list[int] | None:
+def _paid(v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]) -> list[int] | None:
     """What the stage pays for the edges between v and ``ends`` (vertex, label); None if a label rises along one."""
     paid = []
     for w, other in ends:

@@ -1,4 +1,4 @@
-"""Potentials for a search, where they are worth their time: where evaluations take long, and layers are hard to pack."""
+"""Potentials for a search, where they are worth their time: evaluations take long, and layers are hard to pack."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BUCKET_S, _CANDIDATE_S, _STAGE_S = 5e-8, 2e-7, 1.5e-6
 _TRIAL_ROUNDS, _FULL_ROUNDS = 3, 60
 
 _SPENT, _SPENT_IF_LARGE, _LARGE = 20.0, 1.0, 50.0
-"""Trials that evaluations must have been worth before there is one; fewer where one evaluation could be worth _LARGE."""
+"""So many trials evaluations must have been worth before there is one; fewer where a single one may be worth _LARGE."""
 
 _LIVE_SHARE = 0.2
-"""Of what an evaluation of all downsets takes: expected of those before the first plan, after which they get cheaper."""
+"""Of what an evaluation of all downsets takes: expected until the first plan, after which they get cheaper."""
 
 _WORTHWHILE = 0.4
 """Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
@@ -33,7 +33,7 @@ _PROOF = 1.0 + 1e-9
 
 @dataclass
 class Pricing:
-    """check: may raise, to end it. By what evaluations tested alone it decides, so every run of a search does the same."""
+    """check: may raise, to end it. What evaluations tested decides, and no clock: every run of a search is the same."""
 
     problem: Problem
     check: Callable[[], None]

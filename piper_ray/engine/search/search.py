@@ -146,8 +146,9 @@ class Search:
 
         Its time may differ from the best one found by as much as a threshold's tolerance.
         """
-        assert self.bracket.upper is not None
-        outcome = self._evaluate(self.bracket.upper, fewest_stages=True)
+        upper_s = self.bracket.upper
+        assert upper_s is not None
+        outcome = self._evaluate(upper_s, fewest_stages=True, potentials=self._pricing.potentials(upper_s))
         self.incumbent = self.planning.valued(self.problem, outcome.stages)
         self._report()
 
