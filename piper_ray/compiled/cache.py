@@ -37,12 +37,16 @@ _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
 
 @final
 class KernelCache(_Cache):
-    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones."""
+    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones.
 
-    def __init__(self, function: FunctionType, folders: Sequence[Path]) -> None:
+    what_for: tells apart those that are compiled in another way.
+    """
+
+    def __init__(self, function: FunctionType, folders: Sequence[Path], what_for: str = "") -> None:
         self._function = function
         self._folders = folders
-        self._stem = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
+        names = Path(function.__code__.co_filename).stem, function.__qualname__, what_for
+        self._stem = ".".join(filter(None, names))
         self._enabled = True
 
     @property

@@ -14,7 +14,7 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
-from piper_ray.engine.kernels.level import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
+from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
 from piper_ray.engine.search.limits import Limits
