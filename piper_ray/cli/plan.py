@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
+from piper_ray.cli.calibration import Calibrate, calibrated_request
 from piper_ray.cli.common import command_text, note
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
@@ -90,6 +91,7 @@ def plan(
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
     ] = None,
+    calibrate: Calibrate = None,
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
@@ -117,9 +119,11 @@ def plan(
         batch=global_batch,
         zero_shards=zero,
     )
+    table = load_hardware(hardware, note)
+    request = calibrated_request(calibrate, read, table, gpu, request)
     demand = Demand(
         read,
-        load_hardware(hardware, note),
+        table,
         gpu,
         request,
         named,

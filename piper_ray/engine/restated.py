@@ -137,7 +137,8 @@ def _as_good(one: Tmpc, other: Tmpc) -> bool:
 def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver, what: str) -> Solution:
     """The best answer of several solves, one after the other. what: asks for them, in words.
 
-    Until all have been begun nothing is known of what the others would find.
+    Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
+    its plans can be better than the best one.
     """
     if len(parts) > 1 and request.options.resume is not None:
         raise UsageError(f"{what} takes {len(parts)} solves, which one folder cannot keep: leave out resume")
@@ -149,12 +150,19 @@ def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver
             together = one if so_far is None else _better(so_far, one)
             return together if last else _unfinished(together)
 
-        answer = _answer_of(request, _in_time(request, part, others + 1), solve, answered)
+        timed = _in_time(request, part, others + 1)
+        answer = _answer_of(request, timed if found is None else _faster_than(found, timed), solve, answered)
         found = answer if found is None else _better(found, answer)
         if answer.stopped_by is StoppedBy.INTERRUPT and others:
             return _unfinished(found)
     assert found is not None
     return found
+
+
+def _faster_than(found: Solution, part: SolveRequest) -> SolveRequest:
+    """Whose plans are of interest only if they are as fast."""
+    known_s = [s for s in (found.time_per_sample_s, part.options.within_s) if s is not None]
+    return replace(part, options=replace(part.options, within_s=min(known_s, default=None)))
 
 
 def _in_time(request: SolveRequest, part: SolveRequest, parts_left: int) -> SolveRequest:
@@ -194,7 +202,8 @@ def _better(first: Solution, second: Solution) -> Solution:
     if all(one.status is Status.INFEASIBLE for one in found):
         return replace(min(found, key=_least_memory_bytes), stats=stats)
     lower_s = min(one.lower_bound_s for one in found)
-    stopped_by = first.stopped_by or second.stopped_by
+    early = [one.stopped_by for one in found if one.stopped_by is not None]
+    stopped_by = next((reason for reason in early if reason is not StoppedBy.TOO_SLOW), early[0] if early else None)
     with_plan = [(one.time_per_sample_s, one) for one in found if one.time_per_sample_s is not None]
     if not with_plan:
         unknown = next(one for one in found if one.status is not Status.INFEASIBLE)
@@ -206,7 +215,7 @@ def _better(first: Solution, second: Solution) -> Solution:
         status=Status.OPTIMAL if proved else Status.FEASIBLE,
         lower_bound_s=min(lower_s, value_s),
         stats=stats,
-        stopped_by=stopped_by,
+        stopped_by=None if proved else stopped_by,
     )
 
 

@@ -11,16 +11,18 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.adapters import with_adapters
+from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.memory import working_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
+from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.runtimes import DEFAULT
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, precision_named, software_named, stack_of
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, precision_named, software_named, stack_of
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -48,6 +50,12 @@ class EstimateRequest:
     offload: bool = False
     lora: int = 0
     reserve_bytes: float | None = None
+    calibration: Calibration = UNCALIBRATED
+
+    def stack(self, gpu: Gpu) -> Stack:
+        """What runs the model on that GPU. Raises UsageError."""
+        precision, software = precision_named(self.precision), software_named(self.software)
+        return self.calibration.applied(stack_of(gpu, software, precision, self.gpus_per_node or gpu.gpus_per_node))
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Estimate:
     one_node: bool
     model_flop: float
     hardware_flop: float
+    calibration: Calibration = UNCALIBRATED
 
     @property
     def peak_flop_per_s(self) -> float:
@@ -77,8 +86,8 @@ class Estimate:
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
-    gpu = hardware.gpu(gpu_key)
-    per_node = request.gpus_per_node or gpu.gpus_per_node
+    stack = request.stack(hardware.gpu(gpu_key))
+    gpu, per_node = stack.gpu, stack.gpus_per_node
     devices = request.nodes * per_node
     if devices > limits.DEVICES:
         raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
@@ -95,7 +104,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         for kind in architecture.kinds
     }
     setting = Setting(
-        stack=stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node),
+        stack=stack,
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=planner_bytes_per_s(gpu, request.nodes),
@@ -124,6 +133,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         request.nodes == 1,
         model_flop=step_flop(causal, batch // samples),
         hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
+        calibration=request.calibration,
     )
 
 
