@@ -21,6 +21,7 @@ import llvmlite
 import numba
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from piper_ray.compiled.observers import COMPILING, tell
@@ -65,8 +66,9 @@ class KernelCache(_Cache):
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told."""
         if self._enabled:
-            # Before anything is rebuilt, as numba has it.
-            target_context.refresh()
+            # All that code needs which is there already; numba loads all that it knows of Python and numpy as well, which
+            # takes longer than the kernels.
+            rtsys.initialize(target_context)
             key = self._key(sig, target_context.codegen())
             for folder in self._folders:
                 content = _content(folder / self._name(key))
