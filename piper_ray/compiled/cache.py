@@ -66,7 +66,7 @@ class KernelCache(_Cache):
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told."""
         if self._enabled:
-            # All that code needs which is there already; numba loads all that it knows of Python and numpy as well, which
+            # All that code needs which is there already. Numba would load all that it knows of Python and numpy, which
             # takes longer than the kernels.
             rtsys.initialize(target_context)
             key = self._key(sig, target_context.codegen())
