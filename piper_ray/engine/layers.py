@@ -52,13 +52,15 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
         backend.listen(request.listener)
         planning = Planning(instance, made.outline.contraction)
         search = Search(planning, problem, evaluations, request.limits, request.listener, request.started_s)
-        if prepared is not None and checkpoint is None and request.limits.are_none:
+        # With several links more devices may be a slower way between them.
+        shared = prepared is not None and len(instance.cluster.links) == 1
+        if prepared is not None and shared and checkpoint is None and request.limits.are_none:
             _begin_with(prepared.findings, search, restrictions)
         answers = _Answers(search, made, backend, 0.0 if prepared is not None else made.lattice_s, stage_costs_s)
         request.stop.offer(answers.so_far)
         search.run()
         solution = answers.at_the_end()
-        if solution.plan is not None and solution.time_per_sample_s is not None:
+        if shared and solution.plan is not None and solution.time_per_sample_s is not None:
             made.findings.record(
                 instance, restrictions, solution.lower_bound_s, solution.time_per_sample_s, solution.plan
             )
