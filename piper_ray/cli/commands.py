@@ -73,6 +73,7 @@ LISTED: Mapping[str, Listed] = MappingProxyType(
         "sweep-report": Listed(
             "sweep", "Show what a sweep found: planners compared, best plans, throughput by devices, errors."
         ),
+        "warm": Listed("warm", "Compile the kernels of all commands beforehand, in several processes side by side."),
     }
 )
 

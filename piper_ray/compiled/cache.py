@@ -19,9 +19,9 @@ from uuid import uuid4
 
 import llvmlite
 import numba
+import numba.core.runtime
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from piper_ray.compiled.observers import COMPILING, tell
@@ -32,6 +32,7 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 Key = tuple[object, ...]
 
 # Numba has no types.
+_runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
 _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
 
@@ -68,7 +69,7 @@ class KernelCache(_Cache):
         if self._enabled:
             # All that code needs which is there already. Numba would load all that it knows of Python and numpy, which
             # takes longer than the kernels.
-            rtsys.initialize(target_context)
+            _runtime.initialize(target_context)
             key = self._key(sig, target_context.codegen())
             for folder in self._folders:
                 content = _content(folder / self._name(key))

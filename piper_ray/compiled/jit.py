@@ -128,16 +128,16 @@ def part_kernel(function: _Function) -> _Function:
 _compiler: Any = numba.njit
 
 
-def _compiled(function: _Function, what_for: str = "", **flags: bool | str) -> _Function:
+def _compiled(function: _Function, *, what_for: str = "", **flags: Any) -> _Function:
     compiled = _compiler(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **flags)(function)
     if compiled is not function:  # the compiler is not switched off
         compiled._cache = KernelCache(cast(FunctionType, function), cache_folders(), what_for)
     return cast(_Function, compiled)
 
 
-def _for_kernels(function: _Function, **flags: bool | str) -> _Function:
+def _for_kernels(function: _Function, **flags: Any) -> _Function:
     compiled: Any = _compiled(function, **flags)
     if compiled is not function:
-        called: Any = _compiled(function, "inner", no_cpython_wrapper=True, **flags)
+        called: Any = _compiled(function, what_for="inner", no_cpython_wrapper=True, **flags)
         compiled.get_call_template, compiled.get_overload = called.get_call_template, called.get_overload
     return cast(_Function, compiled)

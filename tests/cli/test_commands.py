@@ -35,6 +35,7 @@ COMMANDS = (
     "profile",
     "sweep",
     "sweep-report",
+    "warm",
     "help",
 )
 

@@ -31,7 +31,7 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
     at = buckets.member_start[buckets.used[0]]
     for position in range(count):
         i = live[order[position]]
-        tally = np.int64(key[order[position]])
+        tally = int(key[order[position]])
         if position == 0 or tally != buckets.least_tally[bucket] or at - buckets.member_start[bucket] == BUCKET_SIZE:
             bucket += 1
             _open(bucket, tally, target.device_weight, lattice, buckets)
