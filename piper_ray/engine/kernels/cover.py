@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
+from piper_ray.engine.kernels.growth import twice
+from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 BoolArray = npt.NDArray[np.bool_]
@@ -70,7 +72,7 @@ def dearest_stage(
     """
     found, best = -1, least_ratio
     chosen = np.empty(inside.size, np.bool_)
-    for kind in np.argsort(-ratios):
+    for kind in stable_order(-ratios, ratios.size):
         devices, budget_s = kinds.devices[kind], kinds.budget_s[kind]
         most = _most_potential(kinds.weight_s[kind], budget_s, cells, potential)
         if most[0] <= best * devices:
@@ -88,12 +90,13 @@ def dearest_stage(
         )
         if value > best * devices:
             best, found = value / devices, kind
-            inside[:] = chosen
+            for v in range(inside.size):
+                inside[v] = chosen[v]
         ratios[kind] = best
     return best, found
 
 
-@kernel
+@inner_kernel
 def _most_potential(weight_s: FloatArray, budget_s: float, cells: int, potential: FloatArray) -> FloatArray:
     """float64[cells + 1]: the most that vertices add within what is left of the budget once so many cells are spent."""
     n = weight_s.size
@@ -102,7 +105,7 @@ def _most_potential(weight_s: FloatArray, budget_s: float, cells: int, potential
         density[v] = -np.inf
         if weight_s[v] <= budget_s:
             density[v] = potential[v] / max(weight_s[v], 1e-300)
-    order = np.argsort(-density)
+    order = stable_order(-density, n)
     most = np.empty(cells + 1)
     at, used_s, total = 0, 0.0, 0.0
     for cell in range(cells, -1, -1):
@@ -118,7 +121,7 @@ def _most_potential(weight_s: FloatArray, budget_s: float, cells: int, potential
     return most
 
 
-@kernel
+@inner_kernel
 def _largest(
     moves: LabelMoves,
     weight_s: FloatArray,
@@ -181,8 +184,7 @@ def _largest(
                     found.weight_s[used], found.potential[used], found.node[used] = lightest[cell], top, node[cell]
                     if joins[cell] >= 0:
                         if nodes == parent.size:
-                            parent = np.concatenate((parent, np.empty(nodes, np.int64)))
-                            vertex = np.concatenate((vertex, np.empty(nodes, np.int64)))
+                            parent, vertex = twice(parent), twice(vertex)
                         parent[nodes], vertex[nodes] = node[cell], joins[cell]
                         found.node[used] = nodes
                         nodes += 1
@@ -194,7 +196,8 @@ def _largest(
     for at in range(known.potential.size):
         if known.potential[at] > largest:
             largest, last = known.potential[at], known.node[at]
-    chosen[:] = False
+    for v in range(chosen.size):
+        chosen[v] = False
     while last > 0:
         chosen[vertex[last]] = True
         last = parent[last]

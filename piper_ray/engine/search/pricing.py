@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from piper_ray.engine.evaluation.outcome import Outcome
 from piper_ray.engine.evaluation.potentials import Potentials, StageCover
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.level import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
+from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.tables.problem import Problem
 
 _BUCKET_S, _CANDIDATE_S, _STAGE_S = 5e-8, 2e-7, 1.5e-6
