@@ -9,7 +9,7 @@ import typer
 
 import piper_ray
 from piper_ray.cli.calibration import Calibrate, calibrated_request
-from piper_ray.cli.common import command_text, note
+from piper_ray.cli.common import command_text, note, parse_number
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, contexts_of, experts_of
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
@@ -75,8 +75,10 @@ def plan(
     all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
     train_tokens: Annotated[
-        float | None,
-        typer.Option("--train-tokens", metavar="COUNT", min=0.0, help="Of the whole training, as 15e12: tells days."),
+        int | None,
+        typer.Option(
+            "--train-tokens", metavar="COUNT", parser=parse_number, help="Of the whole training, as 15T: tells days."
+        ),
     ] = None,
     price: Annotated[
         float | None,
@@ -100,6 +102,8 @@ def plan(
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
+    if train_tokens is not None and train_tokens < 1:
+        raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
     if price is not None and train_tokens is None:
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
     named = RUNTIMES[runtime]

@@ -1,4 +1,5 @@
-"""What solves of one graph share: variants, contraction, lattice and stage sums. None of it depends on N, M or B.
+"""What solves of one graph share: variants, contraction, lattice and stage sums. None of it depends on M or B, nor on N
+where there is one link.
 
 Of K it depends in one way: tensor-parallel degrees above K are left out.
 """
@@ -6,11 +7,19 @@ Of K it depends in one way: tensor-parallel degrees above K are left out.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from piper_ray.cost.variants import Variant, layer_without_choice, replica_ranges, stage_variants
+from piper_ray.cost.variants import (
+    Variant,
+    by_links,
+    layer_without_choice,
+    link_ranges,
+    replica_ranges,
+    stage_variants,
+)
+from piper_ray.engine.findings import Findings
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
@@ -31,28 +40,33 @@ _FEW_DOWNSETS = 1_200
 
 class PointShape(NamedTuple):
     """What of a point, beside its graph, decides on its preparation. degrees: t up to K. replica_ranges: those of the
-    data-parallel degrees that it can have, see ``variants``. ample_memory: see ``lattice.contraction``.
+    data-parallel degrees that it can have, see ``variants``; link_ranges: so for each t. ample_memory: see
+    ``lattice.contraction``.
     """
 
     constraints: tuple[Constraint, ...]
     degrees: tuple[int, ...]
     replica_ranges: tuple[tuple[int, int], ...]
+    link_ranges: tuple[tuple[tuple[int, int], ...], ...]
     ample_memory: bool
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> PointShape:
         degrees = tuple(t for t in instance.degrees if t <= instance.devices)
         ranges = replica_ranges(instance, restrictions)
+        links = tuple(link_ranges(instance, restrictions, t) for t in degrees)
         # What is about replicas alone has its say in the ranges.
         constraints = tuple(x for x in restrictions.constraints if not isinstance(x, NoDataParallelism))
         ample = memory_is_ample(instance)
-        return cls(constraints, degrees, ranges, ample)
+        return cls(constraints, degrees, ranges, links, ample)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What comes before the lattice, and is quick whatever its size."""
+    """What comes before the lattice, and is quick whatever its size. alike: the variants as they are before those with
+    different links are told apart."""
 
+    alike: tuple[Variant, ...]
     variants: tuple[Variant, ...]
     contracted: ContractedGraph
 
@@ -66,15 +80,16 @@ class Outline:
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Outline:
-        variants = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
-        return cls(variants, ContractedGraph.of(instance, variants))
+        alike = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
+        return cls(alike, by_links(instance, restrictions, alike), ContractedGraph.of(instance, alike))
 
 
 @dataclass(frozen=True)
 class Preparation:
     """For all points with these layers, edges and shape. Exactly one of workload and impossible is there.
 
-    lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed.
+    lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed. findings: what
+    solves with it have found.
     """
 
     layers: tuple[Layer, ...]
@@ -85,6 +100,7 @@ class Preparation:
     impossible: Infeasibility | None
     lattice_s: float
     stage_costs_s: float
+    findings: Findings = field(default_factory=Findings, compare=False)
 
     @cached_property
     def pairs(self) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.settings import Recomputation, Sharding
-from piper_ray.workloads.estimate.build import planner_bytes_per_s
+from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.formulas import evaluate, substituted
 from piper_ray.workloads.estimate.hardware import load_hardware
@@ -101,9 +101,12 @@ def test_tokens_for_other_nodes_go_over_a_gpu_s_own_network_link() -> None:
     assert all_to_all_s(1e9, Group(64), H100, 16) == pytest.approx(48 / 64 * 1e9 / (50e9 * 0.85), rel=0.01)
 
 
-def test_b_is_both_directions_of_the_network_or_of_one_node_s_links() -> None:
-    assert planner_bytes_per_s(H100, 2) == pytest.approx(2 * 50e9 * 0.85)
-    assert planner_bytes_per_s(H100, 1) == pytest.approx(2 * 450e9 * 0.78)
+def test_links_are_the_node_s_and_the_network_s_in_both_directions() -> None:
+    node, network = links_of(H100, 8)
+    assert (node.devices, network.devices) == (8, None)
+    assert node.bandwidth_bytes_per_s == pytest.approx(2 * 450e9 * 0.78)
+    assert network.bandwidth_bytes_per_s == pytest.approx(2 * 50e9 * 0.85)
+    assert links_of(H100, 1) == (network,), "a node of one GPU"
 
 
 def test_one_gpt_layer_by_hand() -> None:
@@ -232,7 +235,7 @@ def test_sharded_weights_are_gathered_beside_the_passes() -> None:
     assert sharded.gather_backward_s == pytest.approx(max(0.0, moved_s - backward_s) + 0.25 * min(moved_s, backward_s))
     # Groups of 64 replicas reduce their shards among each other, as one group does not: w says so, p takes it back.
     assert sharded.synchronised_bytes == 4 * plain.parameters / 64
-    rate = 25e9 * 0.85
+    rate = 8 * 25e9 * 0.85  # 8 links out of each node
     assert sharded.unsaid_s * 64 == pytest.approx(-63 / 64 * 64 * 2 * sharded.synchronised_bytes / rate)
     assert sharded.state_bytes == 18 / 64 * plain.parameters
 

@@ -77,7 +77,7 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links.
+    """An instance with what it was made from. modes: of each kind, by key.
 
     model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
     """
@@ -87,7 +87,6 @@ class Estimate:
     setting: Setting
     modes: dict[str, tuple[Mode, ...]]
     devices: int
-    one_node: bool
     model_flop: float
     hardware_flop: float
     calibration: Calibration = UNCALIBRATED
@@ -103,7 +102,11 @@ class Estimate:
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
-    stack = request.stack(hardware.gpu(gpu_key))
+    return estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
+
+
+def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
+    """The same with GPUs and software that are no entries of tables; ``request`` says nothing of these."""
     gpu, per_node = stack.gpu, stack.gpus_per_node
     devices = request.nodes * per_node
     if devices > limits.DEVICES:
@@ -120,16 +123,17 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
             mode
             for t in degrees[kind.key]
             for mode in modes_of(kind, t, request.offer)
-            if mode.devices <= devices and (heads_handed_out(kind, mode) or not _hands_out_heads(stack))
+            if heads_handed_out(kind, mode) or not _hands_out_heads(stack)
         )
         for kind in architecture.kinds
     }
     modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, gpu)
+    links = links_of(gpu, per_node)
     setting = Setting(
         stack=stack,
         training=hardware.training,
         microbatches=batch // samples,
-        bytes_per_s=planner_bytes_per_s(gpu, request.nodes),
+        bytes_per_s=links[-1].bandwidth_bytes_per_s,
         workspace_bytes=_workspace_bytes(architecture.kinds, modes, hardware.training),
         reserve_bytes=(
             DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
@@ -148,7 +152,6 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         for kind in architecture.kinds
     }
     modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
-    links = links_of(gpu, request.nodes, per_node)
     instance = replace(_instance(architecture, modes, costs, setting, devices, links, microbatch), notes=left_out)
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
     return Estimate(
@@ -157,7 +160,6 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         setting,
         modes,
         devices,
-        request.nodes == 1,
         model_flop=step_flop(causal, batch // samples),
         hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
         calibration=request.calibration,
@@ -169,21 +171,15 @@ def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateR
     return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
-def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
-    """B: both directions of the link that each GPU has to others: the network's, or the node's where there is one node.
+def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
+    """The node's, if it has several GPUs, and the network's, whatever the number of nodes.
 
     The planner's formulas count what goes out and what comes in, so B counts both directions too.
     """
-    if nodes == 1:
-        return 2.0 * gpu.link_bytes_per_s * gpu.link_fraction
-    return 2.0 * gpu.network_bytes_per_s * gpu.network_fraction
-
-
-def links_of(gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[Link, ...]:
-    """The node's, and the network's where there are several nodes; both directions of each together."""
-    if nodes == 1:
-        return (Link(planner_bytes_per_s(gpu, 1)),)
-    return (Link(planner_bytes_per_s(gpu, 1), gpus_per_node), Link(planner_bytes_per_s(gpu, nodes)))
+    network = Link(2.0 * gpu.network_bytes_per_s * gpu.network_fraction)
+    if gpus_per_node == 1:
+        return (network,)
+    return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]], training: Training) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
 from piper_ray.model.settings import Sharding
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import Group, all_gather_s, ring_bytes_per_s
@@ -94,18 +95,17 @@ def unsaid_s(kind: LayerKind, mode: Mode, stack: Stack, training: Training, micr
         if beyond > 0.0:
             rate = ring_bytes_per_s(Group(max(2, round(one.replicas)), one.stride), stack.gpu, stack.gpus_per_node)
         else:
-            near = Group(mode.devices * mode.least_data_parallel_degree)
+            near = Group(max(2, mode.least_data_parallel_degree), mode.devices)
             rate = planner_ring_bytes_per_s(near, stack)
         total_s += 2.0 * beyond * one.size_bytes / (rate * microbatches)
     return total_s
 
 
 def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
-    """In one direction, of a link that each device has to the others of its node, or to other nodes."""
+    """In one direction, by the planner's links (``build.links_of``)."""
     gpu = stack.gpu
-    if group.in_node(stack.gpus_per_node) >= group.size:
-        return gpu.link_bytes_per_s * gpu.link_fraction
-    return gpu.network_bytes_per_s * gpu.network_fraction
+    link, network = gpu.link_bytes_per_s * gpu.link_fraction, gpu.network_bytes_per_s * gpu.network_fraction
+    return ring_through_nodes(group.size, group.in_node(stack.gpus_per_node), max(link, network), network)
 
 
 def synchronised_bytes(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> float:
