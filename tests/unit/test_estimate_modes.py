@@ -106,7 +106,6 @@ def test_what_the_planner_charges_is_what_the_replicas_links_take(mode: Mode) ->
     """2 (d - 1) / d of w, and so much in each of N / d microbatches: a ring of all that have a weight, at every d."""
     result = estimated(mixtral(), "H100-SXM", nodes=1, batch=512)
     costs, setting, kind = result.costs(kind_of(result), mode), result.setting, kind_of(result)
-    node = result.instance.cluster.links[0]
     for d in (1, 2, 4, 8):
         if d < mode.least_data_parallel_degree or mode.devices * d > 8:
             continue
