@@ -151,6 +151,7 @@ def evaluation_of(
     if violations:
         raise InvalidPlan(violations)
     timeline, microbatches = simulation.timeline, simulation.microbatches
+    devices = plan.devices // simulation.schedule.v
     factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
     parts: list[tuple[float, float, float]] = []
     for number, figures in enumerate(simulation.stages):
@@ -159,7 +160,8 @@ def evaluation_of(
         passes = timeline.microbatches * d
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
-        resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * instance.bandwidth_bytes_per_s)
+        bandwidth = _replicas_bytes_per_s(instance, devices, d, figures.tensor_parallel_degree)
+        resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes have it in them
             resync = 0.0
         parts.append((busy - communication, communication, resync))
@@ -185,7 +187,7 @@ def evaluation_of(
     )
     return Evaluation(
         simulation.time_per_sample_s,
-        plan.devices // simulation.schedule.v,
+        devices,
         plan.data_parallel_sum // simulation.schedule.v,
         stages,
         rank_s.index(slowest),
@@ -298,7 +300,7 @@ def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: f
 def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> Evaluation:
     crossing = [_crossing_bytes(instance, chosen) for chosen in choices]
     parts = [
-        _time_parts_s(instance, stage, chosen, cut_bytes)
+        _time_parts_s(instance, plan.devices, stage, chosen, cut_bytes)
         for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True)
     ]
     times = [fsum(part) for part in parts]
@@ -348,14 +350,51 @@ def _crossing_bytes(instance: Instance, chosen: dict[int, Tmpc]) -> float:
 
 
 def _time_parts_s(
-    instance: Instance, stage: Stage, chosen: dict[int, Tmpc], crossing_bytes: float
+    instance: Instance, devices: int, stage: Stage, chosen: dict[int, Tmpc], crossing_bytes: float
 ) -> tuple[float, float, float]:
-    """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample.
+    """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample. devices: the
+    plan's.
 
     4(d-1)/d is PipeDream's parameter-server model of all-reduce, paid once for the N microbatches of a batch.
     """
-    d, bandwidth = stage.data_parallel_degree, instance.bandwidth_bytes_per_s
+    d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
     compute = fsum(tmpc.time_per_sample_s for tmpc in chosen.values()) / d
     weights = fsum(tmpc.weights_bytes for tmpc in chosen.values())
-    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * bandwidth)
-    return compute, crossing_bytes / (d * bandwidth), resync
+    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * _replicas_bytes_per_s(instance, devices, d, t))
+    _, between_bytes_per_s = _links(instance, devices)[-1]
+    return compute, crossing_bytes / (d * between_bytes_per_s), resync
+
+
+def _links(instance: Instance, devices: int) -> list[tuple[int, float]]:
+    """Group sizes and bandwidths, the smallest groups first, up to that which holds a plan of so many devices.
+
+    A plan that fits into one node is placed in one; only of searches that look at more devices that is not said. Who
+
+    """
+    links = instance.cluster.links
+    found: list[tuple[int, float]] = []
+    for index, link in enumerate(links):
+        size = instance.devices if link.devices is None else link.devices
+        found.append((size, max(outer.bandwidth_bytes_per_s for outer in links[index:])))
+        if instance.cluster.packed and devices <= size:
+            break
+    return found
+
+
+def _replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> float:
+    """Of a ring through d replicas, in a plan of so many devices; inf for one replica.
+
+    From the innermost groups outwards: where a ring leaves groups that hold several replicas each, it has that many
+    links out of each of them. Replicas share a group if that is sure, wherever other stages lie: a group is divided by
+    its prime factors, the least first, and the devices of what shares it must be one of these divisors.
+    """
+    carried, near, sizes = float("inf"), 1, [1]
+    *inner, (_, between) = _links(instance, devices)
+    for size, bandwidth in inner:
+        while sizes[-1] < size:
+            left = size // sizes[-1]
+            sizes.append(sizes[-1] * next(factor for factor in range(2, left + 1) if left % factor == 0))
+        more = max((x // t for x in sizes if x % t == 0 and d % (x // t) == 0), default=1)
+        if more > near:
+            carried, near = min(carried, near * bandwidth), more
+    return min(carried, near * between) if d > near else carried

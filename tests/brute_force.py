@@ -14,6 +14,7 @@ from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
+from tests.link_rates import between, groups, ring
 
 Choice = tuple[tuple[int, Tmpc], ...]
 
@@ -33,12 +34,20 @@ def brute_force(instance: Instance, restrictions: Restrictions | None = None) ->
         settings = [restrictions.with_recompute(rule) for rule in (Recompute.NEVER, Recompute.ALWAYS)]
         found = [x for x in (brute_force(instance, setting) for setting in settings) if x is not None]
         return min(found, key=lambda x: (x.time_per_sample_s, x.plan.devices, len(x.plan.stages)), default=None)
+    sizes = [size for size, _ in groups(instance, instance.devices)]
+    within = (_brute_force(instance, restrictions, min(size, instance.devices)) for size in sizes)
+    found = [x for x in within if x is not None]
+    return min(found, key=lambda x: (x.time_per_sample_s, x.plan.devices, len(x.plan.stages)), default=None)
+
+
+def _brute_force(instance: Instance, restrictions: Restrictions, most: int) -> BruteForce | None:
+    """On so many devices at most, at the links that a plan on all of them has."""
     order = [layer.id for layer in instance.layers]
 
     @cache
     def best_choice(layers: tuple[int, ...], d: int, t: int, y: int) -> tuple[Fraction, Choice] | None:
         fitting = (
-            (_time(instance, choice, d), number, choice)
+            (_time(instance, choice, d, t, most), number, choice)
             for number, choice in enumerate(_choices(instance, layers, t, restrictions.recompute))
             if _runs_on(choice, d)
             and _memory(choice, y, d) <= Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
@@ -58,7 +67,7 @@ def brute_force(instance: Instance, restrictions: Restrictions | None = None) ->
             return
         for layers in _next_stages(instance, placed):
             for d, t in _degrees(instance, restrictions):
-                if k + d * t > instance.devices or s + d > instance.data_parallel_limit:
+                if k + d * t > most or s + d > instance.data_parallel_limit:
                     continue
                 found = best_choice(layers, d, t, -(-(s + d) // d))
                 if found is not None:
@@ -83,7 +92,7 @@ def least_stage_time(
     limit = Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
     choices = _choices(instance, layers, t, recompute)
     fitting = (choice for choice in choices if _runs_on(choice, d) and _memory(choice, y, d) <= limit)
-    return min((_time(instance, choice, d) for choice in fitting), default=None)
+    return min((_time(instance, choice, d, t, instance.devices) for choice in fitting), default=None)
 
 
 def _evaluated_time_s(instance: Instance, plan: Plan) -> float | None:
@@ -197,7 +206,8 @@ def _memory(choice: Choice, y: int, d: int) -> Fraction:
     return sum(parts, Fraction(0))
 
 
-def _time(instance: Instance, choice: Choice, d: int) -> Fraction:
+def _time(instance: Instance, choice: Choice, d: int, t: int, devices: int) -> Fraction:
+    """devices: of the plan."""
     inside = dict(choice)
     compute, crossing, weights = Fraction(0), Fraction(0), Fraction(0)
     for tmpc in inside.values():
@@ -214,6 +224,5 @@ def _time(instance: Instance, choice: Choice, d: int) -> Fraction:
         held = [layer in inside for layer in tensor.layers]
         if any(held) and not all(held):
             crossing += Fraction(tensor.forward_bytes) + Fraction(tensor.backward_bytes)
-    bandwidth = Fraction(instance.bandwidth_bytes_per_s)
-    resync = Fraction(4 * (d - 1), d) * weights / (instance.microbatches * bandwidth)
-    return compute / d + crossing / (d * bandwidth) + resync
+    resync = Fraction(4 * (d - 1), d) * weights / (instance.microbatches * ring(instance, devices, d, t))
+    return compute / d + crossing / (d * between(instance, devices)) + resync

@@ -13,6 +13,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, stage_of_chunk
 from piper_ray.simulate.pass_times import pass_times
+from tests.link_rates import between, ring
 from tests.simulate_brute_force import MEMORY_TOLERANCE, cuts
 
 Choice = dict[int, Tmpc]
@@ -50,7 +51,7 @@ def simulated_plans(
                             continue
                         if restricted and any(restrictions.violations(instance, _as_plan(plan, d, t), schedule)):
                             continue
-                        yield step_s(instance, schedule, lists, plan, d), (d, t, plan)
+                        yield step_s(instance, schedule, lists, plan, d, t), (d, t, plan)
 
 
 def _as_plan(chunks: tuple[Choice, ...], d: int, t: int) -> Plan:
@@ -58,16 +59,16 @@ def _as_plan(chunks: tuple[Choice, ...], d: int, t: int) -> Plan:
 
 
 def step_s(
-    instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], plan: tuple[Choice, ...], d: int
+    instance: Instance, schedule: Schedule, lists: tuple[Actions, ...], plan: tuple[Choice, ...], d: int, t: int
 ) -> float:
     """Until each rank has synchronised."""
     p = len(lists)
     rank_of = {stage: r for r in range(p) for stage in schedule.stages_of_rank(r, p)}
-    ends_s = rank_ends_s(schedule, lists, _seconds(instance, plan, rank_of))
+    ends_s = rank_ends_s(schedule, lists, _seconds(instance, plan, rank_of, float(between(instance, p * d * t))))
     weights_bytes = [0.0] * p
     for stage, choice in enumerate(plan):
         weights_bytes[rank_of[stage]] += sum(tmpc.weights_bytes for tmpc in choice.values())
-    sync = 4.0 * (d - 1) / d / instance.bandwidth_bytes_per_s
+    sync = 4.0 * (d - 1) / d / float(ring(instance, p * d * t, d, t))
     return max(end_s + sync * weights for end_s, weights in zip(ends_s, weights_bytes, strict=True))
 
 
@@ -113,7 +114,9 @@ def rank_ends_s(
     return clock
 
 
-def _seconds(instance: Instance, plan: tuple[Choice, ...], rank_of: dict[int, int]) -> list[tuple[float, float, float]]:
+def _seconds(
+    instance: Instance, plan: tuple[Choice, ...], rank_of: dict[int, int], bandwidth: float
+) -> list[tuple[float, float, float]]:
     stage_of = {layer: stage for stage, choice in enumerate(plan) for layer in choice}
     forward, backward = [0.0] * len(plan), [0.0] * len(plan)
     for edge in instance.edges:
@@ -130,7 +133,6 @@ def _seconds(instance: Instance, plan: tuple[Choice, ...], rank_of: dict[int, in
             for stage in stages:
                 forward[stage] += tensor.forward_bytes
                 backward[stage] += tensor.backward_bytes
-    bandwidth = instance.bandwidth_bytes_per_s
     found = []
     for stage, choice in enumerate(plan):
         passes = [pass_times(tmpc) for tmpc in choice.values()]

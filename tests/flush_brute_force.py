@@ -11,11 +11,15 @@ from typing import Literal
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
 from tests.brute_force import first_k
+from tests.link_rates import between, ring
 
 MEMORY_TOLERANCE = 1e-9
 
 Seconds = tuple[float, float, float]
 """Of a stage: forward, backward, synchronisation."""
+
+Rates = tuple[float, float]
+"""Between stages and through the replicas of one, in bytes per second."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,15 @@ def brute_force(
         most = instance.devices // (d * t)
 
         @cache
-        def choices(layers: tuple[int, ...], y: int, d: int = d, t: int = t) -> tuple[Seconds, ...]:
-            found = {x for role in roles for x in _stage_choices(instance, layers, d, t, y, sync, role)}
+        def choices(layers: tuple[int, ...], y: int, rates: Rates, d: int = d, t: int = t) -> tuple[Seconds, ...]:
+            found = {x for role in roles for x in _stage_choices(instance, layers, d, t, y, sync, role, rates)}
             return tuple(x for x in found if not any(_beats(other, x) for other in found))
 
         for cut in _partitions(instance, most):
             p = len(cut)
             held = [m if schedule == "gpipe" else min(m, p - j) for j in range(p)]
-            for stages in product(*(choices(layers, y) for layers, y in zip(cut, held, strict=True))):
+            rates = _rates(instance, p * d * t, d, t)
+            for stages in product(*(choices(layers, y, rates) for layers, y in zip(cut, held, strict=True))):
                 found_s = simulated_batch_s(schedule, stages, m)
                 if best is None or found_s < best.batch_s:
                     best = BruteForce(found_s, d, t, p)
@@ -116,7 +121,7 @@ def plan_batch_s(instance: Instance, plan: Plan, schedule: str, sync: float = 4.
         }
         assert all(x.least_data_parallel_degree <= d for x in chosen.values())
         assert _memory_bytes(chosen, d, y) <= instance.memory_bytes * (1 + MEMORY_TOLERANCE)
-        seconds.append(_seconds(instance, chosen, d, sync))
+        seconds.append(_seconds(instance, chosen, d, sync, _rates(instance, plan.devices, d, t)))
     return simulated_batch_s(schedule, seconds, m)
 
 
@@ -147,7 +152,7 @@ def _partitions(instance: Instance, most: int) -> Iterator[tuple[tuple[int, ...]
 
 
 def _stage_choices(
-    instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, sync: float, role: Role
+    instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, sync: float, role: Role, rates: Rates
 ) -> Iterator[Seconds]:
     offered = []
     for v in layers:
@@ -159,7 +164,7 @@ def _stage_choices(
         if role == "first-k" and not first_k(instance, tuple(chosen.items()), t):
             continue
         if _memory_bytes(chosen, d, y) <= instance.memory_bytes * (1 + MEMORY_TOLERANCE):
-            yield _seconds(instance, chosen, d, sync)
+            yield _seconds(instance, chosen, d, sync, rates)
 
 
 def _beats(one: Seconds, other: Seconds) -> bool:
@@ -170,7 +175,11 @@ def _memory_bytes(chosen: dict[int, Tmpc], d: int, y: int) -> float:
     return sum(x.activation_bytes * y + x.fixed_bytes + x.shared_bytes / d for x in chosen.values())
 
 
-def _seconds(instance: Instance, chosen: dict[int, Tmpc], d: int, sync: float) -> Seconds:
+def _rates(instance: Instance, devices: int, d: int, t: int) -> Rates:
+    return float(between(instance, devices)), float(ring(instance, devices, d, t))
+
+
+def _seconds(instance: Instance, chosen: dict[int, Tmpc], d: int, sync: float, rates: Rates) -> Seconds:
     forward, backward, crossing = 0.0, 0.0, 0.0
     for x in chosen.values():
         share = 0.25 if x.recompute else 1.0 / 3.0
@@ -183,8 +192,8 @@ def _seconds(instance: Instance, chosen: dict[int, Tmpc], d: int, sync: float) -
         if edge.source in chosen and edge.target not in chosen:
             crossing += edge.communication_bytes + chosen[edge.source].backward_sync_bytes.get(edge.target, 0.0)
     moved = [x for x in instance.tensors if 0 < sum(v in chosen for v in x.layers) < len(x.layers)]
-    bandwidth = instance.bandwidth_bytes_per_s
+    bandwidth, replicas_bandwidth = rates
     forward += (crossing + sum(x.forward_bytes for x in moved)) / bandwidth
     backward += (crossing + sum(x.backward_bytes for x in moved)) / bandwidth
     weights = sum(x.weights_bytes for x in chosen.values())
-    return forward, backward, sync * (d - 1) / d * weights / bandwidth
+    return forward, backward, sync * (d - 1) / d * weights / replicas_bandwidth

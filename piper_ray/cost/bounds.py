@@ -62,7 +62,8 @@ def lower_bound_s(device_work_s: float, replica_work_s: float, layers: LayersAlo
 
 
 def ceiling_s(instance: Instance) -> float:
-    """No plan is slower: every layer's slowest TMPC, every edge crossing twice, and all weights synchronised."""
+    """No plan is slower: every layer's slowest TMPC, every edge crossing twice, and all weights synchronised, over the
+    slowest link."""
     total_s = 0.0
     for layer in instance.layers:
         tmpcs = [tmpc for of_degree in layer.tmpcs.values() for tmpc in of_degree]
@@ -70,7 +71,7 @@ def ceiling_s(instance: Instance) -> float:
         total_s += max(tmpc.time_per_sample_s for tmpc in tmpcs)
         total_s += instance.cluster.transfer_s(2.0 * max(charges))
         weights_bytes = max(tmpc.weights_bytes for tmpc in tmpcs)
-        total_s += instance.cluster.resync_s(weights_bytes, instance.microbatches)
+        total_s += instance.cluster.links[-1].resync_s(weights_bytes, instance.microbatches)
     crossing_bytes = 4.0 * sum(edge.communication_bytes for edge in instance.edges)
     crossing_bytes += sum(tensor.forward_bytes + tensor.backward_bytes for tensor in instance.tensors)
     ceiling = (total_s + instance.cluster.transfer_s(crossing_bytes)) * (1.0 + 1e-9)

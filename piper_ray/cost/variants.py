@@ -88,6 +88,41 @@ def replica_ranges(instance: Instance, restrictions: Restrictions) -> tuple[tupl
     return tuple((least, most) for least, most in ranges if any(least <= d <= most for d in possible))
 
 
+def link_ranges(
+    instance: Instance, restrictions: Restrictions, degree: int, least: int = 1, most: int = ANY_DEGREE
+) -> tuple[tuple[int, int], ...]:
+    """The ranges of data-parallel degrees within which the replicas of a stage with t devices each have the same link.
+
+    Together they are least .. most.
+    """
+    cluster = instance.cluster.levels()[-1]
+    starts, known = [least], None
+    for d in restrictions.data_parallel_degrees(instance):
+        if least <= d <= most and 1 < d <= max(1, instance.devices // degree):  # one replica has nothing to synchronise
+            link = cluster.replicas_link(d, degree)
+            if known is not None and link != known:
+                starts.append(d)
+            known = link
+    return tuple(zip(starts, (*(start - 1 for start in starts[1:]), most), strict=True))
+
+
+def by_links(instance: Instance, restrictions: Restrictions, variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Each variant once for each link that the replicas of its stages may have; as they are where there is one."""
+    if len(instance.cluster.levels()[-1].links) == 1:
+        return tuple(variants)
+    return tuple(
+        replace(variant, least_data_parallel_degree=least, most_data_parallel_degree=most)
+        for variant in variants
+        for least, most in link_ranges(
+            instance,
+            restrictions,
+            variant.degree,
+            variant.least_data_parallel_degree,
+            variant.most_data_parallel_degree,
+        )
+    )
+
+
 def _by_replicas(
     instance: Instance, degree: int, allowed: Mapping[int, tuple[Tmpc, ...]], restrictions: Restrictions
 ) -> Iterator[Variant]:

@@ -1,4 +1,5 @@
-"""What solves of one graph share: variants, contraction, lattice and stage sums. None of it depends on N, M or B.
+"""What solves of one graph share: variants, contraction, lattice and stage sums. None of it depends on M or B, nor on N
+where there is one link.
 
 Of K it depends in one way: tensor-parallel degrees above K are left out.
 """
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from piper_ray.cost.variants import Variant, layer_without_choice, replica_ranges, stage_variants
+from piper_ray.cost.variants import (
+    Variant,
+    by_links,
+    layer_without_choice,
+    link_ranges,
+    replica_ranges,
+    stage_variants,
+)
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
@@ -31,22 +39,25 @@ _FEW_DOWNSETS = 1_200
 
 class PointShape(NamedTuple):
     """What of a point, beside its graph, decides on its preparation. degrees: t up to K. replica_ranges: those of the
-    data-parallel degrees that it can have, see ``variants``. ample_memory: see ``lattice.contraction``.
+    data-parallel degrees that it can have, see ``variants``; link_ranges: so for each t. ample_memory: see
+    ``lattice.contraction``.
     """
 
     constraints: tuple[Constraint, ...]
     degrees: tuple[int, ...]
     replica_ranges: tuple[tuple[int, int], ...]
+    link_ranges: tuple[tuple[tuple[int, int], ...], ...]
     ample_memory: bool
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> PointShape:
         degrees = tuple(t for t in instance.degrees if t <= instance.devices)
         ranges = replica_ranges(instance, restrictions)
+        links = tuple(link_ranges(instance, restrictions, t) for t in degrees)
         # What is about replicas alone has its say in the ranges.
         constraints = tuple(x for x in restrictions.constraints if not isinstance(x, NoDataParallelism))
         ample = memory_is_ample(instance)
-        return cls(constraints, degrees, ranges, ample)
+        return cls(constraints, degrees, ranges, links, ample)
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,8 @@ class Outline:
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Outline:
-        variants = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
+        alike = [v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices]
+        variants = by_links(instance, restrictions, alike)
         return cls(variants, ContractedGraph.of(instance, variants))
 
 

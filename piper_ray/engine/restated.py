@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from piper_ray.cost.tolerances import PROOF
 from piper_ray.cost.variants import never_worse, stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.several import Solver, answer_of, better, in_time, unfinished
 from piper_ray.engine.sustained import solve_sustained
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
@@ -19,12 +18,8 @@ from piper_ray.model.options import Contract
 from piper_ray.model.passes import passes_of, with_passes
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.settings import OneSetting
-from piper_ray.model.solution import Solution, Status
+from piper_ray.model.solution import Solution
 from piper_ray.model.stop import StoppedBy
-
-Solver = Callable[[SolveRequest], Solution]
-
-_A_MOMENT_S = 1e-3
 
 
 def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
@@ -78,7 +73,7 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
     def said(solution: Solution) -> Solution:
         plan = solution.plan
         of_layers = replace(solution, plan=None if plan is None else found.expand(plan, instance))
-        return _unfinished(of_layers) if found.dropped else of_layers
+        return unfinished(of_layers) if found.dropped else of_layers
 
     return _said(request, replace(request, instance=found.instance, restrictions=restrictions), solve, said)
 
@@ -146,70 +141,12 @@ def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver
         others, so_far = len(parts) - index - 1, found
 
         def answered(one: Solution, so_far: Solution | None = so_far, last: bool = others == 0) -> Solution:
-            together = one if so_far is None else _better(so_far, one)
-            return together if last else _unfinished(together)
+            together = one if so_far is None else better(so_far, one)
+            return together if last else unfinished(together)
 
-        answer = _answer_of(request, _in_time(request, part, others + 1), solve, answered)
-        found = answer if found is None else _better(found, answer)
+        answer = answer_of(request, in_time(request, part, others + 1), solve, answered)
+        found = answer if found is None else better(found, answer)
         if answer.stopped_by is StoppedBy.INTERRUPT and others:
-            return _unfinished(found)
+            return unfinished(found)
     assert found is not None
     return found
-
-
-def _in_time(request: SolveRequest, part: SolveRequest, parts_left: int) -> SolveRequest:
-    """With its share of the time that is left."""
-    limit_s, now_s = request.options.time_limit_s, time.perf_counter()
-    if limit_s is None:
-        return replace(part, started_s=now_s)
-    left_s = max(_A_MOMENT_S, (limit_s - (now_s - request.started_s)) / parts_left)
-    return replace(part, options=replace(part.options, time_limit_s=left_s), started_s=now_s)
-
-
-def _answer_of(
-    request: SolveRequest, part: SolveRequest, solve: Solver, so_far: Callable[[Solution], Solution]
-) -> Solution:
-    """The answer to a part; at any moment before it ``so_far`` of what that has is offered."""
-    stop = request.stop.part()
-    request.stop.offer(lambda: None if (found := stop.answer()) is None else so_far(found))
-    return solve(replace(part, stop=stop))
-
-
-def _unfinished(found: Solution) -> Solution:
-    """What is said of it while there are solves that were not begun."""
-    status = Status.UNKNOWN if found.plan is None else Status.FEASIBLE
-    return replace(found, status=status, lower_bound_s=0.0, infeasibility=None)
-
-
-def _better(first: Solution, second: Solution) -> Solution:
-    """Of two solves the better plan, with what both have proved."""
-    found = (first, second)
-    stats = replace(
-        second.stats,
-        lattice_s=first.stats.lattice_s + second.stats.lattice_s,
-        stage_costs_s=first.stats.stage_costs_s + second.stats.stage_costs_s,
-        search_s=first.stats.search_s + second.stats.search_s,
-        evaluations=(*first.stats.evaluations, *second.stats.evaluations),
-    )
-    if all(one.status is Status.INFEASIBLE for one in found):
-        return replace(min(found, key=_least_memory_bytes), stats=stats)
-    lower_s = min(one.lower_bound_s for one in found)
-    stopped_by = first.stopped_by or second.stopped_by
-    with_plan = [(one.time_per_sample_s, one) for one in found if one.time_per_sample_s is not None]
-    if not with_plan:
-        unknown = next(one for one in found if one.status is not Status.INFEASIBLE)
-        return replace(unknown, lower_bound_s=lower_s, stats=stats, stopped_by=stopped_by)
-    value_s, best = min(with_plan, key=lambda x: x[0])
-    proved = lower_s >= value_s * (1.0 - PROOF)
-    return replace(
-        best,
-        status=Status.OPTIMAL if proved else Status.FEASIBLE,
-        lower_bound_s=min(lower_s, value_s),
-        stats=stats,
-        stopped_by=stopped_by,
-    )
-
-
-def _least_memory_bytes(solution: Solution) -> float:
-    found = None if solution.infeasibility is None else solution.infeasibility.least_memory_bytes
-    return float("inf") if found is None else found

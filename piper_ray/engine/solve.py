@@ -11,6 +11,7 @@ from piper_ray.engine.chunks.answer import chunk_schedules, solve_with_chunks
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
+from piper_ray.engine.levels import solve_on_levels
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.restated import solve_restated
@@ -101,10 +102,11 @@ def solve(
         def solve_one(one: SolveRequest) -> Solution:
             if asked is not None and planned_for.name in CHUNKED:
                 return solve_with_chunks(one, chunk_schedules(asked))
-            restated = one.restrictions != restrictions  # then another problem is solved than what was prepared for
-            return _solve(one, planned_for, None if restated else prepared)
+            # Restated, or on a smaller level, another problem is solved than what was prepared for.
+            other = one.restrictions != restrictions or one.instance.devices != instance.devices
+            return _solve(one, planned_for, None if other else prepared)
 
-        return solve_restated(request, planned_for, solve_one)
+        return solve_restated(request, planned_for, lambda one: solve_on_levels(one, solve_one))
 
 
 def _solve(request: SolveRequest, planned_for: Schedule, prepared: Preparation | None) -> Solution:

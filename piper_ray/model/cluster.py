@@ -1,13 +1,21 @@
 """What a workload runs on: equal devices, their memory, and the links between them.
 
-What moving bytes between replicas and between stages takes is asked here, by all but the referee and the paper's own
-table, which have formulas of their own. Source: Piper, section 3.
+What moving bytes between replicas and between stages takes is asked here, by all but the referee, the simulation and
+the paper's own table, which have formulas of their own. Source: Piper, section 3; levels of links are ours.
+
+**Where stages lie.** Ranks go by t, then d, then stages, as runtimes number them. Nodes are shared out by their prime
+factors: one of 8 devices into blocks of 1, 2, 4 or 8. A stage of d t devices lies within a node if it is such a block;
+else as many of its replicas share one as divide d and make a block. Blocks of these sizes always find room, the largest
+first, on as many devices as they have, since each size divides the next: what is counted on here can be had. What
+stages hand over is charged at the link between nodes, unless the whole plan fits into one: else some two neighbours lie
+in different nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from piper_ray.model.plain import as_tuple, convert_fields, count, rate, size
@@ -53,17 +61,22 @@ class Link:
 @dataclass(frozen=True)
 class Cluster:
     """devices: K. memory_bytes: M, of each. links: the smallest groups first (within a node, then between nodes); the
-    last one joins all devices.
+    last one joins all devices, and is all that the paper's model knows.
 
-    The paper's model knows one link: a stage may be anywhere, so every transfer is charged at the last one.
+    packed: a plan that fits into one node lies in one. Of a search among plans of more devices it is not said, so that
+    every plan is charged alike there: see ``levels``.
 
-    >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).bandwidth_bytes_per_s
-    50000000000.0
+    >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
+    >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
+    (50000000000.0, 900000000000.0)
+    >>> [cluster.replicas_link(d, 2).bandwidth_bytes_per_s / 1e9 for d in (4, 8)]  # in a node; 4 links out of each
+    [900.0, 200.0]
     """
 
     devices: int
     memory_bytes: float
     links: tuple[Link, ...]
+    packed: bool = True
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "devices")
@@ -71,18 +84,51 @@ class Cluster:
         convert_fields(self, as_tuple, "links")
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """Numbers of devices that nodes, and groups of nodes, are shared out in. Each divides the next."""
+        return _blocks(tuple(link.devices for link in self.links if link.devices is not None))
+
+    @property
     def bandwidth_bytes_per_s(self) -> float:
-        """B, at which transfers between stages and replicas are charged."""
+        """B, at which transfers between stages are charged, unless all of a plan lies within a smaller group."""
         return self.links[-1].bandwidth_bytes_per_s
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
-        """Bytes that a device sends to or receives from another stage."""
+        """Bytes that a device sends to or receives from another stage, of a plan that takes all these devices."""
         return self.links[-1].transfer_s(size_bytes)
 
-    def resync_s(self, weights_bytes: Bytes, microbatches: int) -> Bytes:
-        """Synchronising weights over many replicas once a batch, for each of its microbatches; d replicas take the
-        (d - 1) / d th part."""
-        return self.links[-1].resync_s(weights_bytes, microbatches)
+    def holding(self, devices: int) -> Cluster:
+        """The same as a plan of so many devices has it, whose link is the last: that of the least group that holds
+        them."""
+        if len(self.links) == 1 or not self.packed:
+            return self
+        held = next(index for index, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
+        return self if held == len(self.links) - 1 else self._within(held)
+
+    def levels(self) -> tuple[Cluster, ...]:
+        """What is to be searched so that all plans are found at what they cost: for each group that leaves devices out
+        a cluster of its own, and last all devices, where no plan counts on being in a smaller group.
+
+        One with one link is its only level.
+        """
+        if len(self.links) == 1:
+            return (self,)
+        found: list[Cluster] = []
+        for index, link in enumerate(self.links):
+            if link.devices is None or link.devices >= self.devices:
+                whole = self if index == len(self.links) - 1 else self._within(index)
+                return (*found, replace(whole, packed=len(whole.links) == 1))
+            found.append(replace(self._within(index), devices=link.devices, packed=index == 0))
+        raise AssertionError("the last link joins all devices")
+
+    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int) -> Link:
+        """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
+
+        None is slower than the last link.
+        """
+        if len(self.links) == 1:
+            return self.links[0]
+        return Link(self._ring_bytes_per_s(len(self.links) - 1, data_parallel_degree, tensor_parallel_degree))
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """With those of devices, memory_bytes and bandwidth_bytes_per_s that are given; one link takes the place of all
@@ -92,3 +138,50 @@ class Cluster:
         if figures.get("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s) != self.bandwidth_bytes_per_s:
             changed = replace(changed, links=(Link(figures["bandwidth_bytes_per_s"]),))  # type: ignore[arg-type]
         return changed
+
+    def _within(self, level: int) -> Cluster:
+        """With the links up to that level alone, the last of which then joins all."""
+        return replace(self, links=(*self.links[:level], Link(self._bytes_per_s(level))))
+
+    def _bytes_per_s(self, level: int) -> float:
+        """Who shares a node may use the network as well, where that is faster."""
+        return max(link.bandwidth_bytes_per_s for link in self.links[level:])
+
+    def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
+        """Within a group of that level."""
+        own = self._bytes_per_s(level)
+        if level == 0:
+            return own
+        near = self._near(level - 1, d, t)
+        return ring_bytes_per_s(d, near, self._ring_bytes_per_s(level - 1, near, t), own)
+
+    def _near(self, level: int, d: int, t: int) -> int:
+        """How many of a stage's d replicas surely share a group of that level: 1, or as many as divide d."""
+        devices = self.links[level].devices or self.devices
+        shared = [size // t for size in self.blocks if size <= devices and size % t == 0]
+        return max((near for near in shared if d % near == 0), default=1)
+
+
+def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_bytes_per_s: float) -> float:
+    """What a ring of ``size`` devices carries in one direction, of which ``near`` each share a node.
+
+    Where it goes through several nodes, the members within one share out what they send over their network links, of
+    which each device has its own.
+    """
+    if near >= size:
+        return within_bytes_per_s
+    return min(near * between_bytes_per_s, within_bytes_per_s) if near > 1 else between_bytes_per_s
+
+
+@lru_cache(maxsize=256)
+def _blocks(groups: tuple[int, ...]) -> tuple[int, ...]:
+    """Of nodes of 12 devices: 1, 2, 4 and 12. groups: devices of each level's, each a multiple of the one before."""
+    found = [1]
+    for devices in groups:
+        factor = 2
+        while found[-1] < devices:
+            if devices // found[-1] % factor == 0:
+                found.append(found[-1] * factor)
+            else:
+                factor += 1
+    return tuple(found)

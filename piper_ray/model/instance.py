@@ -213,9 +213,11 @@ class Instance:
         memory_bytes: float | str | None = None,
         bandwidth_bytes_per_s: float | str | None = None,
         schedule: Schedule | str | None = None,
+        cluster: Cluster | None = None,
     ) -> Instance:
         """The same workload on another cluster, or under another schedule; what is None stays as it is. Another
-        bandwidth takes the place of all links. Sizes are numbers of bytes or texts such as "8GiB" and "25GB/s".
+        bandwidth takes the place of all links; ``cluster``, which is sound, that of the whole. Sizes are numbers of
+        bytes or texts such as "8GiB" and "25GB/s".
 
         Raises UsageError for figures that make no sense.
         """
@@ -226,7 +228,7 @@ class Instance:
             name=self.name,
             tensors=self.tensors,
             notes=self.notes,
-            cluster=self.cluster,
+            cluster=self.cluster if cluster is None else cluster,
             batch=self.batch,
             schedule=self.schedule if schedule is None else schedule,
             **figures,

@@ -49,7 +49,7 @@ def candidates(
         if over:
             continue
         stages_of = [[stage_of_chunk(schedule, ranks, rank, c) for c in range(schedule.v)] for rank in range(ranks)]
-        forward_s, backward_s = costs.passes_s(starts, transfers=schedule.v == 1)  # chunks of a rank: free
+        passes_s: dict[float, tuple[Floats, Floats]] = {}
         weights, activation, fixed, shared = costs.held(starts)
         for i, choice in enumerate(choices):
             for d in map(int, degrees):
@@ -58,7 +58,13 @@ def candidates(
                 if devices > instance.devices or not in_range:
                     continue
                 microbatches = instance.microbatches // d
-                sync_s = 4.0 * (d - 1) / d * weights[i] / instance.bandwidth_bytes_per_s
+                cluster = instance.cluster.holding(devices)
+                between = cluster.bandwidth_bytes_per_s if schedule.v == 1 else np.inf  # chunks of a rank: free
+                if between not in passes_s:
+                    passes_s[between] = costs.passes_s(starts, between)
+                forward_s, backward_s = passes_s[between]
+                replicas = cluster.replicas_link(d, choice.degree)
+                sync_s = 4.0 * (d - 1) / d * weights[i] / replicas.bandwidth_bytes_per_s
                 lower_s = _lower_s(schedule, stages_of, forward_s[i], backward_s[i], sync_s, microbatches)
 
                 def fits(

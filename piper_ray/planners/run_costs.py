@@ -100,22 +100,30 @@ class RunCosts:
         stages = len(starts)
         work_s, weights, activation, fixed, shared = np.add.reduceat(self.layers, starts, axis=2)
         own_bytes = activation * np.arange(stages, 0, -1) + fixed
-        cluster = self.instance.cluster
-        once_s = work_s + cluster.transfer_s(self._crossing_bytes(starts))
-        resync_s = cluster.resync_s(weights, self.instance.microbatches)
+        between, replicas = self._bytes_per_s(stages, data_parallel_degrees)
+        once_s = work_s[:, None, :] + self._crossing_bytes(starts)[:, None, :] / between[:, :, None]
+        resync_s = 4.0 * weights[:, None, :] / (self.instance.microbatches * replicas[:, :, None])
         d = data_parallel_degrees[None, :, None]
         needed_bytes = (own_bytes[:, None, :] + shared[:, None, :] / d).max(axis=2)
         fits = needed_bytes <= self.instance.memory_bytes * _FITS
-        times: Floats = (once_s[:, None, :] / d + (d - 1) / d * resync_s[:, None, :]).max(axis=2)
+        times: Floats = (once_s / d + (d - 1) / d * resync_s).max(axis=2)
         return times, fits
 
-    def passes_s(self, starts: Integers, *, transfers: bool) -> tuple[Floats, Floats]:
-        """Each stage's forward and backward pass of a microbatch in s: float64[r, l]. transfers: with those."""
+    def _bytes_per_s(self, stages: int, data_parallel_degrees: Integers) -> tuple[Floats, Floats]:
+        """Of the links between stages, and of a stage's replicas: float64[r, len(data_parallel_degrees)] each."""
+        found = np.empty((2, self.degree.size, data_parallel_degrees.size))
+        for i, t in enumerate(self.degree.tolist()):
+            for j, d in enumerate(data_parallel_degrees.tolist()):
+                cluster = self.instance.cluster.holding(stages * d * t)
+                found[:, i, j] = cluster.bandwidth_bytes_per_s, cluster.replicas_link(d, t).bandwidth_bytes_per_s
+        return found[0], found[1]
+
+    def passes_s(self, starts: Integers, bandwidth_bytes_per_s: float) -> tuple[Floats, Floats]:
+        """Each stage's forward and backward pass of a microbatch in s, with transfers: float64[r, l]. inf bytes per
+        second: without."""
         forward_s: Floats = np.add.reduceat(self.forward_s, starts, axis=1)
         whole_s: Floats = np.add.reduceat(self.layers[0], starts, axis=1)
-        if not transfers:
-            return forward_s, whole_s - forward_s
-        edges_bytes, bandwidth = self._edge_bytes(starts), self.instance.bandwidth_bytes_per_s
+        edges_bytes, bandwidth = self._edge_bytes(starts), bandwidth_bytes_per_s
         moved_s = (edges_bytes / 2.0 + self._tensor_bytes(starts, self.tensor_forward_bytes)) / bandwidth
         whole_moved_s = (edges_bytes + self._tensor_bytes(starts, self.tensor_bytes)) / bandwidth
         return forward_s + moved_s, whole_s - forward_s + whole_moved_s - moved_s

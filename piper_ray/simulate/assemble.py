@@ -17,6 +17,7 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
+from piper_ray.simulate.links import replicas_bytes_per_s, transfer_bytes_per_s
 from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
@@ -79,10 +80,14 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     stages = stages_of(instance, plan, schedule)
     figures = stages.figures
     placed = layout(schedule, figures)
-    bandwidth = instance.bandwidth_bytes_per_s
+    cluster, devices = instance.cluster, plan.devices // schedule.v
+    bandwidth = transfer_bytes_per_s(cluster, devices)
+    replicas_bandwidth = np.array(
+        [replicas_bytes_per_s(cluster, devices, x.data_parallel_degree, x.tensor_parallel_degree) for x in figures]
+    )
     degrees = np.array([stage.data_parallel_degree for stage in figures])
     weights_bytes = np.array([stage.weights_bytes for stage in figures])
-    all_reduce_s = options.all_reduce.factor * (degrees - 1) / degrees * weights_bytes / bandwidth
+    all_reduce_s = options.all_reduce.factor * (degrees - 1) / degrees * weights_bytes / replicas_bandwidth
     forward_s = np.array([stage.forward_s for stage in figures])
     input_s = np.array([stage.input_s for stage in figures])
     weight_s = np.array([stage.weight_s for stage in figures])

@@ -139,7 +139,7 @@ def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | No
 def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -> list[Task]:
     tables = known.tables
     m = instance.microbatches // d
-    sync_of_byte_s = sync_s_per_byte(space.step, d, instance.bandwidth_bytes_per_s)
+    sync_of_byte_s = sync_s_per_byte(space.step, instance.cluster, d, tables.degree)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
     fixed_bytes = tables.least_fixed_bytes(d)
     chunks = [schedule.v for schedule in space.schedules]

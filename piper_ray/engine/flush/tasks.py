@@ -70,7 +70,7 @@ def list_tasks(
                 most_stages=min(most, len(instance.layers)),
                 stages=fixed,
                 memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
-                sync_s_per_byte=sync_s_per_byte(step, d, instance.bandwidth_bytes_per_s),
+                sync_s_per_byte=sync_s_per_byte(step, instance.cluster, d, t),
                 variants=np.array(variants, np.int64),
             )
             arrays = frozen(task)

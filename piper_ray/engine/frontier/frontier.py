@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from piper_ray.engine.chunks.answer import chunk_schedules
 from piper_ray.engine.chunks.frontier import frontier_with_chunks
 from piper_ray.engine.flush.answer import is_by_degrees
 from piper_ray.engine.flush.frontier import frontier_by_degrees
 from piper_ray.engine.frontier.along_curves import CurveFrontier
 from piper_ray.engine.frontier.curve_events import FrontierListener, silent
+from piper_ray.engine.frontier.on_levels import frontier_on_levels
 from piper_ray.engine.frontier.result import Frontier as Frontier
 from piper_ray.engine.frontier.result import Numbers as Numbers
 from piper_ray.engine.frontier.result import rising
@@ -74,10 +77,16 @@ def frontier(
     asked = schedule or instance.schedule
     planned_for = Schedule.first_of(asked)
     most = instance.replace(devices=wanted[-1])
-    if asked is not None and planned_for.name in CHUNKED:
-        schedules = chunk_schedules(asked)
-        return frontier_with_chunks(most, wanted, restrictions, options, schedules, listener, stop or Stop())
-    if is_by_degrees(planned_for, restrictions):
-        return frontier_by_degrees(most, wanted, restrictions, options, planned_for, listener, stop or Stop())
-    restrictions.require_stages_alone("frontier")
-    return CurveFrontier(most, wanted, restrictions, options, listener, stop or Stop())
+    with_chunks = asked is not None and planned_for.name in CHUNKED
+    by_degrees = not with_chunks and is_by_degrees(planned_for, restrictions)
+    if not with_chunks and not by_degrees:
+        restrictions.require_stages_alone("frontier")
+
+    def find(on: Instance, numbers: Sequence[int], part: Stop[Frontier]) -> Frontier:
+        if asked is not None and with_chunks:
+            return frontier_with_chunks(on, numbers, restrictions, options, chunk_schedules(asked), listener, part)
+        if by_degrees:
+            return frontier_by_degrees(on, numbers, restrictions, options, planned_for, listener, part)
+        return CurveFrontier(on, numbers, restrictions, options, listener, part)
+
+    return frontier_on_levels(most, wanted, restrictions, options, planned_for, find, stop or Stop())

@@ -12,7 +12,15 @@ from piper_ray.cost.bounds import DegreesAllowed, LayersAlone, lower_bound_s
 from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
-from piper_ray.engine.kernels.types import ClusterArrays, CostArrays, LatticeArrays, OptionArrays, Tables, frozen
+from piper_ray.engine.kernels.types import (
+    ClusterArrays,
+    CostArrays,
+    FloatArray,
+    LatticeArrays,
+    OptionArrays,
+    Tables,
+    frozen,
+)
 from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.tables.rate import Rates
 from piper_ray.engine.tables.stage_sums import StageSums, build_sums, cost_arrays
@@ -35,11 +43,12 @@ class LatticeTables:
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload on a cluster. resync_s_per_byte: 4 / (N B); times weights and d - 1, s of a stage on one device."""
+    """A workload on a cluster. resync_s_per_byte: float64[r], 4 / (N B); times weights and d - 1, s of a stage on one
+    device."""
 
     workload: LatticeTables
     tables: Tables
-    resync_s_per_byte: float
+    resync_s_per_byte: FloatArray
     rates: Rates = field(default_factory=Rates, repr=False, compare=False)
     _scratch: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
@@ -92,7 +101,7 @@ def build_problem(workload: LatticeTables, instance: Instance, data_parallel_deg
     data_parallel_degrees: those that a stage can have, ascending.
     """
     limit = instance.data_parallel_limit
-    resync, transfer = resync_s_per_byte(instance), transfer_s_per_byte(instance)
+    resync, transfer = _resync_s_per_byte(workload, instance, data_parallel_degrees), transfer_s_per_byte(instance)
     allowed = np.array(data_parallel_degrees, np.int64)
     least = [variant.least_data_parallel_degree for variant in workload.options.variants]
     most = [variant.most_data_parallel_degree for variant in workload.options.variants]
@@ -113,3 +122,18 @@ def build_problem(workload: LatticeTables, instance: Instance, data_parallel_deg
         ),
     )
     return Problem(workload, tables, resync)
+
+
+def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_parallel_degrees: Sequence[int]) -> FloatArray:
+    """float64[r]. All degrees of a variant, but 1, have the same link (``variants.by_links``)."""
+    return np.array(
+        [
+            resync_s_per_byte(
+                instance,
+                next((d for d in data_parallel_degrees if max(2, x.least_data_parallel_degree) <= d), 1),
+                x.degree,
+            )
+            for x in workload.options.variants
+        ],
+        np.float64,
+    )

@@ -82,9 +82,10 @@ def _cut_bytes(lattice: Lattice, options: TmpcOptions) -> FloatArray:
 
 
 def cost_arrays(
-    sums: StageSums, options: TmpcOptions, resync_s_per_byte: float, transfer_s_per_byte: float
+    sums: StageSums, options: TmpcOptions, resync_s_per_byte: FloatArray, transfer_s_per_byte: float
 ) -> CostArrays:
-    """The sums in seconds: a byte of weights as 4 / (N B), one that crosses an edge as 2 / B, of a tensor as 1 / B."""
+    """The sums in seconds: a byte of weights as 4 / (N B) of each variant (float64[r]), one that crosses an edge as
+    2 / B, of a tensor as 1 / B."""
     cut_s = 0.5 * transfer_s_per_byte * sums.tensor_bytes
     edges_s = transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes)
     tensors_s = transfer_s_per_byte * options.tensor_bytes

@@ -56,10 +56,11 @@ class TmpcOptions:
     tensor_bytes: FloatArray
     shares: bool
 
-    def in_seconds(self, resync_s_per_byte: float, transfer_s_per_byte: float) -> OptionArrays:
-        """The same with weights as 4 w / (N B) and charges as 2 (c + extra) / B."""
+    def in_seconds(self, resync_s_per_byte: FloatArray, transfer_s_per_byte: float) -> OptionArrays:
+        """The same with weights as 4 w / (N B), of each variant, and charges as 2 (c + extra) / B."""
+        of_variant = np.array([sum(map(len, rows)) for rows in self.tmpcs], np.int64)
         return self.arrays._replace(
-            option_resync_s=self.arrays.option_resync_s * resync_s_per_byte,
+            option_resync_s=self.arrays.option_resync_s * np.repeat(resync_s_per_byte, of_variant),
             charge_s=self.arrays.charge_s * transfer_s_per_byte,
         )
 

@@ -127,7 +127,7 @@ class PipeDream:
         if machines > instance.devices:
             raise UsageError(f"the levels make {machines} machines, but there are {instance.devices} devices")
         if not self.levels:
-            return (Level(most, instance.bandwidth_bytes_per_s),)
+            return (Level(most, instance.cluster.holding(instance.devices).bandwidth_bytes_per_s),)
         *lower, top = self.levels
         below = machines // top.machines
         return (*lower, replace(top, machines=max(1, min(top.machines, most // below))))

@@ -124,7 +124,7 @@ def _cluster(instance: Instance, restrictions: Restrictions) -> Constants:
         data_parallel_limit=instance.data_parallel_limit,
         microbatches=instance.microbatches,
         memory_bytes=float(instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)),
-        bandwidth_bytes_per_s=float(instance.bandwidth_bytes_per_s),
+        bandwidth_bytes_per_s=float(instance.cluster.holding(instance.devices).bandwidth_bytes_per_s),
         data_parallel_degrees=np.array(degrees, dtype=np.int64),
     )
 

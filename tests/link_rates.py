@@ -1,0 +1,62 @@
+"""What links carry on clusters with levels, from the rule in words: slow, for brute force. All in bytes per second."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+from piper_ray.model.cluster import Link
+from piper_ray.model.instance import Instance
+
+
+def with_levels(rng: Random, instance: Instance) -> Instance:
+    """The same on nodes of two to eight devices, or also in groups of nodes, with faster links (now and then slower)."""
+    slow = instance.bandwidth_bytes_per_s
+    sizes = rng.choice([(2,), (4,), (3,), (6,), (8,), (2, 4), (2, 6), (4, 8), (1, 3)])
+    inner = tuple(Link(slow * rng.choice([0.5, 1, 2, 3, 8, 50]), size) for size in sizes)
+    cluster = instance.cluster
+    return instance.replace(cluster=type(cluster)(cluster.devices, cluster.memory_bytes, (*inner, Link(slow))))
+
+
+def groups(instance: Instance, devices: int) -> list[tuple[int, Fraction]]:
+    """Sizes and rates, innermost first; the last holds a plan of so many devices."""
+    links, found = instance.cluster.links, []
+    for level, link in enumerate(links):
+        size = instance.devices if link.devices is None else link.devices
+        found.append((size, max(Fraction(x.bandwidth_bytes_per_s) for x in links[level:])))
+        if size >= devices:
+            break
+    return found
+
+
+def between(instance: Instance, devices: int) -> Fraction:
+    """What stages of a plan of so many devices hand over with."""
+    return groups(instance, devices)[-1][1]
+
+
+def ring(instance: Instance, devices: int, d: int, t: int) -> Fraction:
+    """Through the d replicas of a stage of such a plan.
+
+    Each of a ring's edges belongs to the smallest group that both of its ends surely share. Of one that leaves groups
+    of n replicas there are n at once, one from each of their devices, as the shards go around in as many rings.
+    """
+    *inner, outermost = groups(instance, devices)
+    together = [surely_together([size for size, _ in inner[: level + 1]], d, t) for level in range(len(inner))]
+    slowest, inside = None, 1
+    for (_, rate), n in zip([*inner, outermost], [*together, d], strict=True):
+        if n > inside:
+            slowest = inside * rate if slowest is None else min(slowest, inside * rate)
+            inside = n
+    return outermost[1] if slowest is None else slowest
+
+
+def surely_together(sizes: list[int], d: int, t: int) -> int:
+    """Replicas that lie in one of the groups of the last size, whatever else is there: runs of n t devices that divide
+    groups into halves, thirds and so on, always by the least that divides them."""
+    blocks = {1}
+    for size in sizes:
+        largest = max(blocks)
+        while largest < size:
+            largest *= next(factor for factor in range(2, size + 1) if (size // largest) % factor == 0)
+            blocks.add(largest)
+    return max((n for n in range(1, d + 1) if d % n == 0 and n * t in blocks), default=1)

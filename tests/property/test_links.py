@@ -1,0 +1,201 @@
+"""Nodes with faster links than those between them: what is planned is the best of all plans, each at its own links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+import piper_ray
+from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.constraints import AllDevices, SameDegrees
+from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import Solution, Status
+from tests.brute_force import brute_force
+from tests.chunks_brute_force import least_step_s
+from tests.flush_brute_force import brute_force as flush_brute_force
+from tests.flush_instances import uneven_layers
+from tests.instances import random_instance
+from tests.link_rates import with_levels
+from tests.solver_support import ONE_THREAD
+
+
+def levelled(seed: int, most_layers: int = 4) -> Instance:
+    """Many devices for few layers, weights that take their time."""
+    rng = Random(f"levels {seed}")
+    instance = random_instance(seed, most_layers=most_layers)
+    if seed % 2:
+        instance = uneven_layers(seed)
+        instance = instance.replace(devices=min(instance.devices, 8))
+    else:
+        instance = instance.replace(devices=rng.choice([4, 6, 8, 12]), microbatches=rng.choice([4, 6, 8, 12]))
+    return with_levels(rng, instance)
+
+
+def assert_valued_alike(instance: Instance, found: Solution, schedule: str) -> None:
+    """By the referee, and by the simulation."""
+    if found.plan is None:
+        return
+    value_s = piper_ray.evaluate(instance, found.plan, schedule=found.schedule or schedule).time_per_sample_s
+    assert found.time_per_sample_s == pytest.approx(value_s, rel=1e-9)
+    simulated = piper_ray.simulate(instance, found.plan, found.schedule or schedule)
+    if schedule == "2bw":
+        assert simulated.promised_s is not None
+        assert simulated.promised_s / instance.microbatches == pytest.approx(value_s, rel=1e-9)
+    else:
+        assert simulated.time_per_sample_s == pytest.approx(value_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 80, 20)], ids=str)
+def test_plans_that_never_flush(seeds: range) -> None:
+    for seed in seeds:
+        instance = levelled(seed, most_layers=3)
+        if len(instance.layers) > 4:
+            continue
+        found, expected = piper_ray.solve(instance, schedule="2bw", options=ONE_THREAD), brute_force(instance)
+        if expected is None:
+            assert found.status is Status.INFEASIBLE, seed
+            continue
+        assert found.status is Status.OPTIMAL, seed
+        assert found.time_per_sample_s == pytest.approx(float(expected.time_per_sample_s), rel=1e-9), seed
+        assert_valued_alike(instance, found, "2bw")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 60, 20)], ids=str)
+def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
+    for seed in seeds:
+        instance = levelled(seed)
+        found, expected = (
+            piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD),
+            flush_brute_force(instance, schedule),
+        )
+        if expected is None:
+            assert found.status is Status.INFEASIBLE, seed
+            continue
+        assert found.status is Status.OPTIMAL, seed
+        assert found.time_per_sample_s == pytest.approx(expected.batch_s / instance.microbatches, rel=1e-9), seed
+        assert_valued_alike(instance, found, schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)],
+    ids=str,
+)
+def test_plans_with_chunks(schedule: Schedule) -> None:
+    for seed in range(0, 16, 2):
+        instance = levelled(seed)
+        least_s = least_step_s(instance, schedule)
+        found = piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD)
+        if least_s is None:
+            assert found.status is Status.INFEASIBLE, seed
+            continue
+        assert found.time_per_sample_s == pytest.approx(least_s / instance.microbatches, rel=1e-9), seed
+        assert_valued_alike(instance, found, schedule.name.value)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
+def test_equal_links_are_one_link(schedule: str) -> None:
+    for seed in range(12):
+        one = random_instance(seed).replace(devices=8)
+        rate = one.bandwidth_bytes_per_s
+        several = one.replace(cluster=replace(one.cluster, links=(Link(rate, 2), Link(rate, 4), Link(rate))))
+        expected = piper_ray.solve(one, schedule=schedule, options=ONE_THREAD)
+        found = piper_ray.solve(several, schedule=schedule, options=ONE_THREAD)
+        assert found.status is expected.status
+        assert found.time_per_sample_s == expected.time_per_sample_s
+        if expected.plan is not None:
+            assert piper_ray.evaluate(several, expected.plan, schedule=schedule) == piper_ray.evaluate(
+                one, expected.plan, schedule=schedule
+            )
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+def test_one_node_is_a_cluster_of_its_own_link(schedule: str) -> None:
+    for seed in range(8):
+        one = random_instance(seed).replace(devices=4)
+        fast = 8.0 * one.bandwidth_bytes_per_s
+        several = one.replace(cluster=replace(one.cluster, links=(Link(fast, 4), *one.cluster.links)))
+        expected = piper_ray.solve(one.replace(bandwidth_bytes_per_s=fast), schedule=schedule, options=ONE_THREAD)
+        found = piper_ray.solve(several, schedule=schedule, options=ONE_THREAD)
+        assert (found.status, found.time_per_sample_s) == (expected.status, expected.time_per_sample_s)
+        assert found.plan == expected.plan
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
+@pytest.mark.parametrize("seeds", [range(8), range(8, 16)], ids=str)
+def test_a_frontier_is_one_solve_for_each_point(seeds: range, schedule: str) -> None:
+    for seed in seeds:
+        instance = levelled(seed, most_layers=3)
+        restrictions = Restrictions(constraints=(SameDegrees(), AllDevices())) if seed % 4 == 3 else Restrictions()
+        found = piper_ray.frontier(instance, schedule=schedule, options=ONE_THREAD, restrictions=restrictions)
+        before_s = float("inf")
+        for point in found.points():
+            on = instance.replace(devices=point.devices)
+            expected = piper_ray.solve(on, schedule=schedule, options=ONE_THREAD, restrictions=restrictions)
+            assert point.status is expected.status, (seed, point)
+            solution = found.solution(point.devices)
+            assert solution.status is point.status
+            if expected.time_per_sample_s is None:
+                assert point.time_per_sample_s is None
+                continue
+            assert point.time_per_sample_s == pytest.approx(expected.time_per_sample_s, rel=2e-9), (seed, point)
+            assert solution.plan is not None
+            value_s = piper_ray.evaluate(on, solution.plan, schedule=schedule).time_per_sample_s
+            assert value_s == pytest.approx(point.time_per_sample_s, rel=2e-9), (seed, point)
+            assert point.is_step == (point.time_per_sample_s < before_s * (1.0 - 1e-9))
+            if not restrictions.all_devices:
+                assert point.time_per_sample_s <= before_s * (1.0 + 1e-9), "more devices never hurt"
+            before_s = point.time_per_sample_s
+
+
+def test_bounds_on_the_sum_of_degrees() -> None:
+    for seed in range(0, 12, 2):
+        instance = levelled(seed, most_layers=3)
+        found = piper_ray.frontier(instance, schedule="2bw", options=ONE_THREAD)
+        points = found.budget_points()
+        assert [point.data_parallel_budget for point in points] == list(range(1, instance.data_parallel_limit + 1))
+        assert points[-1].time_per_sample_s == pytest.approx(found.points()[-1].time_per_sample_s, rel=1e-9)
+        values_s = [point.time_per_sample_s or float("inf") for point in points]
+        assert values_s == sorted(values_s, reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+def test_planners_value_plans_as_the_referee(schedule: str) -> None:
+    """And none beats the optimum."""
+    for seed in range(10):
+        instance = levelled(seed, most_layers=3)
+        best_s = piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD).time_per_sample_s
+        for name in ("megatron", "gpipe", "data-parallel", "pipedream", "piper-published"):
+            try:
+                found = piper_ray.baselines.plan(instance, name, schedule=schedule)
+            except InvalidPlan:
+                continue
+            if found.time_per_sample_s is not None:
+                assert best_s is not None
+                assert found.time_per_sample_s >= best_s * (1.0 - 1e-9), (seed, name)
+
+
+def test_nodes_have_room_for_what_counts_on_them() -> None:
+    """Blocks of any plan, the largest first, never cross the border of a node, and take no more devices than it has."""
+    rng = Random(7)
+    for _ in range(300):
+        sizes = rng.choice([(8,), (6,), (12,), (72,), (4, 8), (6, 12), (8, 24)])
+        devices = rng.randint(sizes[-1], 5 * sizes[-1])
+        cluster = Cluster(devices, 1.0, (*(Link(float(100 - size), size) for size in sizes), Link(1.0)))
+        left, placed = devices, []
+        while left:
+            placed.append(rng.choice([block for block in cluster.blocks if block <= left]))
+            left -= placed[-1]
+        at = 0
+        for block in sorted(placed, reverse=True):
+            for size in sizes:
+                if block <= size:
+                    assert at // size == (at + block - 1) // size
+            at += block
+        assert at == devices
