@@ -10,7 +10,7 @@ from piper_ray.model.instance import Instance
 
 
 def with_levels(rng: Random, instance: Instance) -> Instance:
-    """The same on nodes of two to eight devices, or also in groups of nodes, with faster links (now and then slower)."""
+    """The same on nodes of two to eight devices, or groups of nodes too, with faster links (now and then slower)."""
     slow = instance.bandwidth_bytes_per_s
     sizes = rng.choice([(2,), (4,), (3,), (6,), (8,), (2, 4), (2, 6), (4, 8), (1, 3)])
     inner = tuple(Link(slow * rng.choice([0.5, 1, 2, 3, 8, 50]), size) for size in sizes)

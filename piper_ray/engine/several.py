@@ -58,7 +58,8 @@ def better(first: Solution, second: Solution) -> Solution:
         unknown = next(one for one in found if one.status is not Status.INFEASIBLE)
         return replace(unknown, lower_bound_s=lower_s, stats=stats, stopped_by=stopped_by)
     value_s, best = min(with_plan, key=lambda x: x[0])
-    proved = lower_s >= value_s * (1.0 - PROOF)
+    ended = all(one.status in (Status.OPTIMAL, Status.INFEASIBLE) for one in found)
+    proved = ended or lower_s >= value_s * (1.0 - PROOF)
     return replace(
         best,
         status=Status.OPTIMAL if proved else Status.FEASIBLE,

@@ -23,6 +23,8 @@ from tests.instances import random_instance
 from tests.link_rates import with_levels
 from tests.solver_support import ONE_THREAD
 
+WITH_CHUNKS = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]
+
 
 def levelled(seed: int, most_layers: int = 4) -> Instance:
     """Many devices for few layers, weights that take their time."""
@@ -161,7 +163,7 @@ def test_bounds_on_the_sum_of_degrees() -> None:
         points = found.budget_points()
         assert [point.data_parallel_budget for point in points] == list(range(1, instance.data_parallel_limit + 1))
         assert points[-1].time_per_sample_s == pytest.approx(found.points()[-1].time_per_sample_s, rel=1e-9)
-        values_s = [point.time_per_sample_s or float("inf") for point in points]
+        values_s = [float("inf") if x.time_per_sample_s is None else x.time_per_sample_s for x in points]
         assert values_s == sorted(values_s, reverse=True)
 
 

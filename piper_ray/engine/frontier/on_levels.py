@@ -10,7 +10,7 @@ from functools import partial
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.engine.frontier.result import Frontier, Numbers
-from piper_ray.engine.levels import bounded, instances, least_s, may_be_faster, status_of
+from piper_ray.engine.levels import instances, least_s, may_be_faster, status_of
 from piper_ray.engine.several import better
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
@@ -68,7 +68,7 @@ class LevelsFrontier(Frontier):
         last = len(self._levels) - 1
         found = list(self._parts[last].budget_points(budgets))
         for level in range(last):
-            if not self._helps(level, max((x.time_per_sample_s or float("inf") for x in found), default=None)):
+            if not self._helps(level, _slowest_s(found)):
                 continue
             size = self._levels[level].devices
             if level not in self._parts or size not in self._parts[level].by_devices():
@@ -89,14 +89,15 @@ class LevelsFrontier(Frontier):
     def _solution_at(self, devices: int) -> Solution:
         level = self._level_of(devices)
         found = self._parts[level].solution(devices) if level in self._parts else None
-        for smaller in range(level):
+        for smaller in () if self.restrictions.all_devices else range(level):
             size = self._levels[smaller].devices
             if smaller in self._parts and size in self._parts[smaller].by_devices():
                 other = self._parts[smaller].solution(size)
                 found = other if found is None else better(found, other)
         if found is None:
             raise UsageError(f"nothing is known yet of {plural(devices, 'device')}: the search was stopped")
-        return bounded(found, self._point(devices).lower_bound_s)
+        point = self._point(devices)
+        return replace(found, status=point.status, lower_bound_s=min(found.lower_bound_s, point.lower_bound_s))
 
     def _level_of(self, devices: int) -> int:
         return next(level for level, instance in enumerate(self._levels) if devices <= instance.devices)
@@ -165,12 +166,20 @@ def frontier_on_levels(
     return found
 
 
+def _slowest_s(points: Sequence[FrontierPoint]) -> float | None:
+    """None if one has no plan."""
+    found = [point.time_per_sample_s for point in points if point.time_per_sample_s is not None]
+    return max(found) if len(found) == len(points) else None
+
+
 def _better_point(one: FrontierPoint, other: FrontierPoint) -> FrontierPoint:
     """The better of two for the position of the first, with what both have proved."""
     values_s = [value_s for value_s in (one.time_per_sample_s, other.time_per_sample_s) if value_s is not None]
     value_s = min(values_s, default=None)
     lower_s = min(one.lower_bound_s, other.lower_bound_s, *values_s)
-    return replace(one, time_per_sample_s=value_s, lower_bound_s=lower_s, status=status_of(value_s, lower_s))
+    ended = value_s is not None and {one.status, other.status} <= {Status.OPTIMAL, Status.INFEASIBLE}
+    status = Status.OPTIMAL if ended else status_of(value_s, lower_s)
+    return replace(one, time_per_sample_s=value_s, lower_bound_s=lower_s, status=status)
 
 
 def _stepped(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
