@@ -315,6 +315,8 @@ class Instance:
             [[edge.source, edge.target, edge.communication_bytes + 0.0] for edge in self.edges],
             [self.devices, self.microbatches, self.memory_bytes, self.bandwidth_bytes_per_s],
         ]
+        if inner := self.cluster.links[:-1]:
+            document.append([[link.devices, link.bandwidth_bytes_per_s + 0.0] for link in inner])
         if self.tensors:
             document.append([[x.layers, x.forward_bytes + 0.0, x.backward_bytes + 0.0] for x in self.tensors])
         return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()

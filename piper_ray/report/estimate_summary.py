@@ -42,7 +42,7 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"memory         {found} that programs find, less {reserve} for CUDA's context, communicators and",
         f"               fragments, and less {size_text(setting.workspace_bytes, 3)} for one layer's backward pass",
         f"bandwidth      {_link_text(result)}, both directions together",
-        *([] if result.one_node else [f"links          {gpu.link} within a node, likewise"]),
+        *([f"links          {gpu.link} within a node, likewise"] if result.instance.cluster.links[:-1] else []),
     ]
 
 
@@ -51,11 +51,12 @@ def summary_lines(result: Estimate) -> list[str]:
     instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
     tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
-    memory, both_ways = memory_text(gpu.device_bytes), given_size_text(result.setting.bytes_per_s)
+    memory = memory_text(gpu.device_bytes)
+    links = "; ".join(filter(None, [_link_text(result), _inner_text(result)]))
     return [
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
-        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found, {_link_text(result)} each way: B = {both_ways}/s",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found, {links}, each way",
         _work_line(result),
         memory_line(result),
     ]
@@ -129,9 +130,13 @@ def _options_text(result: Estimate) -> str:
 
 
 def _link_text(result: Estimate) -> str:
-    """Which link B stands for."""
-    gpu = result.setting.gpu
-    rate = given_size_text(result.setting.bytes_per_s / 2.0)
-    if result.one_node:
-        return f"{gpu.link} within the node, {rate}/s a GPU"
-    return f"network between nodes, {rate}/s a GPU"
+    """The link that B stands for."""
+    return f"network between nodes, {given_size_text(result.setting.bytes_per_s / 2.0)}/s a GPU"
+
+
+def _inner_text(result: Estimate) -> str:
+    """That of the node; empty where it has one GPU."""
+    link, gpu = result.instance.cluster.links[0], result.setting.gpu
+    if link.devices is None:
+        return ""
+    return f"{gpu.link} within {link.devices}, {given_size_text(link.bandwidth_bytes_per_s / 2.0)}/s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -39,9 +40,17 @@ def instance_lines(instance: Instance) -> list[str]:
     )
     cluster = (
         f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}, "
-        f"M = {memory_text(instance.memory_bytes)}, B = {given_size_text(instance.bandwidth_bytes_per_s)}/s"
+        f"M = {memory_text(instance.memory_bytes)}, B = {links_text(instance.cluster)}"
     )
     return [workload, cluster]
+
+
+def links_text(cluster: Cluster) -> str:
+    """``85 GB/s, 702 GB/s within 8``."""
+    *inner, outermost = cluster.links
+    found = [f"{given_size_text(outermost.bandwidth_bytes_per_s)}/s"]
+    found += [f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}" for link in reversed(inner)]
+    return ", ".join(found)
 
 
 def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str:

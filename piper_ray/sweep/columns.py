@@ -4,7 +4,7 @@ A dataset is a folder of Parquet files, ``workload=LABEL/part-*.parquet``, parti
 folders takes it, the label being a column there. A row is a finished point:
 
     input_hash              SHA-256 of all that decides the answer: graph, cluster, restrictions, planner, options
-    graph_hash              SHA-256 of the layers and edges alone
+    graph_hash              SHA-256 of layers and edges, and of links within groups of devices
     planner                 piper (the exact solver) or one of piper_ray.planners
     devices, microbatches, memory_bytes, bandwidth_bytes_per_s      K, N, M, B
     tensor_parallelism, data_parallelism, recompute                 restrictions: allowed or not, and the rule

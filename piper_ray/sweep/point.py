@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -84,6 +84,7 @@ def scene_name(workload: str, schedule: str) -> str:
 
 
 def graph_hash(instance: Instance) -> str:
-    """Of layers and edges alone."""
+    """Of layers and edges, and links within groups of devices."""
     bare = instance.replace(devices=1, microbatches=1, memory_bytes=1.0, bandwidth_bytes_per_s=1.0)
-    return bare.digest
+    links = (*instance.cluster.links[:-1], bare.cluster.links[-1])
+    return bare.replace(cluster=replace(bare.cluster, links=links)).digest

@@ -99,15 +99,22 @@ def test_nothing_else_counts() -> None:
     )
     assert identity(with_layer(replace(LAYERS[0], path="model.other"))) == identity()
     assert identity(replace(INSTANCE, batch=replace(INSTANCE.batch, samples_per_microbatch=16))) == identity()
-    links = (Link(900.0, 8), *INSTANCE.cluster.links)
-    assert identity(replace(INSTANCE, cluster=replace(INSTANCE.cluster, links=links))) == identity()
     assert identity(with_layer(reordered)) == identity()
     assert identity(INSTANCE.replace(memory_bytes=8 * 2**30, bandwidth_bytes_per_s=25 * 2**30)) == identity()
+
+
+def within_nodes(bandwidth_bytes_per_s: float) -> Instance:
+    links = (Link(bandwidth_bytes_per_s, 8), *INSTANCE.cluster.links)
+    return INSTANCE.replace(cluster=replace(INSTANCE.cluster, links=links))
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
+        (
+            identity(within_nodes(9e10)),
+            "another input: links 90000000000 bytes/s within 8 there, none within groups here.",
+        ),
         (identity(INSTANCE.replace(devices=1024)), "another input: devices 1024 there, 2048 here."),
         (identity(INSTANCE.replace(microbatches=5)), "another input: microbatches 5 there, 512 here."),
         (identity(INSTANCE.replace(memory_bytes=2.5)), "another input: memory 2.5 bytes there, 8589934592 bytes here."),

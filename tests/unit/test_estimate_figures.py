@@ -7,7 +7,7 @@ import math
 import pytest
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.estimate.build import planner_bytes_per_s
+from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.formulas import evaluate, substituted
 from piper_ray.workloads.estimate.hardware import load_hardware
@@ -100,9 +100,12 @@ def test_tokens_for_other_nodes_go_over_a_gpu_s_own_network_link() -> None:
     assert all_to_all_s(1e9, Group(64), H100, 16) == pytest.approx(48 / 64 * 1e9 / (50e9 * 0.85), rel=0.01)
 
 
-def test_b_is_both_directions_of_the_network_or_of_one_node_s_links() -> None:
-    assert planner_bytes_per_s(H100, 2) == pytest.approx(2 * 50e9 * 0.85)
-    assert planner_bytes_per_s(H100, 1) == pytest.approx(2 * 450e9 * 0.78)
+def test_links_are_the_node_s_and_the_network_s_in_both_directions() -> None:
+    node, network = links_of(H100, 8)
+    assert (node.devices, network.devices) == (8, None)
+    assert node.bandwidth_bytes_per_s == pytest.approx(2 * 450e9 * 0.78)
+    assert network.bandwidth_bytes_per_s == pytest.approx(2 * 50e9 * 0.85)
+    assert links_of(H100, 1) == (network,), "a node of one GPU"
 
 
 def test_one_gpt_layer_by_hand() -> None:

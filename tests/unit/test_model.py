@@ -133,7 +133,7 @@ def test_transfers_are_charged_at_the_link_that_joins_all() -> None:
     cluster = Cluster(8, 50.0, (Link(90.0, 4), Link(10.0)))
     assert cluster.bandwidth_bytes_per_s == 10.0
     assert cluster.transfer_s(5.0) == 0.5
-    assert cluster.resync_s(5.0, 4) == 0.5
+    assert cluster.links[-1].resync_s(5.0, 4) == 0.5
     assert cluster.links[0].transfer_s(9.0) == 0.1
 
 

@@ -18,7 +18,8 @@ FORMAT = 2
 _DIGEST = "digest"
 _SCHEDULE = "schedule"
 _STEP = "terms of a step"
-_UNSAID = {_SCHEDULE: PAPERS_SCHEDULE.name.value, _STEP: "as usual"}
+_LINKS = "links"
+_UNSAID = {_LINKS: "none within groups", _SCHEDULE: PAPERS_SCHEDULE.name.value, _STEP: "as usual"}
 """What it means that something is not among the facts."""
 
 Facts = Mapping[str, Mapping[str, str]]
@@ -46,6 +47,7 @@ class Identity:
                     "microbatches": str(instance.microbatches),
                     "memory": f"{_figure(instance.memory_bytes)} bytes",
                     "bandwidth": f"{_figure(instance.bandwidth_bytes_per_s)} bytes/s",
+                    **_links(instance),
                     "layers": str(len(instance.layers)),
                     "edges": str(len(instance.edges)),
                     _DIGEST: instance.digest,
@@ -92,6 +94,13 @@ def _allowed(allowed: bool) -> str:
 def _figure(value: float) -> str:
     """Tells apart what differs in the last bit."""
     return repr(value).removesuffix(".0")
+
+
+def _links(instance: Instance) -> dict[str, str]:
+    """Those of smaller groups, where there are any."""
+    inner = instance.cluster.links[:-1]
+    texts = [f"{_figure(link.bandwidth_bytes_per_s)} bytes/s within {link.devices}" for link in inner]
+    return {_LINKS: ", ".join(texts)} if texts else {}
 
 
 def _schedule_text(schedule: Schedule) -> str:

@@ -183,10 +183,12 @@ def _better_point(one: FrontierPoint, other: FrontierPoint) -> FrontierPoint:
 
 
 def _stepped(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """With which of them take less time than the one before."""
-    found, before_s = [], float("inf")
+    """With which of them take another time than the one before."""
+    found: list[FrontierPoint] = []
+    before_s: float | None = None
     for point in points:
-        value_s = float("inf") if point.time_per_sample_s is None else point.time_per_sample_s
-        found.append(replace(point, is_step=value_s < before_s * (1.0 - PROOF)))
+        value_s = point.time_per_sample_s
+        is_step = value_s is not None and (before_s is None or abs(value_s - before_s) > PROOF * before_s)
+        found.append(replace(point, is_step=is_step))
         before_s = value_s
     return tuple(found)

@@ -85,7 +85,7 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
         *_SCHEDULES[simulation.schedule.name],
         *_in_flight(plan, simulation),
         *_times(instance, plan, simulation),
-        *_transfers(instance, simulation),
+        *_transfers(instance, plan, simulation),
         *_gradients(simulation),
         *_places(instance),
         "Not simulated: single kernels, the network's topology, contention between pipelines, loading of data, faults.",
@@ -120,8 +120,9 @@ def _times(instance: Instance, plan: Plan, simulation: Simulation) -> Iterator[s
         yield "Where the input does not say it, half of a backward pass computes gradients of weights."
 
 
-def _transfers(instance: Instance, simulation: Simulation) -> Iterator[str]:
-    bandwidth = f"{given_size_text(instance.bandwidth_bytes_per_s)}/s"
+def _transfers(instance: Instance, plan: Plan, simulation: Simulation) -> Iterator[str]:
+    cluster = instance.cluster.holding(plan.by_rank(simulation.schedule).devices)
+    bandwidth = f"{given_size_text(cluster.bandwidth_bytes_per_s)}/s"
     if simulation.options.overlap_transfers:
         yield f"Transfers between stages run beside the passes, at {bandwidth}."
     else:
@@ -156,4 +157,7 @@ def _places(instance: Instance) -> Iterator[str]:
     inner = instance.cluster.links[:-1]
     if inner:
         groups = ", ".join(f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}" for link in inner)
-        yield f"The cluster's faster links ({groups} devices) are in the input's times of layers, not in transfers."
+        yield (
+            f"Faster links within groups ({groups} devices) count for replicas that surely share one, and for "
+            "transfers between stages where the whole plan lies in one."
+        )

@@ -52,7 +52,7 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key. one_node: B is that of the node's links.
+    """An instance with what it was made from. modes: of each kind, by key.
 
     model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
     """
@@ -62,7 +62,6 @@ class Estimate:
     setting: Setting
     modes: dict[str, tuple[Mode, ...]]
     devices: int
-    one_node: bool
     model_flop: float
     hardware_flop: float
 
@@ -94,11 +93,12 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         )
         for kind in architecture.kinds
     }
+    links = links_of(gpu, per_node)
     setting = Setting(
         stack=stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node),
         training=hardware.training,
         microbatches=batch // samples,
-        bytes_per_s=planner_bytes_per_s(gpu, request.nodes),
+        bytes_per_s=links[-1].bandwidth_bytes_per_s,
         workspace_bytes=_workspace_bytes(architecture.kinds, modes),
         reserve_bytes=(
             DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
@@ -112,7 +112,6 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
             f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
             f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
-    links = links_of(gpu, request.nodes, per_node)
     instance = _instance(architecture, modes, setting, devices, links, microbatch)
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
     return Estimate(
@@ -121,7 +120,6 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
         setting,
         modes,
         devices,
-        request.nodes == 1,
         model_flop=step_flop(causal, batch // samples),
         hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
     )
@@ -132,21 +130,15 @@ def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateR
     return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
-def planner_bytes_per_s(gpu: Gpu, nodes: int) -> float:
-    """B: both directions of the link that each GPU has to others: the network's, or the node's where there is one node.
+def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
+    """The node's, if it has several GPUs, and the network's, whatever the number of nodes.
 
     The planner's formulas count what goes out and what comes in, so B counts both directions too.
     """
-    if nodes == 1:
-        return 2.0 * gpu.link_bytes_per_s * gpu.link_fraction
-    return 2.0 * gpu.network_bytes_per_s * gpu.network_fraction
-
-
-def links_of(gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[Link, ...]:
-    """The node's, and the network's where there are several nodes; both directions of each together."""
-    if nodes == 1:
-        return (Link(planner_bytes_per_s(gpu, 1)),)
-    return (Link(planner_bytes_per_s(gpu, 1), gpus_per_node), Link(planner_bytes_per_s(gpu, nodes)))
+    network = Link(2.0 * gpu.network_bytes_per_s * gpu.network_fraction)
+    if gpus_per_node == 1:
+        return (network,)
+    return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +160,7 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
     if request.bandwidth_bytes_per_s is not None or gpu is None:
         links: tuple[Link, ...] = (Link(request.bandwidth_bytes_per_s or _BYTES_PER_S),)
     else:
-        links = links_of(gpu, math.ceil(devices / gpu.gpus_per_node), gpu.gpus_per_node)
+        links = links_of(gpu, gpu.gpus_per_node)
     return ProfileTarget(
         cluster=Cluster(devices, memory_bytes, links),
         batch=Batch(batch // request.microbatch, request.microbatch),
