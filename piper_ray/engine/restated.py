@@ -8,7 +8,7 @@ from dataclasses import replace
 from piper_ray.cost.variants import never_worse, stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.several import Solver, answer_of, better, in_time, unfinished
+from piper_ray.engine.several import Solver, answer_of, better, faster_than, in_time, unfinished
 from piper_ray.engine.sustained import solve_sustained
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
@@ -132,7 +132,8 @@ def _as_good(one: Tmpc, other: Tmpc) -> bool:
 def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver, what: str) -> Solution:
     """The best answer of several solves, one after the other. what: asks for them, in words.
 
-    Until all have been begun nothing is known of what the others would find.
+    Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
+    its plans can be better than the best one.
     """
     if len(parts) > 1 and request.options.resume is not None:
         raise UsageError(f"{what} takes {len(parts)} solves, which one folder cannot keep: leave out resume")
@@ -144,7 +145,8 @@ def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver
             together = one if so_far is None else better(so_far, one)
             return together if last else unfinished(together)
 
-        answer = answer_of(request, in_time(request, part, others + 1), solve, answered)
+        timed = in_time(request, part, others + 1)
+        answer = answer_of(request, timed if found is None else faster_than(found, timed), solve, answered)
         found = answer if found is None else better(found, answer)
         if answer.stopped_by is StoppedBy.INTERRUPT and others:
             return unfinished(found)

@@ -9,10 +9,17 @@ from dataclasses import replace
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import StoppedBy
 
 Solver = Callable[[SolveRequest], Solution]
 
 _A_MOMENT_S = 1e-3
+
+
+def faster_than(found: Solution, part: SolveRequest) -> SolveRequest:
+    """Whose plans are of interest only if they are as fast."""
+    known_s = [s for s in (found.time_per_sample_s, part.options.within_s) if s is not None]
+    return replace(part, options=replace(part.options, within_s=min(known_s, default=None)))
 
 
 def in_time(request: SolveRequest, part: SolveRequest, parts_left: int) -> SolveRequest:
@@ -52,7 +59,8 @@ def better(first: Solution, second: Solution) -> Solution:
     if all(one.status is Status.INFEASIBLE for one in found):
         return replace(min(found, key=_least_memory_bytes), stats=stats)
     lower_s = min(one.lower_bound_s for one in found)
-    stopped_by = first.stopped_by or second.stopped_by
+    early = [one.stopped_by for one in found if one.stopped_by is not None]
+    stopped_by = next((reason for reason in early if reason is not StoppedBy.TOO_SLOW), early[0] if early else None)
     with_plan = [(one.time_per_sample_s, one) for one in found if one.time_per_sample_s is not None]
     if not with_plan:
         unknown = next(one for one in found if one.status is not Status.INFEASIBLE)
@@ -65,7 +73,7 @@ def better(first: Solution, second: Solution) -> Solution:
         status=Status.OPTIMAL if proved else Status.FEASIBLE,
         lower_bound_s=min(lower_s, value_s),
         stats=stats,
-        stopped_by=stopped_by,
+        stopped_by=None if proved else stopped_by,
     )
 
 

@@ -32,6 +32,7 @@ class SolveOptions:
     resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
     memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
     contract: which layers are merged before the solve, a ``Contract`` or its text.
+    within_s: stop once it is proved that no plan's time per sample is at most this; None: whatever it is.
 
     >>> SolveOptions(gap=0.01, time_limit_s=600, threads=2).gap
     0.01
@@ -43,6 +44,7 @@ class SolveOptions:
     memory_limit_bytes: float | None = None
     resume: str | None = None
     contract: Contract = Contract.SAFE
+    within_s: float | None = None
 
     def __post_init__(self) -> None:
         gap = arguments.number(self.gap)
@@ -54,6 +56,10 @@ class SolveOptions:
             if limit_s is None or not (math.isfinite(limit_s) and limit_s > 0):
                 given = arguments.shown(self.time_limit_s)
                 raise UsageError(f"the time limit must be a positive number of seconds, not {given}")
+        if self.within_s is not None:
+            found["within_s"] = within_s = arguments.number(self.within_s)
+            if within_s is None or not within_s >= 0:
+                raise UsageError(f"within_s must be a number of seconds, not {arguments.shown(self.within_s)}")
         if self.threads is not None:
             found["threads"] = arguments.positive("threads", self.threads)
         if self.memory_limit_bytes is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +15,9 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
-from piper_ray.model.solution import Infeasibility, Solution
+from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
-from piper_ray.model.stop import Stop
+from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
@@ -31,7 +32,15 @@ MOST_SAMPLES = 16
 CHUNKED_S = 3.0
 """What the search under a schedule with chunks, which ends with a gap, may take for one microbatch size."""
 
-_FINE_GAP = 1e-4
+CHUNKED_WITHIN = 1.1
+"""Schedules with chunks are for microbatch sizes whose step without chunks is within so many times the best."""
+
+RUNNERS_UP = 1.25
+"""A search ends once no plan is within so many times the best step."""
+
+_GAP = 1e-4
+_CHUNKED_GAP = 0.5
+"""What is left open under a schedule with chunks: bounds take longer than good plans."""
 
 Tell = Callable[[str], None]
 
@@ -74,8 +83,8 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Proposal:
-    """found: the fastest first; one for each microbatch size and schedule with a plan. refused: sizes that could not be
-    planned, and why."""
+    """found: the fastest first; one for each microbatch size and schedule with a plan that may be a runner-up. refused:
+    sizes that could not be planned, and why; and those that are far slower."""
 
     demand: Demand
     found: tuple[Proposed, ...]
@@ -122,13 +131,12 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
     exact = [name for name in demand.schedules if name not in CHUNKED]
     for name in (*exact, *(name for name in demand.schedules if name in CHUNKED)):
         for samples, of_size in estimates.items():
-            best_s = min((one.step_s for one in found), default=None)
-            outcome = _solved(demand, samples, of_size, name, best_s, stop)
+            outcome = _solved(demand, samples, of_size, name, found, stop)
             if isinstance(outcome, Proposed):
                 found.append(outcome)
                 tell(f"microbatches of {samples}, {name.value}: {outcome.step_s:.4g} s a step")
-            elif outcome is not None:
-                refused.append(f"microbatches of {samples}, {name.value}: {outcome.reason}")
+            else:
+                refused.append(f"microbatches of {samples}, {name.value}: {outcome}")
                 tell(refused[-1])
             if stop is not None and stop.requested:
                 break
@@ -139,8 +147,8 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
 
 
 def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterator[Help]:
-    """The best plan's step with more memory, and with faster links."""
-    best = proposal.best
+    """The best plan's step with more memory, and with faster links: of the plan itself, or a faster one."""
+    best, demand = proposal.best, proposal.demand
     instance = best.instance
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("25 % more memory", {"memory_bytes": 1.25 * instance.memory_bytes}),
@@ -148,8 +156,9 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterat
     )
     for what, changed in changes:
         changed_instance = replace(instance, **changed)
-        found = _plan(proposal.demand, changed_instance, best.solution.schedule, None, stop)
-        yield Help(what, None if found.plan is None else _simulated(proposal.demand, changed_instance, found).step_s)
+        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop)
+        plans = [best.plan] if found.plan is None else [best.plan, found.plan]
+        yield Help(what, min(_simulated(demand, changed_instance, plan, best.solution).step_s for plan in plans))
 
 
 def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
@@ -169,17 +178,32 @@ def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
 
 
 def _solved(
-    demand: Demand, samples: int, of_size: Estimate, name: ScheduleName, best_s: float | None, stop: Stop[Any] | None
-) -> Proposed | Infeasibility | None:
-    """None where nothing was found in time, or all work spread over all devices takes longer than the best plan."""
-    instance = of_size.instance
-    if best_s is not None and _least_s(instance) > best_s:
-        return None
-    limit_s = CHUNKED_S if name in CHUNKED else None
-    found = _plan(demand, instance, demand.runtime.schedule(name, None), limit_s, stop)
-    if found.plan is None:
-        return found.infeasibility
-    return Proposed(samples, of_size, found, found.plan, _simulated(demand, instance, found))
+    demand: Demand,
+    samples: int,
+    of_size: Estimate,
+    name: ScheduleName,
+    found: Sequence[Proposed],
+    stop: Stop[Any] | None,
+) -> Proposed | str:
+    """Or why there is none: nothing fits, nothing was found in time, or it would be far slower than the best plan."""
+    best_s = min((one.step_s for one in found), default=math.inf)
+    slow = f"no plan is within {RUNNERS_UP:g} times the best one's step"
+    if _least_s(of_size.instance) > RUNNERS_UP * best_s:
+        return slow
+    if name in CHUNKED:
+        without = [one.step_s for one in found if one.samples == samples and one.solution.schedule.name not in CHUNKED]
+        if found and min(without, default=math.inf) > CHUNKED_WITHIN * best_s:
+            return "not tried, since these microbatches are far slower without chunks"
+    within_s = RUNNERS_UP * best_s if found else None
+    solution = _plan(demand, of_size.instance, demand.runtime.schedule(name, None), within_s, stop)
+    if solution.stopped_by is StoppedBy.TOO_SLOW:
+        return slow
+    if solution.plan is not None:
+        simulation = _simulated(demand, of_size.instance, solution.plan, solution)
+        return Proposed(samples, of_size, solution, solution.plan, simulation)
+    if solution.infeasibility is not None:
+        return solution.infeasibility.reason
+    return "no plan was found in time"
 
 
 def _least_s(instance: Instance) -> float:
@@ -194,7 +218,7 @@ def _plan(
     demand: Demand,
     instance: Instance,
     schedule: Schedule | ScheduleName,
-    limit_s: float | None,
+    within_s: float | None,
     stop: Stop[Any] | None,
 ) -> Solution:
     name = schedule.name if isinstance(schedule, Schedule) else schedule
@@ -202,13 +226,16 @@ def _plan(
     return solve(
         instance,
         restrictions=demand.runtime.restricted(Restrictions(), instance, name, min(node, instance.devices)),
-        options=SolveOptions(gap=_FINE_GAP, time_limit_s=limit_s),
+        options=SolveOptions(
+            gap=_CHUNKED_GAP if name in CHUNKED else _GAP,
+            time_limit_s=CHUNKED_S if name in CHUNKED else None,
+            within_s=None if within_s is None else within_s / instance.microbatches,
+        ),
         schedule=schedule,
         step=demand.step,
         stop=None if stop is None else stop.part(),
     )
 
 
-def _simulated(demand: Demand, instance: Instance, found: Solution) -> Simulation:
-    assert found.plan is not None
-    return simulate(instance, found.plan, found.schedule, options=SimulationOptions.of(demand.step))
+def _simulated(demand: Demand, instance: Instance, plan: Plan, solution: Solution) -> Simulation:
+    return simulate(instance, plan, solution.schedule, options=SimulationOptions.of(demand.step))

@@ -50,6 +50,18 @@ def test_all_sensible_sizes_are_tried(proposal: Proposal) -> None:
     assert len({one.samples for one in proposal.found}) == len(proposal.found) >= 3
 
 
+def test_a_size_that_is_no_runner_up_is_left_out_with_the_reason(
+    proposal: Proposal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_s = {one.samples: one.step_s for one in proposal.found}
+    assert steps_s[16] > 1.02 * min(steps_s.values())
+    monkeypatch.setattr("piper_ray.proposal.propose.RUNNERS_UP", 1.02)
+    found = propose(demand(tmp_path))
+    assert found.best.step_s == proposal.best.step_s
+    assert 16 not in {one.samples for one in found.found}
+    assert found.refused == ("microbatches of 16, 1f1b: no plan is within 1.02 times the best one's step",)
+
+
 def test_best_is_what_each_size_by_itself_gives(proposal: Proposal, tmp_path: Path) -> None:
     for one in proposal.found:
         assert propose(demand(tmp_path, one.samples)).best.step_s == one.step_s

@@ -6,11 +6,12 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice, pairwise, permutations, product
 from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
@@ -29,6 +30,12 @@ _FIRST_ORDERS = 4
 
 _SMALL = 0.1
 """Of the mean layer's time: what takes less counts for nothing where layers are shared out."""
+
+_NEARLY = 1.003
+"""Plans within so many times the best one are made better layer by layer."""
+
+_DESCENT_PASSES = 20_000_000
+"""Of all simulations by which one is: some seconds."""
 
 _HEAT = 0.003
 """Relative: by how much a move may make a plan worse at first."""
@@ -131,6 +138,42 @@ class Candidates:
             )
             self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(batch_s)))
 
+    def descend(self, control: FloatArray) -> None:
+        """Regular plans, and then single layers from any chunk to any other one as long as that helps, in the plans
+        that are nearly the best: moves at random seldom bring distant chunks to the right sizes."""
+        for index in range(len(self._layers)):
+            for counts in _regular(self._task.shape.stages, self._orders[0].size):
+                if control[1] != 0.0:
+                    return
+                self._cut_at(index, self._orders[0], np.concatenate([[0], np.cumsum(counts)]))
+        best = self.best
+        left = _DESCENT_PASSES // max(1, self._program.kind.size)
+        for index, found in enumerate(self._best[:-1]):
+            if best is not None and found is not None and found.batch_s <= best.batch_s * _NEARLY:
+                left = self._descend(index, found, left, control)
+
+    def _descend(self, index: int, found: Candidate, left: int, control: FloatArray) -> int:
+        """left: simulations that there may be; how many are left afterwards."""
+        task, layers, program = self._task, self._layers[index], self._program
+        end_s = np.empty(program.kind.size + 1)
+        failed = 0  # moves in a row that did not help
+        moves = list(permutations(range(task.shape.stages), 2))
+        while failed < len(moves) and left > 0 and control[1] == 0.0:
+            for a, b in moves:
+                failed += 1
+                if np.count_nonzero(found.chunk_of == a) >= 2:
+                    chunk_of, choice = _shifted(found.chunk_of, a, b), found.choice.copy()
+                    if fit_all(layers, program, chunk_of, self._held, task.memory_bytes, choice):
+                        left -= 1
+                        batch_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+                        if batch_s < found.batch_s * (1.0 - PROOF):
+                            found = Candidate(found.task, found.tables, chunk_of, choice, float(batch_s))
+                            self._take(index, found)
+                            failed = 0
+                if failed == len(moves) or left <= 0 or control[1] != 0.0:
+                    break
+        return left
+
     def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
         """Looks for the best of all plans that take less than ``target_s``; whether it could in so many steps."""
         found = all_plans(self._task, self._program, most_steps, target_s, control)
@@ -148,8 +191,10 @@ class Candidates:
 
     def _cut(self, index: int, order: IndexArray, size: FloatArray, wanted: FloatArray) -> None:
         """Tries chunks that are runs of an order, whose parts of the layers, of these sizes, are about those wanted."""
+        self._cut_at(index, order, _cuts(size[order], wanted, self._task.shape.stages))
+
+    def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
         task, layers = self._task, self._layers[index]
-        cuts = _cuts(size[order], wanted, task.shape.stages)
         chunk_of = np.empty(order.size, np.int64)
         chunk_of[order] = np.repeat(np.arange(task.shape.stages), np.diff(cuts))
         choice = layers.option_start[:-1].copy()
@@ -200,6 +245,33 @@ def all_plans(
         choice,
     )
     return LeastPlan(float(value), bool(is_least), chunk_of, choice)
+
+
+def _regular(stages: int, layers: int) -> Iterator[IndexArray]:
+    """How many layers each chunk has, int64[stages], if all have as many but for both ends, and what is left over is
+    shared out to neighbours somewhere: what people write down by hand."""
+    each = layers // stages
+    for first, last in product((1, 0, -1), (1, 0, -1, -2)):
+        counts = np.full(stages, each, np.int64)
+        counts[0] += first
+        counts[-1] += last
+        left = layers - int(counts.sum())
+        if not 0 <= left < stages or counts.min() < 1:
+            continue
+        for start in range(stages - left + 1 if left else 1):
+            found = counts.copy()
+            found[start : start + left] += 1
+            yield found
+
+
+def _shifted(chunk_of: IndexArray, a: int, b: int) -> IndexArray:
+    """With a layer of chunk a handed on from chunk to chunk as far as b: each gives its last one, or its first one."""
+    shifted = chunk_of.copy()
+    step = 1 if a < b else -1
+    for chunk in range(a, b, step):
+        members = np.flatnonzero(chunk_of == chunk)
+        shifted[members[-1 if a < b else 0]] += step
+    return shifted
 
 
 def _mean_held(program: ChunkProgram) -> FloatArray:

@@ -69,7 +69,8 @@ class ChunkProblem:
     ) -> ChunkSearch:
         """One on so many devices, before its start. on_found, known: see ``ChunkSearch``."""
         tasks = self.tasks(devices)
-        return ChunkSearch(tasks, threads, limits, on_found, Known() if known is None else known)
+        microbatches, known = self.instance.microbatches, Known() if known is None else known
+        return ChunkSearch(tasks, threads, microbatches, limits, on_found, known)
 
     def solution(self, search: ChunkSearch, explained: Infeasibility | None = None) -> Solution:
         """What the search has found, at whatever moment. explained: why there is no plan, where that is known."""

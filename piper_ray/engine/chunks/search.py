@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,15 @@ from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.stop import StoppedBy
 
+_AT_ONCE = 16
+_HOPELESS = 1.15
+"""By so much what a plan of equal ranks would take must exceed the best plan for the task to be left until later."""
+
 _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: for plans within so many times the best one, so many of them, how many moves."""
+
+_DESCENDED = 1.01
+"""After the first round layers are moved one by one in plans within so many times the best, of a node a thread."""
 
 _PROMISING = 1.1
 """Later moves are for plans within so many times the best one."""
@@ -74,6 +82,13 @@ class Node:
             self.candidates = Candidates(self.task, self.program)
             self.candidates.cut_evenly()
         self.candidates.move(moves, control)
+        return self._found(control)
+
+    def descend(self, control: FloatArray) -> Outcome:
+        """Its best plans made better layer by layer."""
+        if self.candidates is None:
+            return Outcome(None, [])
+        self.candidates.descend(control)
         return self._found(control)
 
     def run(self, control: FloatArray) -> Outcome:
@@ -171,11 +186,13 @@ class Known:
 class ChunkSearch:
     """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too.
 
-    on_found: hears of each better plan, and of the bound at that moment. known: of other searches of the same problem.
+    microbatches: of a batch. on_found: hears of each better plan, and of the bound at that moment. known: of other
+    searches of the same problem.
     """
 
     tasks: Sequence[Task]
     threads: int
+    microbatches: int
     limits: Limits = field(default_factory=Limits)
     on_found: Callable[[Candidate, float], None] | None = None
     known: Known = field(default_factory=Known)
@@ -204,6 +221,11 @@ class ChunkSearch:
         return min([self.upper_s, *(node.lower_s for node in list(self._nodes.values()))])
 
     @property
+    def within_s(self) -> float:
+        """Of a batch: slower plans are of no interest."""
+        return self.limits.within_s * self.microbatches
+
+    @property
     def proved(self) -> bool:
         return self.lower_s >= self.upper_s * (1.0 - PROOF)
 
@@ -212,9 +234,11 @@ class ChunkSearch:
         began_s = time.perf_counter()
         with ThreadPoolExecutor(self.threads) as pool:
             try:
-                self._plan(pool, 0, list(self._nodes))
-                for within, most, moves in _REFINED:
+                self._plan_first(pool)
+                for round_, (within, most, moves) in enumerate(_REFINED):
                     self._plan(pool, moves, self._promising(within)[:most])
+                    if round_ == 0:
+                        self._descend(pool)
                 self._bound(pool)
             finally:
                 self._control[1] = 1.0  # for those that still run, if it ends early
@@ -238,6 +262,16 @@ class ChunkSearch:
             proved_s[key] = max(lower_s, proved_s.get(key, 0.0))
         return Known(proved_s, found)
 
+    def _plan_first(self, pool: ThreadPoolExecutor) -> None:
+        """A quick plan of each node, those that look best first; of those that look far worse than the best plan when
+        their bound's turn comes."""
+        ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
+        waiting = iter(ranked)
+        for some in iter(lambda: list(islice(waiting, _AT_ONCE)), []):
+            if self._nodes[some[0]].task.about_s > _HOPELESS * min(self.upper_s, self.within_s):
+                return
+            self._plan(pool, 0, some)
+
     def _plan(self, pool: ThreadPoolExecutor, moves: int, indices: Iterable[int]) -> None:
         """So many moves for plans of each; a quick one where there is none."""
         waiting = list(reversed(list(indices)))
@@ -247,6 +281,14 @@ class ChunkSearch:
                 node = self._nodes[index]
                 if not self._is_done(node):
                     self._running[pool.submit(node.plan, moves, self._control)] = index
+            self._wait()
+
+    def _descend(self, pool: ThreadPoolExecutor) -> None:
+        """The best nodes' plans, layer by layer."""
+        for index in self._promising(_DESCENDED)[: self.threads]:
+            if not self._is_done(self._nodes[index]):
+                self._running[pool.submit(self._nodes[index].descend, self._control)] = index
+        while self._running and not self._ends():
             self._wait()
 
     def _promising(self, within: float) -> list[int]:
@@ -262,7 +304,7 @@ class ChunkSearch:
         """It is always the least bound's turn."""
         waiting = [(node.lower_s, index) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
-        while (waiting or self._running) and not self._ends():
+        while (waiting or self._running) and not self._bounded():
             while waiting and len(self._running) < self.threads:
                 _, index = heapq.heappop(waiting)
                 node = self._nodes[index]
@@ -280,14 +322,21 @@ class ChunkSearch:
         return [entry for future in done for entry in self._take(self._running.pop(future), future.result())]
 
     def _is_done(self, node: Node) -> bool:
-        """Whether no plan of it is better than the best one."""
-        return node.lower_s >= self.upper_s * (1.0 - PROOF)
+        """Whether no plan of it is better than the best one, or of interest."""
+        return node.lower_s >= self.upper_s * (1.0 - PROOF) or node.lower_s > self.within_s
+
+    def _bounded(self) -> bool:
+        """Whether the bound is good enough; plans are made good before anybody asks for bounds."""
+        wanted_s = min(self.upper_s, self.within_s)
+        enough = np.isfinite(wanted_s) and self.lower_s >= wanted_s * (1.0 - self.limits.gap) and not self.proved
+        if not self._ends() and enough:
+            self.stopped_by = StoppedBy.GAP
+        return self.stopped_by is not None
 
     def _ends(self) -> bool:
         self.stopped_by = self.limits.reached
-        enough_s = self.upper_s * (1.0 - self.limits.gap)
-        if self.stopped_by is None and self.best is not None and self.lower_s >= enough_s and not self.proved:
-            self.stopped_by = StoppedBy.GAP
+        if self.stopped_by is None and self.upper_s > self.lower_s > self.within_s:
+            self.stopped_by = StoppedBy.TOO_SLOW
         return self.stopped_by is not None
 
     def _take(self, index: int, outcome: Outcome) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, build_program
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.model.errors import UsageError
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import check_shape, flush_lists, stage_of_chunk
 
 
@@ -39,6 +39,19 @@ class PipelineShape:
         except UsageError:
             return False
         return True
+
+    @property
+    def about_in_flight(self) -> float:
+        """Microbatches whose activations the fullest rank holds, as of all its chunks together, if chunks are equal."""
+        p, v, m = self.ranks, self.chunks, self.microbatches
+        if self.schedule.name is ScheduleName.LOOPED_BFS:
+            return m
+        return min(m, p + (p - 1) / v if self.schedule.name is ScheduleName.INTERLEAVED else p)
+
+    @property
+    def about_fill(self) -> float:
+        """Microbatches that could have run on a rank while the pipeline fills and drains, if chunks are equal."""
+        return (self.ranks - 1) / self.chunks
 
     def program(self) -> ChunkProgram | None:
         """None if the ranks would wait for each other for ever."""

@@ -209,10 +209,21 @@ class DegreeTables:
     def least_weights_bytes(self) -> float:
         return sum(min(tmpc.weights_bytes for tmpc in row) for row in self.tmpcs)
 
+    @cached_property
+    def least_activation_bytes(self) -> float:
+        """Of all layers together, for one microbatch."""
+        return sum(min(tmpc.activation_bytes for tmpc in row) for row in self.tmpcs)
+
+    @cached_property
+    def usual_border_s(self) -> float:
+        """What a border between ranks makes both send and receive for a microbatch: of half of all borders at most."""
+        sent, received = self.border_s
+        return float(np.median(sent[1:-1] + received[1:-1])) if self.order.size > 1 else 0.0
+
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """Of all layers together."""
-        figures = self.figures(data_parallel_degree)
-        return float(np.minimum.reduceat(figures[:, FIXED], self.option_start[:-1]).sum())
+        d = data_parallel_degree
+        return sum(min(tmpc.fixed_bytes + tmpc.shared_bytes / d for tmpc in row) for row in self.tmpcs)
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""

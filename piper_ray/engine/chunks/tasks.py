@@ -48,6 +48,7 @@ class TaskKey(NamedTuple):
 class Task:
     """All plans of one shape with one d and t. tables: the best of what any may run; mixed: all that one may; choices:
     what one may whose layers all decide alike, where a chunk's have to. lower_s: no batch of such a plan takes less.
+    about_s: what one takes whose ranks are equal, inf if that does not fit: says where to look first.
     """
 
     shape: PipelineShape
@@ -58,6 +59,7 @@ class Task:
     sync_s_per_byte: float
     memory_bytes: float
     lower_s: float
+    about_s: float
 
     @property
     def tensor_parallel_degree(self) -> int:
@@ -142,6 +144,7 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -
     sync_of_byte_s = sync_s_per_byte(space.step, instance.cluster, d, tables.degree)
     memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
     fixed_bytes = tables.least_fixed_bytes(d)
+    choices = [(x, x.least_fixed_bytes(d)) for x in known.choices]
     chunks = [schedule.v for schedule in space.schedules]
     found = []
     for p in _ranks(instance, space, d * tables.degree):
@@ -159,5 +162,18 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -
             lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
             whole = schedule.name in _WHOLE_BACKWARD
             lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
-            found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s))
+            about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
+            found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
     return found
+
+
+def _about_s(
+    shape: PipelineShape, tables: DegreeTables, fixed_bytes: float, sync_of_byte_s: float, memory_bytes: float
+) -> float:
+    """As in ``Task``, of one choice, whose layers together hold so much whatever is in flight."""
+    p, v, m = shape.ranks, shape.chunks, shape.microbatches
+    held_bytes = fixed_bytes + shape.about_in_flight * tables.least_activation_bytes
+    if held_bytes > p * memory_bytes:
+        return float("inf")
+    rank_s = tables.least_s / p + (v * tables.usual_border_s if p > 1 else 0.0)
+    return (m + shape.about_fill) * rank_s + sync_of_byte_s * tables.least_weights_bytes / p

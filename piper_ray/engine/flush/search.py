@@ -191,6 +191,8 @@ class FlushSearch:
                 self.stopped_by = StoppedBy.TIME_LIMIT
             elif self.lower_s >= self.upper_s * (1.0 - self.limits.gap) and not self.proved:
                 self.stopped_by = StoppedBy.GAP
+            elif self.upper_s > self.lower_s > self.limits.within_s * self.microbatches:
+                self.stopped_by = StoppedBy.TOO_SLOW
         return self.stopped_by is not None
 
     def _take(self, task: DegreePair, result: TaskResult, origin: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,17 +13,20 @@ from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 @dataclass(frozen=True)
 class Limits:
-    """gap: relative, between the best plan and the lower bound. deadline_s: by ``time.perf_counter``. stop: a wish."""
+    """gap: relative, between the best plan and the lower bound. deadline_s: by ``time.perf_counter``. stop: a wish.
+    within_s: time per sample; a search ends once no plan keeps within it."""
 
     gap: float = 0.0
     deadline_s: float | None = None
     stop: Stop[Any] = field(default_factory=Stop)
+    within_s: float = math.inf
 
     @classmethod
     def of(cls, options: SolveOptions, started_s: float, stop: Stop[Any]) -> Limits:
         """started_s: what the time limit counts from, by ``time.perf_counter``."""
         limit_s = options.time_limit_s
-        return cls(options.gap, None if limit_s is None else started_s + limit_s, stop)
+        within_s = math.inf if options.within_s is None else options.within_s
+        return cls(options.gap, None if limit_s is None else started_s + limit_s, stop, within_s)
 
     @property
     def reached(self) -> StoppedBy | None:

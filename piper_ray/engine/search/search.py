@@ -69,6 +69,8 @@ class Search:
         try:
             self._improve_on_chain(order_of_graph(self.problem))
             while not self.bracket.is_done(self.limits.gap):
+                if self.bracket.lower > self.limits.within_s:
+                    raise StopSearch(StoppedBy.TOO_SLOW)
                 self._try(self.bracket.propose())
             if self.bracket.closed:
                 self.proved = True

@@ -23,6 +23,7 @@ _StoppedBy = Literal[
     "too many states to keep",
     "TMPC choices merged",
     "no better bound or plan found",
+    "no plan is fast enough",
 ]
 
 SCHEMA_VERSION = 1
