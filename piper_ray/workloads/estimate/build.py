@@ -20,7 +20,7 @@ from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.runtimes import DEFAULT
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, precision_named, software_named, stack_of
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, precision_named, software_named, stack_of
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -78,6 +78,14 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
     gpu = hardware.gpu(gpu_key)
     per_node = request.gpus_per_node or gpu.gpus_per_node
+    stack = stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node)
+    return estimate_on(stack, model, hardware, request)
+
+
+def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
+    """The same with GPUs and software that are no entries of tables; ``request`` says nothing of these."""
+    gpu = stack.gpu
+    per_node = request.gpus_per_node or gpu.gpus_per_node
     devices = request.nodes * per_node
     if devices > limits.DEVICES:
         raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
@@ -95,7 +103,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
     }
     links = links_of(gpu, per_node)
     setting = Setting(
-        stack=stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node),
+        stack=stack,
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=links[-1].bandwidth_bytes_per_s,

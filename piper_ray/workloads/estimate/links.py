@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
 from piper_ray.workloads.estimate.hardware import Gpu
 
 
@@ -25,17 +26,11 @@ class Group:
 
 
 def ring_bytes_per_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
-    """What a ring of the group carries in one direction.
-
-    Where it goes through several nodes, the members within one share out what they send over their network links, of
-    which each GPU has its own.
-    """
+    """What a ring of the group carries in one direction."""
     members = group.in_node(gpus_per_node)
-    link = gpu.ring_bytes_per_s(members)
-    if members >= group.size:
-        return link
-    network = members * gpu.network_bytes_per_s * gpu.network_fraction
-    return min(network, link) if members > 1 else network
+    return ring_through_nodes(
+        group.size, members, gpu.ring_bytes_per_s(members), gpu.network_bytes_per_s * gpu.network_fraction
+    )
 
 
 def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
