@@ -62,8 +62,10 @@ class PointShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """What comes before the lattice, and is quick whatever its size."""
+    """What comes before the lattice, and is quick whatever its size. alike: the variants as they are before those with
+    different links are told apart."""
 
+    alike: tuple[Variant, ...]
     variants: tuple[Variant, ...]
     contracted: ContractedGraph
 
@@ -77,9 +79,8 @@ class Outline:
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Outline:
-        alike = [v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices]
-        variants = by_links(instance, restrictions, alike)
-        return cls(variants, ContractedGraph.of(instance, variants))
+        alike = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
+        return cls(alike, by_links(instance, restrictions, alike), ContractedGraph.of(instance, alike))
 
 
 @dataclass(frozen=True)

@@ -150,9 +150,10 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterat
     """The best plan's step with more memory, and with faster links: of the plan itself, or a faster one."""
     best, demand = proposal.best, proposal.demand
     instance = best.instance
+    faster = tuple(replace(x, bandwidth_bytes_per_s=2.0 * x.bandwidth_bytes_per_s) for x in instance.cluster.links)
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("25 % more memory", {"memory_bytes": 1.25 * instance.memory_bytes}),
-        ("links of twice the rate", {"bandwidth_bytes_per_s": 2.0 * instance.bandwidth_bytes_per_s}),
+        ("links of twice the rate", {"cluster": replace(instance.cluster, links=faster)}),
     )
     for what, changed in changes:
         changed_instance = replace(instance, **changed)

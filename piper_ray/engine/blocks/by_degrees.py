@@ -53,10 +53,10 @@ def solve_blocks_by_degrees(request: SolveRequest, schedule: Schedule) -> Soluti
     outline, graph = Outline.of(instance, request.restrictions), build_graph(instance, without_contraction())
     downsets = count_downsets(graph)
     few = downsets is not None and downsets <= MOST_DOWNSETS
-    if few or layer_without_choice(instance, outline.variants) is not None:
+    if few or layer_without_choice(instance, outline.alike) is not None:
         return solve_under_flush(exact, schedule)
-    found = find_blocks(instance, outline.variants, outline.contracted)
-    blocks = build_instance(instance, outline.variants, found.members)
+    found = find_blocks(instance, outline.alike, outline.contracted)
+    blocks = build_instance(instance, outline.alike, found.members)
     stats = BlockStats(
         layers=len(instance.layers),
         blocks=len(found.members),
@@ -99,7 +99,7 @@ class _Layers:
     def chain(self, plan: Plan | None) -> FlushWorkload:
         """In an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
         lattice = chain_lattice(self.graph, order_through(self.graph, plan))
-        return build_workload(self.request.instance, lattice, self.outline.variants)
+        return build_workload(self.request.instance, lattice, self.outline.alike)
 
     def tasks(self, workload: FlushWorkload) -> list[DegreePair]:
         """Of all d and t."""

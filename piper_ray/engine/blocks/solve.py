@@ -50,7 +50,7 @@ def merge_operators(instance: Instance, outline: Outline) -> MergedOperators | N
 
     Raises LimitError if they cannot be merged into few enough blocks.
     """
-    variants, contracted = outline.variants, outline.contracted
+    variants, contracted = outline.alike, outline.contracted
     if layer_without_choice(instance, variants) is not None:
         return None  # there is no plan, whatever is merged
     found = find_blocks(instance, variants, contracted)

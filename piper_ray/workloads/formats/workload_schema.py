@@ -44,7 +44,8 @@ backward pass; the bytes of edges are charged for each edge.
 "previous" is the one before in the chain, and the chain's own label stands for its last layer.
 A layer's ``path`` is the module's name in the user's model; that of a chain is a list, or one text in which {1} stands
 for 1, 2, ... from the first layer that the entry adds. ``links`` of [cluster] are those within smaller groups of
-devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link that joins all.
+devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link that joins all. Replicas of
+a stage that lie within a group have its link, and so do stages of a plan that does.
 ``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
 """
 

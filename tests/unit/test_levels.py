@@ -1,0 +1,179 @@
+"""Which levels of links are searched, and what is said where some are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+import piper_ray
+from piper_ray.engine.levels import least_s, solve_on_levels
+from piper_ray.engine.request import SolveRequest
+from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.constraints import AllDevices
+from piper_ray.model.events import silent
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from tests.instances import equal_chain
+from tests.solver_support import ONE_THREAD
+
+LINKS = (Link(4e9, 2), Link(2e9, 4), Link(1e9))
+
+
+def levelled(devices: int = 8) -> Instance:
+    """Eight layers of 6 s each, next to nothing to send."""
+    one = equal_chain(8, devices=devices, microbatches=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e9)
+    return one.replace(cluster=Cluster(devices, 1e6, LINKS))
+
+
+@dataclass
+class Solves:
+    """Answers as told, and keeps what it was asked. say: of the instance's devices and the real answer."""
+
+    say: Callable[[int, Solution], Solution] = lambda _, found: found
+    asked: list[SolveRequest] = field(default_factory=list)
+
+    def __call__(self, request: SolveRequest) -> Solution:
+        self.asked.append(request)
+        one_link = request.instance.replace(cluster=replace(request.instance.cluster, links=(Link(1e9),)))
+        return self.say(request.instance.devices, piper_ray.solve(one_link, schedule="2bw", options=ONE_THREAD))
+
+    @property
+    def devices(self) -> list[int]:
+        return [request.instance.devices for request in self.asked]
+
+
+def on_levels(solves: Solves, instance: Instance, restrictions: Restrictions = Restrictions()) -> Solution:
+    options = SolveOptions(threads=1, resume="folder")
+    return solve_on_levels(SolveRequest(instance, restrictions, options, None, silent, Stop()), solves)
+
+
+def test_levels_end_with_all_devices() -> None:
+    cluster = levelled().cluster
+    two, four, eight = cluster.levels()
+    assert two == Cluster(2, 1e6, (Link(4e9),))
+    assert four == Cluster(4, 1e6, (Link(4e9, 2), Link(2e9)), packed=False)
+    assert eight == replace(cluster, packed=False)
+    assert levelled(devices=3).cluster.levels()[1:] == (Cluster(3, 1e6, (Link(4e9, 2), Link(2e9)), packed=False),)
+    assert levelled(devices=2).cluster.levels() == (Cluster(2, 1e6, (Link(4e9),)),)
+    one = Cluster(8, 1e6, (Link(1.0),))
+    assert one.levels() == (one,)
+
+
+def test_a_slower_inner_link_is_none() -> None:
+    cluster = Cluster(8, 1.0, (Link(1.0, 4), Link(2.0)))
+    assert cluster.holding(4).bandwidth_bytes_per_s == 2.0
+    assert cluster.replicas_link(4, 1) == Link(2.0)
+
+
+@pytest.mark.parametrize(
+    ("d", "t", "rate"),
+    [
+        (2, 1, 900.0),
+        (8, 1, 900.0),
+        (4, 2, 900.0),
+        (2, 4, 900.0),
+        (2, 8, 50.0),  # one of each node
+        (16, 1, 400.0),  # 8 links out of each node
+        (64, 1, 400.0),
+        (64, 2, 200.0),
+        (12, 1, 200.0),  # 4 and 4 and 4, wherever they are
+        (3, 1, 50.0),  # may be in three nodes
+        (6, 1, 100.0),
+        (3, 2, 50.0),
+        (5, 8, 50.0),
+        (2, 3, 50.0),
+        (2, 16, 50.0),
+    ],
+)
+def test_replicas_have_the_link_that_they_surely_share(d: int, t: int, rate: float) -> None:
+    cluster = Cluster(512, 1.0, (Link(900.0, 8), Link(50.0)))
+    assert cluster.replicas_link(d, t).bandwidth_bytes_per_s == rate
+
+
+def test_a_fast_network_is_held_up_by_the_node() -> None:
+    cluster = Cluster(64, 1.0, (Link(300.0, 8), Link(100.0)))
+    assert cluster.replicas_link(16, 1).bandwidth_bytes_per_s == 300.0
+    assert cluster.replicas_link(16, 4).bandwidth_bytes_per_s == 200.0
+
+
+def test_smaller_levels_are_left_out_where_work_alone_takes_longer() -> None:
+    solves = Solves()
+    found = on_levels(solves, levelled())
+    assert solves.devices == [8]
+    assert found.status is Status.OPTIMAL
+
+
+def test_those_that_may_be_faster_are_searched_without_the_checkpoint() -> None:
+    solves = Solves(lambda devices, found: replace(found, time_per_sample_s=99.0) if devices == 8 else found)
+    found = on_levels(solves, levelled())
+    assert solves.devices == [8, 4], "what two devices take is clear then"
+    assert [request.options.resume for request in solves.asked] == ["folder", None]
+    assert solves.asked[1].options.within_s == 99.0
+    assert found.time_per_sample_s == pytest.approx(12.0)
+    assert found.plan is not None
+    assert found.plan.devices == 4
+
+
+@pytest.mark.parametrize("status", [Status.FEASIBLE, Status.UNKNOWN])
+def test_an_interrupt_leaves_the_work_of_smaller_levels_as_a_bound(status: Status) -> None:
+    def stopped(_: int, found: Solution) -> Solution:
+        value_s, plan = (99.0, found.plan) if status is Status.FEASIBLE else (None, None)
+        return replace(
+            found,
+            status=status,
+            time_per_sample_s=value_s,
+            plan=plan,
+            lower_bound_s=50.0,
+            stopped_by=StoppedBy.INTERRUPT,
+        )
+
+    solves, instance = Solves(stopped), levelled()
+    found = on_levels(solves, instance)
+    assert solves.devices == [8]
+    assert found.status is status
+    assert found.lower_bound_s == pytest.approx(48.0 / 4)
+    assert found.lower_bound_s == least_s(instance.replace(devices=4))
+
+
+def test_a_smaller_level_that_is_stopped_at_its_start_leaves_the_rest() -> None:
+    def stopped(devices: int, found: Solution) -> Solution:
+        if devices == 4:
+            raise StopSearch(StoppedBy.INTERRUPT)
+        return replace(found, time_per_sample_s=15.0, lower_bound_s=15.0)
+
+    found = on_levels(Solves(stopped), levelled())
+    assert (found.status, found.time_per_sample_s) == (Status.FEASIBLE, 15.0)
+    assert found.lower_bound_s == pytest.approx(12.0)
+
+
+def test_no_plan_on_all_devices_is_none_on_fewer() -> None:
+    solves = Solves()
+    assert on_levels(solves, levelled().replace(memory_bytes=1.0)).status is Status.INFEASIBLE
+    assert solves.devices == [8]
+
+
+def test_plans_on_all_devices_are_on_no_smaller_level() -> None:
+    solves = Solves(lambda _, found: replace(found, time_per_sample_s=99.0))
+    on_levels(solves, levelled(), Restrictions(constraints=(AllDevices(),)))
+    assert solves.devices == [8]
+
+
+def test_a_checkpoint_is_taken_up_again(tmp_path: Path) -> None:
+    """And refused on other links."""
+    instance, folder = levelled(), str(tmp_path / "kept")
+    first = piper_ray.solve(instance, schedule="2bw", threads=1, checkpoint=folder)
+    assert piper_ray.solve(instance, schedule="2bw", threads=1, checkpoint=folder).plan == first.plan
+    other = instance.replace(cluster=replace(instance.cluster, links=(Link(3e9, 2), *LINKS[1:])))
+    with pytest.raises(piper_ray.CheckpointRefused, match="links"):
+        piper_ray.solve(other, schedule="2bw", threads=1, checkpoint=folder)
+
+
+def test_workloads_with_other_links_have_other_digests() -> None:
+    instance = levelled()
+    assert instance.digest != instance.replace(cluster=replace(instance.cluster, links=LINKS[1:])).digest

@@ -1,0 +1,87 @@
+"""What is proposed for clusters of published runs is no slower than the layout that ran there, and the page says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from piper_ray.model.options import SolveOptions
+from piper_ray.report.proposals import proposal_dict, proposal_lines
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import simulate
+from piper_ray.validate.proposals import Proposal, one_of_each_cluster, proposal_for
+from piper_ray.validate.runs import Run, read_runs
+from piper_ray.workloads.estimate.hardware import load_hardware
+from tests.data import DATA
+
+DOCS = Path(__file__).parents[2] / "docs" / "estimates.md"
+
+QUICK = [
+    "bloom-182b-gbs1024",
+    "falcon-180b",
+    "korthikanti-1T-full",
+    "mtnlg-2240",
+    "narayanan-1.7B",
+    "narayanan-18.4B",
+    "nemo2502-b200-llama8b",
+]
+"""Under 1F1B, which is planned exactly."""
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    return {run.id: run for run in read_runs(DATA / "runs" / "published.json") if isinstance(run, Run)}
+
+
+def proposed(run: Run) -> Proposal:
+    found = proposal_for(run, load_hardware(), SolveOptions(threads=1))
+    assert isinstance(found, Proposal), found
+    return found
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_published_layout_is_faster(name: str, runs: dict[str, Run]) -> None:
+    found = proposed(runs[name])
+    assert found.gain >= -1e-9
+    assert not found.proposed.simulation.memory_violations
+    assert found.proposed.plan.by_rank(found.proposed.simulation.schedule).devices <= found.instance.devices
+    assert found.instance.devices == runs[name].gpus
+    rules = found.published.simulation.options
+    assert rules == found.proposed.simulation.options
+    assert rules == SimulationOptions.of(found.solution.step)
+    again = simulate(found.instance, found.published.plan, found.published.simulation.schedule, options=rules)
+    assert again.step_s == found.published.step_s
+    told = proposal_dict(name, found)
+    assert json.loads(json.dumps(told)) == told
+    if found.gain > 0.01:
+        assert told["because"]
+    assert proposal_lines([(name, found)])[2].startswith(f"| {name} | ")
+
+
+def test_docs_have_a_row_for_each_and_none_is_slower() -> None:
+    text = DOCS.read_text()
+    table = text[text.index("| run | its layout |") :]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:] if line.startswith("| ")]
+    assert {row[1] for row in rows} >= set(QUICK)
+    gains = [float(row[8].removesuffix("%")) for row in rows]
+    assert min(gains) >= 0.0
+    assert f"{len(rows)} clusters: faster in {sum(gain > 0.0 for gain in gains)}, " in table
+
+
+def test_what_cannot_be_compared_has_a_reason(runs: dict[str, Run]) -> None:
+    found = proposal_for(runs["llama2-70b"], load_hardware(), SolveOptions(threads=1))
+    assert found == "layout, microbatch: not said"
+    assert proposal_lines([("a run", "no layout")])[-1] == "- a run: no layout"
+    assert proposal_dict("a run", "no layout") == {"id": "a run", "reason": "no layout"}
+
+
+def test_a_cluster_stands_for_its_fastest_run(runs: dict[str, Run]) -> None:
+    bloom = [run for name, run in runs.items() if name.startswith("bloom-182b")]
+    assert [run.id for run in one_of_each_cluster(bloom)] == ["bloom-182b-gbs1024", "bloom-182b-gbs2048"], (
+        "another batch is another cluster"
+    )
+    slower = runs["falcon-180b"].model_copy(update={"id": "slower", "step_s": 1e6})
+    untimed = slower.model_copy(update={"id": "untimed", "step_s": None, "tokens_per_s_per_gpu": None})
+    assert one_of_each_cluster([slower, runs["falcon-180b"], untimed]) == [runs["falcon-180b"]]
