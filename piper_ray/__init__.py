@@ -58,6 +58,7 @@ from piper_ray.model.events import (
     Note,
     StepFinished,
 )
+from piper_ray.model.extras import advice
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.passes import Passes, passes_of, with_passes
@@ -85,6 +86,7 @@ from piper_ray.version import __version__
 
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
+    from piper_ray.calibrate.workload import estimate
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.evaluation.backend import Backend
@@ -107,7 +109,6 @@ if TYPE_CHECKING:
     from piper_ray.sweep.point import Point
     from piper_ray.sweep.progress import Best, Progress, SweepListener
     from piper_ray.sweep.run import run_sweep
-    from piper_ray.workloads.estimate.workload import estimate
     from piper_ray.workloads.formats import Form, InFlight, dump, dump_plan, load, load_plan, load_solution
     from piper_ray.workloads.formats.load import Source
     from piper_ray.workloads.measure.workload import profile
@@ -259,7 +260,7 @@ _LAZY = {
     "Form": "piper_ray.workloads.formats",
     "InFlight": "piper_ray.workloads.formats",
     "Source": "piper_ray.workloads.formats.load",
-    "estimate": "piper_ray.workloads.estimate.workload",
+    "estimate": "piper_ray.calibrate.workload",
     "profile": "piper_ray.workloads.measure.workload",
     "info": "piper_ray.report.info",
     "draw": "piper_ray.report.graph.drawing",
@@ -308,7 +309,10 @@ def __getattr__(name: str) -> object:
         return import_module("piper_ray.planners")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_LAZY[name]), name)
+    try:
+        value: object = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        raise advice(error) or error from None
     globals()[name] = value
     return value
 

@@ -27,6 +27,7 @@ from piper_ray.cli.sweep import sweep, sweep_report
 from piper_ray.cli.verify import verify
 from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, reword, understood
 from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError
+from piper_ray.model.extras import advice
 
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
@@ -50,6 +51,10 @@ class _Commands(FlagsAsFlags, TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a message and not a traceback
+            missing = advice(error) if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None:
+                _complain(str(missing), ctx)
+                raise typer.Exit(missing.exit_code) from None
             _complain(f"unexpected {type(error).__name__}: {error}", ctx)
             if not ctx.params.get("show_traceback"):
                 typer.echo(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import piper_ray
+from piper_ray.cli.calibration import Calibrate, calibrated_request
 from piper_ray.cli.common import command_text, note, parse_size
 from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
@@ -98,6 +99,7 @@ def estimate(
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
     ] = None,
+    calibrate: Calibrate = None,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -131,7 +133,9 @@ def estimate(
     read = read_model(model)
     for text in read.notes:
         note(text)
-    result = run(read, load_hardware(hardware, note), gpu, request)
+    table = load_hardware(hardware, note)
+    request = calibrated_request(calibrate, read, table, gpu, request)
+    result = run(read, table, gpu, request)
     if explain is not None:
         from piper_ray.report.estimate_explanation import explanation_lines
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note
+from piper_ray.cli.calibration import Calibrate, calibrated_request
+from piper_ray.cli.common import command_text, note, parse_number
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.export.target import Target
@@ -79,8 +80,10 @@ def plan(
     all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
     train_tokens: Annotated[
-        float | None,
-        typer.Option("--train-tokens", metavar="COUNT", min=0.0, help="Of the whole training, as 15e12: tells days."),
+        int | None,
+        typer.Option(
+            "--train-tokens", metavar="COUNT", parser=parse_number, help="Of the whole training, as 15T: tells days."
+        ),
     ] = None,
     price: Annotated[
         float | None,
@@ -90,6 +93,7 @@ def plan(
         Path | None,
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
     ] = None,
+    calibrate: Calibrate = None,
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
@@ -100,6 +104,8 @@ def plan(
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
 
+    if train_tokens is not None and train_tokens < 1:
+        raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
     if price is not None and train_tokens is None:
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
     named = RUNTIMES[runtime]
@@ -117,9 +123,11 @@ def plan(
         batch=global_batch,
         zero_shards=zero,
     )
+    table = load_hardware(hardware, note)
+    request = calibrated_request(calibrate, read, table, gpu, request)
     demand = Demand(
         read,
-        load_hardware(hardware, note),
+        table,
         gpu,
         request,
         named,

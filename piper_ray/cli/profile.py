@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from piper_ray.cli.common import command_text, note, parse_rate, parse_size
 from piper_ray.cli.interrupts import current
 from piper_ray.model import limits
 from piper_ray.model.errors import PiperRayError, UsageError
+from piper_ray.model.extras import require
 from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
@@ -121,8 +121,7 @@ def profile(
     ] = False,
 ) -> None:
     """Measure a PyTorch model on this machine: its layers, their times, memory and communication."""
-    if find_spec("torch") is None:
-        raise UsageError("profile needs PyTorch, which is not installed: pip install 'piper-ray[torch]'")
+    require("torch", "profile")
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
     degrees = _degrees(tensor_parallel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 
 from piper_ray.model.errors import UsageError
 
@@ -12,8 +13,8 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _WITH_UNIT = re.compile(r"\s*(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[A-Za-z]+)\s*")
 _GIGABIT_OR_GIGABYTE = re.compile(r"[KMGTPE]i?b")
 _PER_SECOND = re.compile(r"\s*/\s*s(ec)?\s*$|ps\s*$")
-_COUNT = re.compile(r"\s*(?P<number>[+-]?\d+(\.\d+)?)\s*(?P<unit>|k|K|Ki|M|Mi)\s*")
-_COUNT_UNITS = {"": 1, "k": 1000, "K": 1000, "Ki": 1024, "M": 1000**2, "Mi": 1024**2}
+_COUNT = re.compile(r"\s*(?P<number>[+-]?\d+(\.\d+)?([eE]\+?\d{1,2})?)\s*(?P<unit>|k|K|Ki|M|Mi|B|T)\s*")
+_COUNT_UNITS = {"": 1, "k": 1000, "K": 1000, "Ki": 1024, "M": 1000**2, "Mi": 1024**2, "B": 1000**3, "T": 1000**4}
 _DURATION = re.compile(r"\s*(?P<number>[+-]?\d+(\.\d*)?([eE][+-]?\d+)?)\s*(?P<unit>|ms|s|m|min|h|d)\s*")
 _DURATION_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LARGE_UNITS = {"GiB": 2.0**30, "GB": 1e9, "MiB": 2.0**20, "MB": 1e6}
@@ -46,12 +47,15 @@ def parse_bytes_per_s(value: str | float, *, unit_required: bool = False) -> flo
 
 
 def parse_count(text: str) -> int:
-    """``512``, ``1k`` (1,000), ``1Ki`` (1,024), ``1.5M``. Raises UsageError for what is no whole number."""
+    """``512``, ``1k`` (1,000), ``1Ki`` (1,024), ``1.5M``, ``300B``, ``15e12``.
+
+    Raises UsageError for what is no whole number.
+    """
     match = _COUNT.fullmatch(text)
-    number = None if match is None else float(match["number"]) * _COUNT_UNITS[match["unit"]]
-    if match is None or number is None or not number.is_integer():
+    number = None if match is None else Decimal(match["number"]) * _COUNT_UNITS[match["unit"]]
+    if number is None or number != number.to_integral_value():
         raise UsageError(f"{_shown(text)} is no whole number; expected one such as 512, 1k (1,000) or 1Ki (1,024)")
-    return int(match["number"]) if match["number"].lstrip("+-").isdecimal() and not match["unit"] else int(number)
+    return int(number)
 
 
 def parse_seconds(text: str) -> float:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.settings import Recomputation as PlannedRecomputation
-from piper_ray.model.settings import setting_of
+from piper_ray.model.settings import Recomputation, setting_of
 from piper_ray.proposal.propose import Proposed
-from piper_ray.workloads.estimate.modes import Recomputation
 from piper_ray.workloads.estimate.work import hardware_flop
 
 _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
-
-_KINDS = {
-    PlannedRecomputation.NONE: Recomputation.NONE,
-    PlannedRecomputation.SELECTIVE: Recomputation.SELECTIVE,
-    PlannedRecomputation.FULL: Recomputation.FULL,
-}
 
 
 @dataclass(frozen=True)
@@ -72,6 +64,6 @@ def _hardware_flop(proposed: Proposed) -> float:
             rows = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
             tmpc = next(one for one in rows if one.id == stage.tmpc_ids[layer])
             kind = nodes[layer].kind
-            recomputation = _KINDS[setting_of(tmpc).recomputation or PlannedRecomputation.NONE]
+            recomputation = setting_of(tmpc).recomputation or Recomputation.NONE
             again += hardware_flop(kind, recomputation) - hardware_flop(kind, Recomputation.NONE)
     return proposed.estimate.model_flop + instance.microbatches * again

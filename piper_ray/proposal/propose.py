@@ -191,16 +191,17 @@ def _solved(
     slow = f"no plan is within {RUNNERS_UP:g} times the best one's step"
     if _least_s(of_size.instance) > RUNNERS_UP * best_s:
         return slow
-    if name in CHUNKED:
-        without = [one.step_s for one in found if one.samples == samples and one.solution.schedule.name not in CHUNKED]
-        if found and min(without, default=math.inf) > CHUNKED_WITHIN * best_s:
-            return "not tried, since these microbatches are far slower without chunks"
+    without_s = min((one.step_s for one in found if one.samples == samples), default=math.inf)
+    if name in CHUNKED and found and without_s > CHUNKED_WITHIN * best_s:
+        return "not tried, since these microbatches are far slower without chunks"
     within_s = RUNNERS_UP * best_s if found else None
     solution = _plan(demand, of_size.instance, demand.runtime.schedule(name, None), within_s, stop)
     if solution.stopped_by is StoppedBy.TOO_SLOW:
         return slow
     if solution.plan is not None:
         simulation = _simulated(demand, of_size.instance, solution.plan, solution)
+        if name in CHUNKED and simulation.step_s >= without_s:
+            return "no plan was found that is faster than without chunks"
         return Proposed(samples, of_size, solution, solution.plan, simulation)
     if solution.infeasibility is not None:
         return solution.infeasibility.reason

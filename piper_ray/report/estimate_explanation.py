@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.formulas import number_text, substituted
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import kept_bytes, transient_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 from piper_ray.workloads.estimate.roofline import (
     achieved_fraction,

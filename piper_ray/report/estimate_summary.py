@@ -26,6 +26,7 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"{result.architecture.name} on {result.devices:,} GPUs ({gpu.name}), estimated by formulas and not measured:",
         f"  {command}",
         "(`--explain LAYER` shows how a figure comes about.)",
+        *result.calibration.told,
         "",
         f"{_parameters_text(result)}. A microbatch: {result.architecture.sample};",
         f"{result.instance.microbatches:,} microbatches are a batch.",

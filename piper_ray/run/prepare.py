@@ -6,11 +6,11 @@ import ast
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.extras import require
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -56,8 +56,7 @@ def prepared(
     inputs: Iterable[str],
 ) -> tuple[Job, Promise]:
     """See ``run``; nothing is started. Raises UsageError, InputError and InvalidPlan."""
-    if find_spec("torch") is None:
-        raise UsageError("run needs PyTorch, which is not installed: pip install 'piper-ray[torch]'")
+    require("torch", "run")
     arguments.of_kind("model", model, str, "a factory, such as 'model.py:build'")
     if device not in _DEVICES:
         raise UsageError(f"device must be 'cpu' or 'cuda', not {arguments.shown(device)}")

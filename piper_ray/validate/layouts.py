@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.validate.runs import Run
+from piper_ray.model.settings import Recomputation
+from piper_ray.validate.runs import Run, RunModel
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.layout import Layout
-from piper_ray.workloads.estimate.modes import Recomputation
 from piper_ray.workloads.estimate.runtimes import (
     DEEPSPEED,
     DEEPSPEED_FP16,
@@ -27,12 +27,23 @@ from piper_ray.workloads.estimate.runtimes import (
     Runtime,
     Selective,
 )
-from piper_ray.workloads.estimate.software import Precision, Stack, software_named, stack_of
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Precision, Stack, software_named, stack_of
 from piper_ray.workloads.estimate.states import HALF_GRADIENTS, Sharding
 
 
 class NotExpressible(Exception):
     """Why a run cannot be priced."""
+
+
+@dataclass(frozen=True)
+class Untold:
+    """What is taken of a run that does not say it. None: what is usual, or a reason not to price it."""
+
+    model: ModelConfig | None = None
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    software: str | None = None
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,13 @@ class Laid:
         return self.layout.sharding is Sharding.WEIGHTS
 
 
-def laid_out(run: Run, hardware: Hardware) -> Laid:
+def laid_out(run: Run, hardware: Hardware, untold: Untold = Untold()) -> Laid:
     """Raises NotExpressible with the reason."""
     assumed: list[str] = []
     try:
-        model = _model(run)
-        software = _generation(run, assumed)
-        stack = _stack(run, software, hardware, assumed)
+        model = _model(run, untold)
+        software = _generation(run, untold, assumed)
+        stack = _stack(run, software, hardware, untold, assumed)
         layout = _layout(run, model, assumed)
         if _shards_untold(software, layout):
             assumed.append("memory: distributed optimizer, as in all of NeMo's recipes")
@@ -77,8 +88,10 @@ def _shards_untold(software: str, layout: Layout) -> bool:
     return software == "nemo" and layout.sharding is Sharding.NONE
 
 
-def _model(run: Run) -> ModelConfig:
+def _model(run: Run, untold: Untold) -> ModelConfig:
     described = run.model
+    if untold.model is not None and described == RunModel(name=described.name):
+        return untold.model
     if isinstance(described.config, str):
         return read_model(described.config)
     config = dict(described.config) if described.config else _described(run)
@@ -130,13 +143,13 @@ _GENERATIONS = (
 """Words of a run, and the generation of software that they mean; the first that is found."""
 
 
-def _generation(run: Run, assumed: list[str]) -> str:
+def _generation(run: Run, untold: Untold, assumed: list[str]) -> str:
     for words, key in _GENERATIONS:
         if words in run.told:
             return key
     if "fsdp" in run.optimizer_sharding.lower():
         return "fsdp"
-    key = "megatron-2021" if run.fused_attention is False else "megatron-core"
+    key = untold.software or ("megatron-2021" if run.fused_attention is False else DEFAULT_SOFTWARE)
     assumed.append(f"software {key}")
     return key
 
@@ -170,10 +183,11 @@ def _runtime(run: Run, generation: str, precision: Precision, sharding: Sharding
     return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=_ALL_TO_ALL in run.told)
 
 
-def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) -> Stack:
-    if run.gpu is None:
+def _stack(run: Run, generation: str, hardware: Hardware, untold: Untold, assumed: list[str]) -> Stack:
+    name = run.gpu or untold.gpu
+    if name is None:
         raise NotExpressible("gpu: not said")
-    gpu = _gpu(run, run.gpu, hardware)
+    gpu = _gpu(run, name, hardware)
     words = run.precision.lower().replace("-", "")
     if words.startswith(("bf16", "bfloat16")):
         precision = Precision.BF16
@@ -182,8 +196,8 @@ def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) ->
     elif words.startswith("fp8"):
         precision = Precision.FP8
     elif words == "":
-        precision = Precision.BF16
-        assumed.append("precision bf16")
+        precision = untold.precision or Precision.BF16
+        assumed.append(f"precision {precision.value}")
     else:
         raise NotExpressible(f"precision: {run.precision}; bf16, fp16 and fp8 can be priced")
     software = software_named(generation)
@@ -195,7 +209,7 @@ def _stack(run: Run, generation: str, hardware: Hardware, assumed: list[str]) ->
         software = software.model_copy(update={"forward_overlap": 0.5, "backward_overlap": 0.5})
     if _NO_OVERLAP in run.told:
         software = software.model_copy(update={"forward_overlap": 0.0, "backward_overlap": 0.0})
-    return stack_of(gpu, software, precision, run.gpus_per_node or gpu.gpus_per_node)
+    return stack_of(gpu, software, precision, run.gpus_per_node or untold.gpus_per_node or gpu.gpus_per_node)
 
 
 _ALL_TO_ALL = "context parallelism by all-to-all"

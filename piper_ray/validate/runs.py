@@ -1,7 +1,7 @@
 """Training runs that others published: layout, measured step, memory. One file in, typed runs and named faults out.
 
-Two forms are read: a list of runs, or an object with ``runs``, in which each run has all its figures; and an object
-with ``models`` and ``sources``, in which models, and what all runs of a source share, stand once.
+Three forms are read: one run; a list of runs, or an object with ``runs``, in which each has all its figures; and an
+object with ``models`` and ``sources``, in which models, and what all runs of a source share, stand once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Run(Open):
     source: _Words = ""
     citation: _Words = ""
     verified: _Words = ""
-    model: RunModel
+    model: RunModel = RunModel()
     gpu: str | None = Field(default=None, description="the name of a GPU")
     gpus: _Count | None = _count()
     gpus_per_node: _Count | None = _count()
@@ -170,6 +170,11 @@ def read_runs(path: str | Path) -> list[Run | Unreadable]:
     return found
 
 
+def is_run(document: Mapping[str, object]) -> bool:
+    """Whether it says what only a run says."""
+    return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
+
+
 def _read(where: str, entry: object) -> Run | Unreadable:
     faults = Faults()
     run = faults.model(Run, entry, where)
@@ -182,6 +187,9 @@ def _read(where: str, entry: object) -> Run | Unreadable:
 def _entries(source: str, document: object) -> Iterator[tuple[str, object]]:
     if isinstance(document, Mapping) and "sources" in document:
         yield from _compact(source, document)
+        return
+    if isinstance(document, Mapping) and "runs" not in document and is_run(document):
+        yield "run", document
         return
     listed = document.get("runs") if isinstance(document, Mapping) else document
     if not isinstance(listed, list):

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from piper_ray.calibrate.proof import proof_lines, proofs
 from piper_ray.model.errors import PiperRayError
 from piper_ray.model.options import SolveOptions
 from piper_ray.report.proposals import proposal_dict, proposal_lines
@@ -57,6 +58,9 @@ def main() -> int:
         print(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1, allow_nan=False))
     else:
         print("\n".join([*run_lines(outcomes), "", *table_lines(outcomes)]))
+        proved = proofs(outcomes, hardware)
+        if proved:
+            print("\n".join(["", *proof_lines(proved)]))
     return 0
 
 

@@ -185,13 +185,25 @@ def test_counts_and_times_have_units(small: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("512", 512), ("1k", 1000), ("1K", 1000), ("1Ki", 1024), ("1.5k", 1500), ("2M", 2 * 10**6)]
+    ("text", "count"),
+    [
+        ("512", 512),
+        ("1k", 1000),
+        ("1K", 1000),
+        ("1Ki", 1024),
+        ("1.5k", 1500),
+        ("2M", 2 * 10**6),
+        ("0.3B", 3 * 10**8),
+        ("15T", 15 * 10**12),
+        ("15e12", 15 * 10**12),
+        ("1e3", 1000),
+    ],
 )
 def test_counts(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "1kk", "1,000", "0x10", "inf"])
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e-3", "1e999", "1kk", "1,000", "0x10", "inf"])
 def test_what_is_no_count(text: str) -> None:
     with pytest.raises(piper_ray.UsageError, match="is no whole number"):
         parse_count(text)

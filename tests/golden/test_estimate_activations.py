@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.memory import kept_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from tests.estimate_support import estimated, gpt, kind_of
 
 # Table 3: attention heads, width, layers, tensor-parallel degree, samples of a microbatch; 2,048 tokens each.

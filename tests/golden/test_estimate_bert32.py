@@ -19,8 +19,9 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.model.instance import Tmpc
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.formats import load
 from tests.data import WORKLOADS
 from tests.estimate_support import estimated, model_of, tmpc_of

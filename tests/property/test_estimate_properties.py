@@ -7,11 +7,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind
 from tests.estimate_support import estimated, model_of
 from tests.formats_support import assert_consistent

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import gradient_shapes, kept_bytes, needed_bytes, working_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Loss, Runtime
 from piper_ray.workloads.estimate.working import backward_bytes

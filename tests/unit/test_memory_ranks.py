@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import Recomputation
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import kept_bytes, parameters_on_device, working_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
 from piper_ray.workloads.estimate.runtimes import FSDP, GIB, MEGATRON_CORE, MIB, NEMO, Loss, Runtime

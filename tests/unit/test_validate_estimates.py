@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from piper_ray.calibrate.proof import proof_lines, proofs
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.validate.layouts import laid_out
 from piper_ray.validate.price import Outcome, outcome_of
@@ -75,8 +76,20 @@ def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[Outcom
 
 def test_docs_table_is_what_the_script_prints(all_outcomes: list[Outcome]) -> None:
     shown = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
-    table = [line for line in table_lines(all_outcomes) if line.startswith("|")]
-    assert "\n".join(table) in shown
+    lines = list(table_lines(all_outcomes))
+    assert "\n".join(line for line in lines if line.startswith("|")) in shown
+    told = [line.rstrip(".") for line in lines if line.startswith(("Order", "Memory", "Peak memory"))]
+    assert len(told) == 3
+    assert [line for line in told if line not in shown] == []
+
+
+def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outcomes: list[Outcome]) -> None:
+    found = proofs(all_outcomes, HARDWARE)
+    assert "\n".join(proof_lines(found)) in (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
+    for proof in found:
+        assert proof.after.mean <= proof.before.mean
+        if "data sheets" in proof.machine:
+            assert proof.after.mean < 0.3 * proof.before.mean
 
 
 @pytest.mark.parametrize(

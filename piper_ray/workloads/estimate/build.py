@@ -11,13 +11,15 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.adapters import with_adapters
+from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.memory import working_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation, degrees_of, modes_of
+from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, precision_named, software_named, stack_of
@@ -48,6 +50,12 @@ class EstimateRequest:
     offload: bool = False
     lora: int = 0
     reserve_bytes: float | None = None
+    calibration: Calibration = UNCALIBRATED
+
+    def stack(self, gpu: Gpu) -> Stack:
+        """What runs the model on that GPU. Raises UsageError."""
+        precision, software = precision_named(self.precision), software_named(self.software)
+        return self.calibration.applied(stack_of(gpu, software, precision, self.gpus_per_node or gpu.gpus_per_node))
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ class Estimate:
     devices: int
     model_flop: float
     hardware_flop: float
+    calibration: Calibration = UNCALIBRATED
 
     @property
     def peak_flop_per_s(self) -> float:
@@ -76,16 +85,12 @@ class Estimate:
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
-    gpu = hardware.gpu(gpu_key)
-    per_node = request.gpus_per_node or gpu.gpus_per_node
-    stack = stack_of(gpu, software_named(request.software), precision_named(request.precision), per_node)
-    return estimate_on(stack, model, hardware, request)
+    return estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
 
 
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
     """The same with GPUs and software that are no entries of tables; ``request`` says nothing of these."""
-    gpu = stack.gpu
-    per_node = request.gpus_per_node or gpu.gpus_per_node
+    gpu, per_node = stack.gpu, stack.gpus_per_node
     devices = request.nodes * per_node
     if devices > limits.DEVICES:
         raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
@@ -130,6 +135,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         devices,
         model_flop=step_flop(causal, batch // samples),
         hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
+        calibration=request.calibration,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.exchanges import exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.links import Group, all_gather_s
@@ -20,7 +21,7 @@ from piper_ray.workloads.estimate.memory import (
     transient_bytes,
     working_bytes,
 )
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
 from piper_ray.workloads.estimate.software import Stack

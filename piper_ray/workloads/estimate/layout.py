@@ -16,6 +16,7 @@ from piper_ray.model.figures import plural
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.settings import Recomputation
 from piper_ray.model.step import StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, synchronised_bytes, tmpc_of
@@ -23,7 +24,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import Group, ring_bytes_per_s, transfer_bytes_per_s
 from piper_ray.workloads.estimate.memory import trained_on_device, trained_routed_on_device, working_bytes
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.ranks import RankLayout
 from piper_ray.workloads.estimate.roofline import traffic_s

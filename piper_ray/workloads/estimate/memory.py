@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.modes import Mode, Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
 from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime, Selective
 from piper_ray.workloads.estimate.working import backward_bytes, result_bytes

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
+from piper_ray.model.settings import Recomputation
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
-
-
-class Recomputation(Enum):
-    """What the backward pass makes again: nothing, what is cheap for the memory it takes, or the whole layer."""
-
-    NONE = "plain"
-    SELECTIVE = "selective"
-    FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -46,8 +38,9 @@ class Mode:
         parts += ["gathered"] if self.gathered else []
         parts += [f"cp{self.context}"] if self.context > 1 else []
         parts += [f"ep{self.experts}"] if self.experts is not None else []
-        if self.recomputation is not Recomputation.NONE or not parts:
+        if self.recomputation is not Recomputation.NONE:
             parts.append(self.recomputation.value)
+        parts = parts or ["plain"]
         parts += [f"{'fsdp' if self.fsdp else 'zero'}{self.zero_shards}"] if self.zero_shards > 1 else []
         parts += ["offload"] if self.offload else []
         return "+".join(parts)

@@ -6,11 +6,11 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.extras import require
 from piper_ray.model.instance import Instance
 
 
@@ -42,8 +42,7 @@ def profile(
     Raises UsageError for arguments that make no sense, InputError for a model that cannot be followed, and LimitError
     where the device's memory is not enough.
     """
-    if find_spec("torch") is None:
-        raise UsageError("profile needs PyTorch, which is not installed: pip install 'piper-ray[torch]'")
+    require("torch", "profile")
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure import session
     from piper_ray.workloads.measure.factory import find_factory

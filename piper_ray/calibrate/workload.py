@@ -1,4 +1,4 @@
-"""``piper_ray.estimate``: the command ``piper-ray estimate`` as a function."""
+"""``piper_ray.estimate``: the command ``piper-ray estimate`` as a function, calibrated if asked."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def estimate(
     lora: int | None = None,
     reserve_bytes: float | None = None,
     hardware: str | os.PathLike[str] | None = None,
+    calibrate: str | os.PathLike[str] | None = None,
 ) -> Instance:
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
 
@@ -47,6 +48,9 @@ def estimate(
 
     reserve_bytes: of each GPU, left free for CUDA's context, communicators and what is stuck in the allocator, in place
     of what is usual.
+
+    calibrate: a file of measured runs in their layouts, or of a profiled workload of this model; the few constants that
+    these tell apart are fitted, and the instance's ``notes`` say what was changed and how far.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
 
@@ -83,5 +87,10 @@ def estimate(
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
     read = read_model(arguments.location("model", model))
+    if calibrate is not None:
+        from piper_ray.calibrate.calibrated import calibrated
+        from piper_ray.calibrate.measurements import Estimated
+
+        request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     found = build.estimate(read, table, gpu, request)
-    return replace(found.instance, notes=(*read.notes, *notes))
+    return replace(found.instance, notes=(*read.notes, *notes, *request.calibration.told))

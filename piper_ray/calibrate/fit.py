@@ -1,0 +1,156 @@
+"""The factors under which predictions come nearest to measurements, for as many constants as these tell apart.
+
+Of the logarithms of predicted over measured times the sum of squares is made small (Gauss-Newton), each factor held to
+1 by what is known of it before anything is measured. Constants are fitted where each measurement is told better with
+them from all the others; so what is no matter of constants changes none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.calibration import Calibration, Constant
+
+_PRIOR = 0.3
+"""Of a factor's logarithm: what the tables may well be off by."""
+
+_NOISE = 0.04
+"""Of a time's logarithm: what a formula with the right constants is good to, for one layout among others."""
+
+_HOLD = (_NOISE / _PRIOR) ** 2
+
+_WORTH = 0.05
+"""Of what is left: what a further constant must take off."""
+
+_STEP = 0.05
+_LARGEST_STEP = 0.5
+_ROUNDS = 8
+_FAR = 6.0
+"""A measurement so many times longer or shorter than its estimate is one of something else."""
+
+_Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What took ``measured_s``, and what is predicted for it. weight: 1 for a step; of layers their share of it."""
+
+    label: str
+    measured_s: float
+    predicted_s: Callable[[Calibration], float]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """before, after: (predicted - measured) / measured of each measurement. left: constants that stay as they are."""
+
+    calibration: Calibration
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    left: tuple[Constant, ...]
+
+
+def fit(measurements: Sequence[Measurement]) -> Fit:
+    """Raises UsageError where nothing is measured, or something else than is estimated."""
+    if not measurements:
+        raise UsageError("nothing to calibrate with: expected at least one run with a measured step")
+    start = np.zeros(len(Constant))
+    before = _residuals(measurements, start)
+    for one, ratio in zip(measurements, before, strict=True):
+        if abs(ratio) > math.log(_FAR):
+            raise UsageError(
+                f"{one.label}: measured {one.measured_s:.4g} s, estimated {one.measured_s * math.exp(ratio):.4g} s; "
+                "that is no matter of constants: expected the same model, GPU and layout"
+            )
+    scale = np.sqrt(np.array([one.weight for one in measurements]))
+    slopes = scale[:, None] * _jacobian(measurements, start, before, range(len(Constant)))
+    chosen = _told_apart(slopes, scale * before)
+    logs, after = _fitted(measurements, chosen, scale, before)
+    factors = {constant: float(math.exp(logs[k])) for k, constant in enumerate(Constant) if k in chosen}
+    return Fit(
+        Calibration(factors),
+        tuple(float(math.expm1(x)) for x in before),
+        tuple(float(math.expm1(x)) for x in after),
+        tuple(constant for k, constant in enumerate(Constant) if k not in chosen),
+    )
+
+
+def _residuals(measurements: Sequence[Measurement], logs: _Vector) -> _Vector:
+    calibration = Calibration({constant: float(math.exp(x)) for constant, x in zip(Constant, logs, strict=True) if x})
+    return np.array([math.log(one.predicted_s(calibration) / one.measured_s) for one in measurements])
+
+
+def _jacobian(
+    measurements: Sequence[Measurement], logs: _Vector, residuals: _Vector, columns: Sequence[int]
+) -> _Vector:
+    """float64[measurements, columns]: by how much each prediction's logarithm changes with each factor's."""
+    found = np.empty((len(measurements), len(columns)))
+    for place, column in enumerate(columns):
+        moved = logs.copy()
+        moved[column] -= _STEP  # slower: shares of a rate may be at their most
+        found[:, place] = (residuals - _residuals(measurements, moved)) / _STEP
+    return found
+
+
+def _told_apart(jacobian: _Vector, residuals: _Vector) -> list[int]:
+    """The columns with which each measurement is told best from all others, by the slopes at the start; few for many.
+
+    A single one tells of the most general constant alone.
+    """
+    clear = [k for k in range(jacobian.shape[1]) if np.linalg.norm(jacobian[:, k]) * _PRIOR > _NOISE / 2.0]
+    if len(residuals) == 1:
+        return clear[:1]
+    best, chosen = float(np.sum(np.abs(residuals))), list[int]()
+    for count in range(1, min(len(clear), len(residuals) - 1) + 1):
+        for columns in itertools.combinations(clear, count):
+            error = _left_out_error(jacobian[:, columns], residuals)
+            if error < best * (1.0 - _WORTH):
+                best, chosen = error, list(columns)
+    return chosen
+
+
+def _left_out_error(jacobian: _Vector, residuals: _Vector) -> float:
+    """Sum over measurements of what the others leave of it; all fits at once (Allen's PRESS)."""
+    inverse = np.linalg.inv(jacobian.T @ jacobian + _HOLD * np.eye(jacobian.shape[1]))
+    hat = jacobian @ inverse @ jacobian.T
+    left = residuals - hat @ residuals
+    return float(np.sum(np.abs(left / (1.0 - np.diag(hat)))))
+
+
+def _fitted(
+    measurements: Sequence[Measurement], chosen: Sequence[int], scale: _Vector, residuals: _Vector
+) -> tuple[_Vector, _Vector]:
+    """Logarithms of all factors, and what is left of each measurement."""
+    logs = np.zeros(len(Constant))
+
+    def loss(at: _Vector, left: _Vector) -> float:
+        return float(np.sum((scale * left) ** 2) + _HOLD * np.sum(at**2))
+
+    for _ in range(_ROUNDS if chosen else 0):
+        jacobian = scale[:, None] * _jacobian(measurements, logs, residuals, chosen)
+        slope = jacobian.T @ (scale * residuals) + _HOLD * logs[list(chosen)]
+        step = np.linalg.solve(jacobian.T @ jacobian + _HOLD * np.eye(len(chosen)), -slope)
+        step *= min(1.0, _LARGEST_STEP / max(1e-12, float(np.max(np.abs(step)))))
+        moved, left = logs, residuals
+        for _half in range(4):
+            moved = logs.copy()
+            moved[list(chosen)] += step
+            left = _residuals(measurements, moved)
+            if loss(moved, left) < loss(logs, residuals):
+                break
+            step = step / 2.0
+        else:
+            break
+        gained = loss(logs, residuals) - loss(moved, left)
+        logs, residuals = moved, left
+        if gained < 1e-4 * len(measurements) * _NOISE**2:
+            break
+    return logs, residuals
