@@ -51,7 +51,7 @@ def _row(run: str, found: Proposal) -> str:
         named = _named(one)
         cells += [named.shape_text, named.ids_text(found.instance), f"{one.step_s:.4g} s"]
     because = reasons(found.published.simulation, found.proposed.simulation) if found.gain > _EQUAL else []
-    cells += [f"{100.0 * found.gain:.1f} %", because[0] if because else "-"]
+    cells += [f"{100.0 * found.gain:.2f} %", because[0] if because else "-"]
     return f"| {' | '.join(cells)} |"
 
 
