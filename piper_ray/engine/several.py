@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.solution import Solution, Status
+from piper_ray.model.solution import DegreeStats, Solution, Status
 from piper_ray.model.stop import StoppedBy
 
 Solver = Callable[[SolveRequest], Solution]
@@ -55,6 +55,7 @@ def better(first: Solution, second: Solution) -> Solution:
         stage_costs_s=first.stats.stage_costs_s + second.stats.stage_costs_s,
         search_s=first.stats.search_s + second.stats.search_s,
         evaluations=(*first.stats.evaluations, *second.stats.evaluations),
+        degrees=_both(first.stats.degrees, second.stats.degrees),
     )
     if all(one.status is Status.INFEASIBLE for one in found):
         return replace(min(found, key=_least_memory_bytes), stats=stats)
@@ -75,6 +76,12 @@ def better(first: Solution, second: Solution) -> Solution:
         stats=stats,
         stopped_by=None if proved else stopped_by,
     )
+
+
+def _both(first: DegreeStats | None, second: DegreeStats | None) -> DegreeStats | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return DegreeStats(*(one + other for one, other in zip(astuple(first), astuple(second), strict=True)))
 
 
 def _least_memory_bytes(solution: Solution) -> float:

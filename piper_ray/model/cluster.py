@@ -158,8 +158,12 @@ class Cluster:
     def _near(self, level: int, d: int, t: int) -> int:
         """How many of a stage's d replicas surely share a group of that level: 1, or as many as divide d."""
         devices = self.links[level].devices or self.devices
-        shared = [size // t for size in self.blocks if size <= devices and size % t == 0]
-        return max((near for near in shared if d % near == 0), default=1)
+        return max((size // t for size in self.shared_blocks(d, t) if size <= devices), default=1)
+
+    def shared_blocks(self, data_parallel_degree: int, tensor_parallel_degree: int) -> list[int]:
+        """Those that the d replicas of a stage, t devices each, can be put into whole, none left over."""
+        d, t = data_parallel_degree, tensor_parallel_degree
+        return [size for size in self.blocks if size % t == 0 and d % (size // t) == 0]
 
 
 def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_bytes_per_s: float) -> float:

@@ -347,9 +347,20 @@ def test_nodes_replicas_and_what_is_left_over() -> None:
     assert found.picture.count('class="c0"') == 2
 
 
+def test_no_node_s_border_cuts_a_stage_that_divides_it() -> None:
+    instance = chain([3.0] * 4, microbatches=24, devices=24)
+    degrees = (2, 12, 4, 3)
+    plan = Plan(tuple(Stage((i,), d, 1, {i: "vanilla"}) for i, d in enumerate(degrees)))
+    simulation = simulate(instance, plan, "2bw")
+    nodes = Cluster(24, GIB, (Link(100 * GIB, 8), Link(GIB)))
+    placed = {place.stages[0]: (place.first_device, place.devices) for place in places_of(simulation, nodes)}
+    assert placed == {1: (0, 12), 2: (12, 4), 0: (16, 2), 3: (18, 3)}, "12 replicas lie in nodes by fours"
+
+
 def test_chunks_of_a_rank_share_its_devices() -> None:
     simulation = simulate(chain([3.0] * 4, microbatches=8, devices=4), cut([1] * 4, 2), "interleaved")
-    assert [(place.stages, place.first_device, place.devices) for place in places_of(simulation)] == [
+    one_link = Cluster(4, GIB, (Link(GIB),))
+    assert [(place.stages, place.first_device, place.devices) for place in places_of(simulation, one_link)] == [
         ((0, 2), 0, 2),
         ((1, 3), 2, 2),
     ]

@@ -156,6 +156,7 @@ def _places(instance: Instance) -> Iterator[str]:
     yield "Devices are equal. Ranks are placed in the order of the stages, the t devices of a replica side by side."
     inner = instance.cluster.links[:-1]
     if inner:
+        yield "Of stages of several sizes those that share nodes are placed first, so that no node's border cuts them."
         groups = ", ".join(f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}" for link in inner)
         yield (
             f"Faster links within groups ({groups} devices) count for replicas that surely share one, and for "

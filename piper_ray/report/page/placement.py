@@ -8,6 +8,7 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.report.page import svg
@@ -45,14 +46,20 @@ class Place:
         return f"stage{'s' if len(self.stages) > 1 else ''} {numbers}"
 
 
-def places_of(simulation: Simulation) -> tuple[Place, ...]:
-    """Front to back, the devices of each beside those of the one before."""
-    found: list[Place] = []
-    first = 0
+def places_of(simulation: Simulation, cluster: Cluster) -> tuple[Place, ...]:
+    """Front to back, the devices of each beside those of the one before; where there are nodes, the stages that come in
+    the largest blocks of these first, so that no block is cut by a node's border."""
+    held = []
     for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):
         stages = next(ranks).stages
         figures = simulation.stages[stages[0]]
-        devices = figures.data_parallel_degree * figures.tensor_parallel_degree
+        held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree, figures))
+    if len(cluster.links) > 1:
+        blocks = [cluster.shared_blocks(x.data_parallel_degree, x.tensor_parallel_degree) for _, _, x in held]
+        held = [place for _, place in sorted(zip(blocks, held, strict=True), key=lambda one: -max(one[0], default=0))]
+    found: list[Place] = []
+    first = 0
+    for stages, devices, figures in held:
         found.append(Place(stages, first, devices, figures.tensor_parallel_degree))
         first += devices
     return tuple(found)
@@ -130,7 +137,7 @@ class _Grid:
 
 def placement(instance: Instance, simulation: Simulation) -> Placement:
     """Devices of no stage stay empty."""
-    places = places_of(simulation)
+    places = places_of(simulation, instance.cluster)
     node = node_devices(instance)
     grid = _Grid.of(instance.devices, node)
     pieces = [_drawn(grid, place, f"c{index % COLOURS}") for index, place in enumerate(places)]
