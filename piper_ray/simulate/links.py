@@ -23,7 +23,7 @@ def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> floa
     node, each has a link out of it. inf for one replica.
     """
     *inner, (_, between) = _groups(cluster, devices)
-    row = max((n for n in range(1, d + 1) if d % n == 0 and n * t in cluster.blocks), default=1)
+    row = max((n for n in (size // t for size in cluster.blocks if size % t == 0) if d % n == 0), default=1)
     carried, near = float("inf"), 1
     for size, bandwidth in inner:
         together = min(Counter(replica * t // size for replica in range(row)).values())
