@@ -13,7 +13,6 @@ from rich.text import Text
 from piper_ray.engine.frontier.curve_events import CurveAdvanced, PointClosed
 from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
-from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.model.events import Event
 from piper_ray.model.figures import percent_text, plural, printable, range_text, time_text
 from piper_ray.model.solution import Status
@@ -101,8 +100,7 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
 
 
 def _looked_at_text(found: Frontier) -> str:
-    by_degrees = isinstance(found, WalkedFrontier)
-    return plural(found.stats.evaluations, "solve" if by_degrees else "evaluation")
+    return plural(found.stats.evaluations, "solve" if found.by_solves else "evaluation")
 
 
 def _steps_table(

@@ -131,6 +131,7 @@ class LevelsFrontier(Frontier):
         self.stopped_by = self.stopped_by or part.stopped_by
         self.reason = self.reason or part.reason
         self.chunks_differ = self.chunks_differ or part.chunks_differ
+        self.by_solves = part.by_solves
         both = (self.stats, part.stats)
         self.stats = replace(
             part.stats,

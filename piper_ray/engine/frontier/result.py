@@ -30,8 +30,11 @@ class Frontier(ABC):
 
     instance: at the most devices asked for. schedule: what values and bounds are of. stopped_by: what ended a search
     early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that is known
-    beforehand. chunks_differ: the number of chunks on each rank is each solution's own.
+    beforehand. chunks_differ: the number of chunks on each rank is each solution's own. by_solves: ``stats`` counts
+    solves, and not evaluations of a threshold.
     """
+
+    by_solves = False
 
     def __init__(
         self, instance: Instance, restrictions: Restrictions, options: SolveOptions, schedule: Schedule

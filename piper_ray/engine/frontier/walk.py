@@ -45,6 +45,8 @@ class PointSolver(Protocol):
 class WalkedFrontier(Frontier):
     """``walk`` finds it. Until then, and where it ends early, points say what is known of them."""
 
+    by_solves = True
+
     def __init__(
         self,
         instance: Instance,
