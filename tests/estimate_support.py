@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from piper_ray.model.instance import Tmpc
 from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import PLAIN, Mode, Offer
 from piper_ray.workloads.estimate.operators import LayerKind
 
 
@@ -43,6 +45,8 @@ def estimated(
     offload: bool = False,
     reserve_bytes: float | None = None,
     lora: int = 0,
+    offer: Offer = PLAIN,
+    context_exchange: str = "ring",
 ) -> Estimate:
     """The estimate with the built-in hardware."""
     request = EstimateRequest(
@@ -53,8 +57,8 @@ def estimated(
         fused=fused,
         software=software,
         precision=precision,
-        zero_shards=zero_shards,
-        offload=offload,
+        offer=replace(PLAIN, zero=zero_shards, offload=offload) if offer == PLAIN else offer,
+        context_exchange=context_exchange,
         reserve_bytes=reserve_bytes,
         lora=lora,
     )
@@ -68,4 +72,4 @@ def kind_of(result: Estimate, key: str = "block") -> LayerKind:
 def tmpc_of(result: Estimate, mode: Mode, key: str = "block") -> Tmpc:
     """The TMPC of the first layer of a kind in a mode."""
     index = next(index for index, node in enumerate(result.architecture.nodes) if node.kind.key == key)
-    return next(tmpc for tmpc in result.instance.layers[index].tmpcs[mode.degree] if tmpc.id == mode.id)
+    return next(tmpc for tmpc in result.instance.layers[index].tmpcs[mode.devices] if tmpc.id == mode.id)

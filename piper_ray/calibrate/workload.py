@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.settings import ALL_REPLICAS
 
 
 def _size(name: str, value: object) -> float:
@@ -16,6 +19,13 @@ def _size(name: str, value: object) -> float:
     if size_bytes is None or not 0.0 <= size_bytes < math.inf:
         raise UsageError(f"{name} must be a number of bytes >= 0, not {arguments.shown(value)}")
     return size_bytes
+
+
+def _imbalance(value: object) -> float:
+    factor = arguments.number(value)
+    if factor is None or not 1.0 <= factor < math.inf:
+        raise UsageError(f"expert_imbalance must be a number >= 1, not {arguments.shown(value)}")
+    return factor
 
 
 def estimate(
@@ -30,7 +40,15 @@ def estimate(
     fused_attention: bool = True,
     precision: str = "bf16",
     software: str = "megatron-core",
-    zero: int = 1,
+    zero: int | Literal["all"] = 1,
+    zero_2: int = 1,
+    fsdp: int = 1,
+    context_parallel: Iterable[int] = (),
+    context_exchange: str = "ring",
+    expert_parallel: Iterable[int] = (),
+    expert_tensor_parallel: int = 1,
+    expert_imbalance: float | None = None,
+    keep_gathered: bool = False,
     offload: bool = False,
     lora: int | None = None,
     reserve_bytes: float | None = None,
@@ -42,9 +60,14 @@ def estimate(
     model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: of the table of hardware,
     such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
     samples. None: what the model's own training or the GPU's node has. precision: of matrix products, "bf16", "fp16" or
-    "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". zero: optimizer
-    state over so many replicas as a further choice. offload: activations in host memory as a further choice. lora: rank
-    of adapters that are trained in the model's place (LoRA).
+    "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". lora:
+    rank of adapters that are trained in the model's place (LoRA).
+
+    Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
+    shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
+    context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over, apart
+    from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over the
+    average. keep_gathered: what sequence parallelism would gather again. offload: activations in host memory.
 
     reserve_bytes: of each GPU, left free for CUDA's context, communicators and what is stuck in the allocator, in place
     of what is usual.
@@ -61,9 +84,14 @@ def estimate(
     from piper_ray.workloads.estimate import build
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.estimate.modes import Offer
 
     def given(name: str, value: int | None) -> int | None:
         return None if value is None else arguments.positive(name, value)
+
+    def degrees(name: str, values: Iterable[int]) -> tuple[int, ...]:
+        found = arguments.whole_numbers(name, values)
+        return tuple(sorted({arguments.positive(name, value) for value in found}))
 
     def text(name: str, value: str, example: str) -> str:
         arguments.of_kind(name, value, str, f"a text, such as '{example}'")
@@ -79,8 +107,18 @@ def estimate(
         fused=arguments.flag("fused_attention", fused_attention),
         software=text("software", software, "megatron-core"),
         precision=text("precision", precision, "bf16"),
-        zero_shards=arguments.positive("zero", zero),
-        offload=arguments.flag("offload", offload),
+        offer=Offer(
+            zero=ALL_REPLICAS if zero == "all" else arguments.positive("zero", zero),
+            zero2=arguments.positive("zero_2", zero_2),
+            fsdp=arguments.positive("fsdp", fsdp),
+            offload=arguments.flag("offload", offload),
+            contexts=tuple(sorted({1, *degrees("context_parallel", context_parallel)})),
+            experts=degrees("expert_parallel", expert_parallel),
+            expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
+            gathered=arguments.flag("keep_gathered", keep_gathered),
+        ),
+        context_exchange=text("context_exchange", context_exchange, "ring"),
+        expert_imbalance=None if expert_imbalance is None else _imbalance(expert_imbalance),
         lora=given("lora", lora) or 0,
         reserve_bytes=None if reserve_bytes is None else _size("reserve_bytes", reserve_bytes),
     )
@@ -93,4 +131,4 @@ def estimate(
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     found = build.estimate(read, table, gpu, request)
-    return replace(found.instance, notes=(*read.notes, *notes, *request.calibration.told))
+    return replace(found.instance, notes=(*read.notes, *notes, *request.calibration.told, *found.instance.notes))

@@ -10,6 +10,19 @@ import typer
 import piper_ray
 from piper_ray.cli.calibration import Calibrate, calibrated_request
 from piper_ray.cli.common import command_text, note, parse_size
+from piper_ray.cli.offers import (
+    ContextExchanged,
+    ContextParallel,
+    ExpertImbalance,
+    ExpertParallel,
+    ExpertTensorParallel,
+    KeepGathered,
+    ShardedGradients,
+    ShardedState,
+    ShardedWeights,
+    contexts_of,
+    experts_of,
+)
 from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
 
@@ -65,16 +78,15 @@ def estimate(
             "megatron-2021 or deepspeed-2021.",
         ),
     ] = "megatron-core",
-    zero: Annotated[
-        int,
-        typer.Option(
-            "--zero",
-            metavar="SHARDS",
-            min=1,
-            help="Offer sharding the optimizer's state over so many replicas (ZeRO-1); 1 offers none. Such a TMPC is "
-            "there only in stages of at least so many replicas.",
-        ),
-    ] = 1,
+    zero: ShardedState = 1,
+    zero_2: ShardedGradients = 1,
+    fsdp: ShardedWeights = 1,
+    context_parallel: ContextParallel = None,
+    context_exchange: ContextExchanged = "ring",
+    expert_parallel: ExpertParallel = None,
+    expert_tensor_parallel: ExpertTensorParallel = 1,
+    expert_imbalance: ExpertImbalance = None,
+    keep_gathered: KeepGathered = False,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
     lora: Annotated[
         int,
@@ -113,6 +125,7 @@ def estimate(
     from piper_ray.workloads.estimate.build import estimate as run
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.estimate.modes import Offer
 
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
@@ -125,8 +138,18 @@ def estimate(
         fused=not unfused_attention,
         software=software,
         precision=precision,
-        zero_shards=zero,
-        offload=offload,
+        offer=Offer(
+            zero=zero,
+            zero2=zero_2,
+            fsdp=fsdp,
+            offload=offload,
+            contexts=contexts_of(context_parallel),
+            experts=experts_of(expert_parallel),
+            expert_tensor=expert_tensor_parallel,
+            gathered=keep_gathered,
+        ),
+        context_exchange=context_exchange,
+        expert_imbalance=expert_imbalance,
         lora=lora,
         reserve_bytes=reserve,
     )
@@ -136,6 +159,8 @@ def estimate(
     table = load_hardware(hardware, note)
     request = calibrated_request(calibrate, read, table, gpu, request)
     result = run(read, table, gpu, request)
+    for text in result.instance.notes:
+        note(text)
     if explain is not None:
         from piper_ray.report.estimate_explanation import explanation_lines
 

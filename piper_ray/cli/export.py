@@ -103,6 +103,10 @@ def import_plan(
     tensor_parallel: Annotated[
         int | None, typer.Option("--tensor-parallel", metavar="T", min=1, help="Tensor-parallel degree; 1 if left out.")
     ] = None,
+    context_parallel: Annotated[
+        int | None,
+        typer.Option("--context-parallel", metavar="C", min=1, help="Groups that share a sequence; 1 if left out."),
+    ] = None,
     data_parallel: Annotated[
         int | None,
         typer.Option(
@@ -147,6 +151,7 @@ def import_plan(
     run_as = RunAs(
         pipeline_ranks=pipeline_parallel,
         tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
         data_parallel=data_parallel,
         schedule=schedule,
         recomputation=recompute,

@@ -19,6 +19,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import context_of
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 from piper_ray.runtimes.named import RUNTIMES
@@ -136,12 +137,13 @@ class RuntimeSolve:
             },
         }
 
-    def print_ranks(self, console: Console, solution: Solution) -> None:
+    def print_ranks(self, console: Console, instance: Instance, solution: Solution) -> None:
         """Where each rank of the plan is."""
         if solution.plan is None:
             return
         console.print(f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:", soft_wrap=True)
-        for line in rank_lines(solution.plan, solution.schedule, self.gpus_per_node):
+        context = context_of(instance, solution.plan)
+        for line in rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context):
             console.print(f"  {line}", soft_wrap=True, highlight=False)
 
 

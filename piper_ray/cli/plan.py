@@ -11,6 +11,7 @@ import piper_ray
 from piper_ray.cli.calibration import Calibrate, calibrated_request
 from piper_ray.cli.common import command_text, note, parse_number
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, contexts_of, experts_of
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.export.target import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
@@ -67,15 +68,9 @@ def plan(
         ScheduleName | None,
         typer.Option("--schedule", help="This schedule alone; else 1f1b, and interleaved where the runtime has it."),
     ] = None,
-    zero: Annotated[
-        int,
-        typer.Option(
-            "--zero",
-            metavar="SHARDS",
-            min=1,
-            help="Offer sharding the optimizer's state over so many replicas; 1: not.",
-        ),
-    ] = 8,
+    zero: ShardedState = 8,
+    context_parallel: ContextParallel = None,
+    expert_parallel: ExpertParallel = None,
     all_reduce: SumOfGradients = None,
     all_reduce_overlap: SumOverlap = None,
     optimizer: OptimizerTime = None,
@@ -97,12 +92,15 @@ def plan(
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
-    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules.
+    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules; context
+    parallelism of sequences from 16,384 tokens, and experts over a node's GPUs, where nothing else is asked for.
     """
     from piper_ray.proposal.propose import Demand, propose, what_would_help
+    from piper_ray.proposal.usual import usual_contexts, usual_experts
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.estimate.modes import Offer
 
     if train_tokens is not None and train_tokens < 1:
         raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
@@ -115,15 +113,18 @@ def plan(
     read = read_model(model)
     for text in read.notes:
         note(text)
+    table = load_hardware(hardware, note)
+    node = gpus_per_node or table.gpu(gpu).gpus_per_node
+    contexts = contexts_of(context_parallel) if context_parallel else usual_contexts(read, tokens, named)
+    experts = experts_of(expert_parallel) if expert_parallel else usual_experts(read, tokens, named, node)
     request = EstimateRequest(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         tokens=tokens,
         samples=microbatch_size,
         batch=global_batch,
-        zero_shards=zero,
+        offer=Offer(zero=zero, contexts=contexts, experts=experts),
     )
-    table = load_hardware(hardware, note)
     request = calibrated_request(calibrate, read, table, gpu, request)
     demand = Demand(
         read,

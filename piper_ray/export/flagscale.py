@@ -15,17 +15,18 @@ def export_flagscale(job: Job) -> Export:
             "FlagScale recomputes the first layers of each stage in full, or none; this plan does otherwise"
         )
     d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
+    context = job.setting.context
     split = [sum(map(job.pieces.is_block, stage)) for stage in job.pieces_of_stages]
     system: dict[str, object] = {
         "tensor_model_parallel_size": t,
         "pipeline_model_parallel_size": p,
-        "context_parallel_size": 1,
+        "context_parallel_size": context,
         "sequence_parallel": job.setting.sequence_parallel,
         "use_distributed_optimizer": job.setting.optimizer_shards > 1,
         "hetero": {
             "enable_hetero": True,
             "hetero_pipeline_layer_split": split,
-            "hetero_process_meshes": [t, 1, 1, d, p],
+            "hetero_process_meshes": [t, context, 1, d, p],
             "hetero_device_types": [_DEVICE],
             "hetero_current_device_type": _DEVICE,
             "standalone_embedding_stage": False,

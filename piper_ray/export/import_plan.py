@@ -15,7 +15,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation, Setting, setting_of, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, Sharding, setting_of, tmpcs_under
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 
 
@@ -28,12 +28,16 @@ class RunAs:
 
     pipeline_ranks: int | None = None
     tensor_parallel: int | None = None
+    context_parallel: int | None = None
+    expert_parallel: int | None = None
+    expert_tensor: int | None = None
     data_parallel: int | None = None
     schedule: ScheduleName | None = None
     recomputation: Recomputation | None = None
     recomputed_layers: int | None = None
     sequence_parallel: bool | None = None
     optimizer_shards: int | None = None
+    weights_sharded: bool | None = None
     group: int | None = None
 
     def over(self, other: RunAs) -> RunAs:
@@ -96,6 +100,7 @@ def _megatron_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="", add_help=False, allow_abbrev=False)
     for name in (
         "num-layers", "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+        "expert-model-parallel-size", "expert-tensor-parallel-size",
         "data-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
         "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "recompute-num-layers",
         "micro-batch-size", "global-batch-size", "microbatch-group-size-per-virtual-pipeline-stage",
@@ -120,15 +125,14 @@ def _of_arguments(text: str, pieces: ModelPieces, instance: Instance) -> tuple[t
     given, _ = _megatron_parser().parse_known_args(words)
     if given.num_layers not in (None, pieces.blocks):
         raise UsageError(f"Megatron arguments: --num-layers {given.num_layers}, but the model has {pieces.blocks}")
-    if given.context_parallel_size not in (None, 1):
-        raise UsageError(
-            f"--context-parallel-size {given.context_parallel_size}: plans know no context parallelism yet"
-        )
     _check_batch(instance, "Megatron arguments", given.micro_batch_size, given.global_batch_size)
     ranks = _positive("pipeline-model-parallel-size", given.pipeline_model_parallel_size or 1)
     said = RunAs(
         pipeline_ranks=ranks,
         tensor_parallel=given.tensor_model_parallel_size or 1,
+        context_parallel=_given("context-parallel-size", given.context_parallel_size),
+        expert_parallel=_given("expert-model-parallel-size", given.expert_model_parallel_size),
+        expert_tensor=_given("expert-tensor-parallel-size", given.expert_tensor_parallel_size),
         data_parallel=given.data_parallel_size,
         recomputation=_megatron_recomputation(given),
         recomputed_layers=given.recompute_num_layers if given.recompute_method == "block" else None,
@@ -139,6 +143,10 @@ def _of_arguments(text: str, pieces: ModelPieces, instance: Instance) -> tuple[t
     if given.pipeline_model_parallel_layout is not None:
         return _of_string(given.pipeline_model_parallel_layout, pieces, ranks), said
     return _pieces_of_letters(_older_flags(given, pieces.blocks, ranks), pieces), said
+
+
+def _given(name: str, value: int | None) -> int | None:
+    return None if value is None else _positive(name, value)
 
 
 def _megatron_recomputation(given: argparse.Namespace) -> Recomputation:
@@ -259,11 +267,14 @@ def _titan_run(source: str, parallelism: Mapping[str, object], document: Mapping
     return RunAs(
         pipeline_ranks=number("pipeline_parallel_degree", 1),
         tensor_parallel=number("tensor_parallel_degree", 1),
+        context_parallel=number("context_parallel_degree", 1),
+        expert_parallel=number("expert_parallel_degree", 1),
         data_parallel=number("data_parallel_replicate_degree", 1) * shards,
         schedule=None if named is None else schedules[str(named)],
         recomputation=Recomputation(str(recomputation)),
         sequence_parallel=bool(parallelism.get("enable_sequence_parallel", True)),
         optimizer_shards=shards,
+        weights_sharded=parallelism.get("fsdp_reshard_after_forward") == "always",
     )
 
 
@@ -274,7 +285,8 @@ def _plan(instance: Instance, pieces: ModelPieces, stages: Sequence[Sequence[int
     ranks = run_as.pipeline_ranks or len(stages)
     if len(stages) % ranks:
         raise UsageError(f"{len(stages)} stages are no multiple of {ranks} pipeline ranks")
-    t = run_as.tensor_parallel or 1
+    context = run_as.context_parallel or 1
+    t = (run_as.tensor_parallel or 1) * context  # a plan's counts the devices of all groups
     d = run_as.data_parallel or max(1, instance.devices // (t * ranks))
     if d * t * ranks > instance.devices:
         raise UsageError(
@@ -284,12 +296,21 @@ def _plan(instance: Instance, pieces: ModelPieces, stages: Sequence[Sequence[int
     if instance.microbatches % d:
         raise UsageError(f"{d} replicas do not divide the {instance.microbatches} microbatches of a batch")
     schedule = _schedule(run_as, len(stages) // ranks)
-    shards = run_as.optimizer_shards
+    sharding = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
+    shards = 1 if run_as.optimizer_shards is None else run_as.optimizer_shards
+    if sharding is Sharding.WEIGHTS:
+        shards *= context  # torchtitan's groups that share a sequence share weights, too
+    experts = None if run_as.expert_parallel in (None, 1) else run_as.expert_parallel
     setting = Setting(
         run_as.recomputation or Recomputation.NONE,
-        bool(run_as.sequence_parallel) and t > 1,
-        _shards(instance, d) if shards == 0 else shards or 1,
+        bool(run_as.sequence_parallel) and t > context,
+        _shards(instance, d * context) if shards == 0 else shards,
+        context=context,
+        experts=experts,
+        expert_tensor=1 if experts is None else run_as.expert_tensor or 1,
+        sharding=sharding,
     )
+    _check_known(instance, setting)
     plain = replace(setting, recomputation=Recomputation.NONE)
     found = []
     for stage in stages:
@@ -306,9 +327,31 @@ def _plan(instance: Instance, pieces: ModelPieces, stages: Sequence[Sequence[int
 
 
 def _shards(instance: Instance, d: int) -> int:
-    """Megatron shares the state among all replicas; the workload knows it shared among so many, at most."""
-    known = {setting_of(x).optimizer_shards for layer in instance.layers for row in layer.tmpcs.values() for x in row}
+    """Megatron shares the state among all replicas; the workload knows it shared among all, or so many at most."""
+    known = {one.optimizer_shards for one in _settings(instance) if one.shares[0] <= Sharding.OPTIMIZER}
+    if ALL_REPLICAS in known:
+        return ALL_REPLICAS
     return max((count for count in known if count <= d), default=1)
+
+
+def _settings(instance: Instance) -> set[Setting]:
+    return {setting_of(x) for layer in instance.layers for row in layer.tmpcs.values() for x in row}
+
+
+def _check_known(instance: Instance, setting: Setting) -> None:
+    """Raises UsageError for context or expert parallelism that the workload has no times of."""
+    known = _settings(instance)
+    if all(one.context != setting.context for one in known):
+        raise UsageError(
+            f"context parallelism {setting.context}: the workload has no such TMPCs "
+            f"(estimate --context-parallel {setting.context})"
+        )
+    if all(one.spread != setting.spread for one in known):
+        each = f" --expert-tensor-parallel {setting.expert_tensor}" if setting.expert_tensor > 1 else ""
+        raise UsageError(
+            f"expert parallelism {setting.experts}: the workload has no such TMPCs "
+            f"(estimate --expert-parallel {setting.experts}{each})"
+        )
 
 
 def _schedule(run_as: RunAs, chunks: int) -> Schedule:
@@ -326,4 +369,10 @@ def _tmpc(instance: Instance, layer: int, t: int, d: int, setting: Setting) -> T
             f'layer {layer} ("{found.name}") has no configuration at tensor-parallel degree {t} for {d} replicas; '
             f"it has some at {able}"
         )
-    return tmpcs_under(row, setting)[0]
+    left = tmpcs_under(row, setting)
+    if not left:
+        raise UsageError(
+            f'layer {layer} ("{found.name}") has no configuration with context parallelism {setting.context} '
+            f"on {t} devices"
+        )
+    return left[0]

@@ -14,7 +14,7 @@ from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import chosen_tmpcs, order_violations, partition_violations
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import Recomputation, Setting, setting_of
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, Sharding, setting_of
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 
@@ -35,9 +35,24 @@ class Job:
         return self.plan.stages[0].data_parallel_degree
 
     @property
-    def tensor_parallel_degree(self) -> int:
-        """t, of all stages."""
+    def replica_devices(self) -> int:
+        """Of a stage's replica: t, times the groups that share a sequence."""
         return self.plan.stages[0].tensor_parallel_degree
+
+    @property
+    def tensor_parallel_degree(self) -> int:
+        """t, of all stages, in each of the groups that share a sequence."""
+        return self.replica_devices // self.setting.context
+
+    @property
+    def weight_replicas(self) -> int:
+        """Ranks that have the same weights: d c."""
+        return self.data_parallel_degree * self.setting.context
+
+    @property
+    def shards_in_groups(self) -> bool:
+        """Whether weights are shared out, which runtimes can do within groups of replicas (HSDP)."""
+        return self.setting.shares[0] is Sharding.WEIGHTS
 
     @property
     def pipeline_ranks(self) -> int:
@@ -46,8 +61,8 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Of the whole job: d t p."""
-        return self.data_parallel_degree * self.tensor_parallel_degree * self.pipeline_ranks
+        """Of the whole job: d t c p."""
+        return self.data_parallel_degree * self.replica_devices * self.pipeline_ranks
 
     @property
     def microbatches(self) -> int:
@@ -78,7 +93,7 @@ class Job:
     @cached_property
     def tmpcs(self) -> tuple[tuple[Tmpc, ...], ...]:
         """Of each stage's layers, as the stage lists them."""
-        t = self.tensor_parallel_degree
+        t = self.replica_devices
         return tuple(
             tuple(
                 next(x for x in self.instance.layer_by_id[layer].tmpcs[t] if x.id == stage.tmpc_ids[layer])
@@ -92,11 +107,20 @@ class Job:
         """What all layers share: some layer has it, and every other one that has the choice. Recomputation: see
         ``recomputed``."""
         found = [setting_of(tmpc) for stage in self.tmpcs for tmpc in stage]
+        sharded = max(found, key=lambda one: one.shares)
+        spread = next((one for one in found if one.experts is not None), found[0])
+        context = max(one.context for one in found)
+        everywhere = sharded.optimizer_shards == ALL_REPLICAS
         return Setting(
             None,
             any(one.sequence_parallel for one in found),
-            max(one.optimizer_shards for one in found),
+            self.data_parallel_degree * context if everywhere else sharded.optimizer_shards,
             any(one.offload for one in found),
+            context,
+            spread.experts,
+            spread.expert_tensor,
+            sharded.sharding,
+            any(one.gathered for one in found),
         )
 
     def in_order(self, layers: Iterable[int]) -> tuple[int, ...]:
@@ -121,7 +145,7 @@ class Job:
     @cached_property
     def recomputed(self) -> tuple[tuple[Recomputation, ...], ...]:
         """Of each stage, for its layers that have the choice, in the model's order."""
-        t = self.tensor_parallel_degree
+        t = self.replica_devices
 
         def has_choice(layer: int) -> bool:
             row = self.instance.layer_by_id[layer].tmpcs[t]
@@ -174,10 +198,10 @@ class Job:
                 f"{self.ranks} ranks are not whole nodes of {self.gpus_per_node} GPUs: "
                 f"{plural(self.nodes, 'node')} of {self.processes_per_node} GPUs are written"
             )
-        if self.setting.optimizer_shards not in (1, self.data_parallel_degree):
+        if self.setting.optimizer_shards not in (1, self.weight_replicas) and not self.shards_in_groups:
             found.append(
                 f"the plan shares the optimizer's state among {self.setting.optimizer_shards} replicas; runtimes do so "
-                f"among all {self.data_parallel_degree}, which takes less memory"
+                f"among all {self.weight_replicas}, which takes less memory"
             )
         return tuple(found)
 
@@ -215,3 +239,16 @@ def _job_violations(
     if schedule.v > 1 and len(plan.stages) == schedule.v:
         yield f"{schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
     yield from replace(runtime.setting, by_layer=True).violations(instance, plan)
+    yield from _spread_violations(instance, plan)
+
+
+def _spread_violations(instance: Instance, plan: Plan) -> Iterator[str]:
+    """Experts lie on whole groups of a stage's ranks."""
+    for number, stage in enumerate(plan.stages, start=1):
+        t, d = stage.tensor_parallel_degree, stage.data_parallel_degree
+        for layer in stage.layers:
+            tmpc = next(x for x in instance.layer_by_id[layer].tmpcs[t] if x.id == stage.tmpc_ids[layer])
+            experts, each = setting_of(tmpc).spread
+            if experts is not None and t * d % (experts * each):
+                yield f"stage {number}: {t * d} ranks are not whole groups of {experts * each} that share experts"
+                break

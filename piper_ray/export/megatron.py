@@ -16,12 +16,16 @@ from piper_ray.simulate.actions import group_size
 class MegatronSettings:
     """What Megatron is told of a plan. layout: None where one rank has the whole model.
 
+    experts, expert_tensor: ranks that experts are spread over, apart from t, and those that share one; None: over t.
     group: microbatches that an interleaved schedule runs through one chunk before the next; None: p, Megatron's own.
     recompute_granularity, recompute_method, recompute_layers: as the flags of these names; None: not given.
     """
 
     blocks: int
     tensor_parallel: int
+    context_parallel: int
+    experts: int | None
+    expert_tensor: int
     pipeline_parallel: int
     chunks: int
     layout: str | None
@@ -49,6 +53,9 @@ def settings_of(job: Job) -> MegatronSettings:
     return MegatronSettings(
         blocks=job.pieces.blocks,
         tensor_parallel=job.tensor_parallel_degree,
+        context_parallel=job.setting.context,
+        experts=job.setting.experts,
+        expert_tensor=job.setting.expert_tensor,
         pipeline_parallel=p,
         chunks=v,
         layout=layout_text(layout_of(job)) if p > 1 else None,
@@ -93,10 +100,13 @@ def arguments_of(settings: MegatronSettings) -> list[list[str]]:
         ["--num-layers", str(settings.blocks)],
         ["--tensor-model-parallel-size", str(settings.tensor_parallel)],
         ["--pipeline-model-parallel-size", str(settings.pipeline_parallel)],
-        ["--context-parallel-size", "1"],
+        ["--context-parallel-size", str(settings.context_parallel)],
         ["--micro-batch-size", str(settings.microbatch_samples)],
         ["--global-batch-size", str(settings.global_batch_samples)],
     ]
+    if settings.experts is not None:
+        found.append(["--expert-model-parallel-size", str(settings.experts)])
+        found.append(["--expert-tensor-parallel-size", str(settings.expert_tensor)])
     if settings.tokens is not None:
         found.append(["--seq-length", str(settings.tokens)])
     if settings.layout is not None:
@@ -138,7 +148,8 @@ def export_megatron(job: Job) -> Export:
 
 def _notes(job: Job, settings: MegatronSettings) -> list[str]:
     d = job.data_parallel_degree
-    found = [f"data parallelism is what is left of the ranks: {d} = {job.ranks} / (t p)"]
+    divided = "t p c" if settings.context_parallel > 1 else "t p"
+    found = [f"data parallelism is what is left of the ranks: {d} = {job.ranks} / ({divided})"]
     if settings.recompute_granularity == "selective":
         found.append(
             "selective recomputation: Megatron recomputes what --recompute-modules names, core_attn by default; the "
@@ -157,7 +168,7 @@ def export_bridge(job: Job) -> Export:
         ("model.pipeline_model_parallel_size", settings.pipeline_parallel),
         ("model.virtual_pipeline_model_parallel_size", settings.chunks if settings.chunks > 1 else None),
         ("model.pipeline_model_parallel_layout", settings.layout),
-        ("model.context_parallel_size", 1),
+        ("model.context_parallel_size", settings.context_parallel),
         ("model.sequence_parallel", settings.sequence_parallel),
         ("model.recompute_granularity", settings.recompute_granularity),
         ("model.recompute_method", settings.recompute_method),
@@ -168,6 +179,11 @@ def export_bridge(job: Job) -> Export:
         ("ddp.use_distributed_optimizer", settings.distributed_optimizer),
         ("optimizer.use_distributed_optimizer", settings.distributed_optimizer),
     ]
+    if settings.experts is not None:
+        lines += [
+            ("model.expert_model_parallel_size", settings.experts),
+            ("model.expert_tensor_parallel_size", settings.expert_tensor),
+        ]
     if settings.tokens is not None:
         lines += [("model.seq_length", settings.tokens), ("dataset.seq_length", settings.tokens)]
     body = "".join(f"    cfg.{name} = {_literal(value)}\n" for name, value in lines)

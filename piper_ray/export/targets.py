@@ -18,7 +18,7 @@ from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting
+from piper_ray.model.settings import OneSetting, Sharding
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
@@ -27,7 +27,7 @@ _ANY_RUNTIME = Runtime(
     RuntimeName.TORCH,
     "a launcher of your own",
     tuple(ScheduleName),
-    OneSetting(by_layer=True, offload=True),
+    OneSetting(by_layer=True, offload=True, context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
     blocks=False,
 )
 """What any runtime may run: one d and one t, and layers in order."""
@@ -57,18 +57,20 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
 
 def _ranks_csv(job: Job) -> str:
     lines = StringIO()
-    lines.write("rank,node,local_rank,pipeline_rank,stages,replica,shard\n")
-    for place in rank_places(job.plan, job.schedule, job.processes_per_node):
+    lines.write("rank,node,local_rank,pipeline_rank,stages,replica,context,shard\n")
+    for place in rank_places(job.plan, job.schedule, job.processes_per_node, job.setting.context):
         stages = " ".join(map(str, place.stages))
         lines.write(f"{place.rank},{place.node},{place.local_rank},{place.pipeline_rank},{stages},")
-        lines.write(f"{place.replica},{place.shard}\n")
+        lines.write(f"{place.replica},{place.context},{place.shard}\n")
     return lines.getvalue()
 
 
 def _readme(job: Job, target: Target, export: Export) -> str:
     d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
+    context = f"context parallelism {job.setting.context}, " if job.setting.context > 1 else ""
     summary = (
-        f"{plural(job.ranks, 'rank')} on {plural(job.nodes, 'node')}: tensor parallelism {t}, data parallelism {d}, "
+        f"{plural(job.ranks, 'rank')} on {plural(job.nodes, 'node')}: tensor parallelism {t}, {context}"
+        f"data parallelism {d}, "
         f"{plural(p, 'pipeline rank')}, {job.schedule.text}; global batch {job.global_batch_samples}, "
         f"{job.microbatches} microbatches of {plural(job.microbatch_samples, 'sample')} for each replica."
     )
@@ -86,6 +88,6 @@ def _readme(job: Job, target: Target, export: Export) -> str:
         *([""] if export.notes else []),
         f"Ranks, in the order {job.runtime.rank_order} (each one in `ranks.csv`, stages from 0 there):",
         "",
-        *(f"- {line}" for line in rank_lines(job.plan, job.schedule, job.processes_per_node)),
+        *(f"- {line}" for line in rank_lines(job.plan, job.schedule, job.processes_per_node, job.setting.context)),
     ]
     return "\n".join(lines) + "\n"

@@ -48,11 +48,8 @@ def titan_document(job: Job) -> dict[str, object]:
     """The fields of torchtitan 0.3's config that the plan decides. Raises UsageError for what it has no field for."""
     if job.recomputation is None:
         raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
-    d, shards, p = job.data_parallel_degree, job.setting.optimizer_shards, job.pipeline_ranks
-    if shards > 1 and d % shards:
-        raise UsageError(
-            f"torchtitan shards in groups of replicas; the plan's {shards} shards do not divide its {d} replicas"
-        )
+    d, p, context = job.data_parallel_degree, job.pipeline_ranks, job.setting.context
+    shards = _shard_degree(job)
     samples = job.microbatch_samples
     parallelism: dict[str, object] = {
         "pipeline_parallel_degree": p,
@@ -60,10 +57,12 @@ def titan_document(job: Job) -> dict[str, object]:
         "data_parallel_shard_degree": shards,
         "tensor_parallel_degree": job.tensor_parallel_degree,
         "enable_sequence_parallel": job.setting.sequence_parallel,
-        "context_parallel_degree": 1,
+        "context_parallel_degree": context,
     }
-    if shards > 1:
-        parallelism["fsdp_reshard_after_forward"] = "never"
+    if shards > 1 or (context > 1 and job.setting.optimizer_shards > 1):
+        parallelism["fsdp_reshard_after_forward"] = "always" if job.shards_in_groups else "never"
+    if job.setting.experts is not None:
+        parallelism["expert_parallel_degree"] = _expert_degree(job, job.setting.experts, shards)
     if p > 1:
         parallelism |= {
             "pipeline_parallel_schedule": TORCH_NAMES[job.schedule.name],
@@ -85,6 +84,35 @@ def titan_document(job: Job) -> dict[str, object]:
     }
 
 
+def _shard_degree(job: Job) -> int:
+    """data_parallel_shard_degree: replicas of a stage that share; torchtitan's groups of context parallelism always do.
+
+    Raises UsageError where these do not make whole groups.
+    """
+    d, context, shards = job.data_parallel_degree, job.setting.context, job.setting.optimizer_shards
+    if shards == 1:
+        return 1
+    if shards % context or d % (shards // context):
+        raise UsageError(
+            f"torchtitan shards in groups of replicas; the plan's {shards} shards do not divide its "
+            f"{d * context} replicas of each weight"
+        )
+    return shards // context
+
+
+def _expert_degree(job: Job, experts: int, shards: int) -> int:
+    """Raises UsageError where torchtitan cannot lay experts out so."""
+    within = shards * job.setting.context * job.tensor_parallel_degree
+    if job.setting.expert_tensor > 1:
+        raise UsageError("torchtitan has no tensor parallelism of experts apart from the others'; this plan has it")
+    if within % experts:
+        raise UsageError(
+            f"torchtitan spreads experts over data_parallel_shard_degree, cp and t: {within} ranks here are no "
+            f"multiple of the plan's {experts}"
+        )
+    return experts
+
+
 def export_torchtitan(job: Job) -> Export:
     """The files and how they are used."""
     document = titan_document(job)
@@ -101,7 +129,12 @@ def export_torchtitan(job: Job) -> Export:
 
 def _notes(job: Job) -> list[str]:
     found = []
-    if job.setting.optimizer_shards > 1:
+    if job.setting.context > 1 and job.setting.optimizer_shards == 1:
+        found.append(
+            "torchtitan shards weights over the groups that share a sequence, too, which takes less memory and other "
+            "messages than the plan counts on"
+        )
+    if job.setting.optimizer_shards > 1 and not job.shards_in_groups:
         found.append(
             "the plan shards the optimizer's state alone (ZeRO-1); torchtitan's data_parallel_shard_degree shards "
             "weights and gradients too, which takes less memory and other messages"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,30 +27,76 @@ class Recomputation(str, Enum):
     FULL = "full"
 
 
+class Sharding(IntEnum):
+    """What replicas share out: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer), gradients too
+    (ZeRO-2), or weights too (ZeRO-3, FSDP)."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    WEIGHTS = 3
+
+
+ALL_REPLICAS = 0
+"""In place of a number of replicas: however many a stage has."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """How layers run beside their degrees. recomputation: None where each layer has its own.
 
-    optimizer_shards: replicas that share the optimizer's state; 1 without sharding. offload: of activations.
+    optimizer_shards: replicas that share the optimizer's state, and what else ``sharding`` says; 1 without sharding,
+    ALL_REPLICAS for all that a stage has. offload: of activations. context: groups that share a sequence's tokens, so
+    that the devices of a replica are t times as many. experts: ranks that experts are spread over, expert_tensor:
+    devices that share each; None: over the t devices. gathered: what sequence parallelism gathers stays whole.
     """
 
     recomputation: Recomputation | None = Recomputation.NONE
     sequence_parallel: bool = False
     optimizer_shards: int = 1
     offload: bool = False
+    context: int = 1
+    experts: int | None = None
+    expert_tensor: int = 1
+    sharding: Sharding = Sharding.OPTIMIZER
+    gathered: bool = False
+
+    @property
+    def spread(self) -> tuple[int | None, int]:
+        """How experts lie."""
+        return self.experts, self.expert_tensor
+
+    @property
+    def shares(self) -> tuple[Sharding, int]:
+        """What replicas share out, and how many; of nothing one."""
+        return (Sharding.NONE, 1) if self.optimizer_shards == 1 else (self.sharding, self.optimizer_shards)
 
     @property
     def text(self) -> str:
         """For people: ``sequence parallelism, full recomputation``."""
         parts = ["sequence parallelism"] if self.sequence_parallel else []
+        parts += ["gathered tensors kept"] if self.gathered else []
+        parts += [f"context parallelism {self.context}"] if self.context > 1 else []
+        if self.experts is not None:
+            each = f", {self.expert_tensor} GPUs each" if self.expert_tensor > 1 else ""
+            parts.append(f"experts over {self.experts} ranks{each}")
         if self.recomputation not in (None, Recomputation.NONE):
             parts.append(f"{self.recomputation.value} recomputation")
-        parts += [f"optimizer state in {self.optimizer_shards} shards"] if self.optimizer_shards > 1 else []
+        if self.optimizer_shards != 1:
+            count = "as many shards as replicas" if self.optimizer_shards == ALL_REPLICAS else None
+            parts.append(f"{_SHARED[self.sharding]} in {count or f'{self.optimizer_shards} shards'}")
         parts += ["activations in host memory"] if self.offload else []
         return ", ".join(parts) or "nothing beside the degrees"
 
 
-_AXES = ("sequence_parallel", "optimizer_shards", "offload", "recomputation")
+_SHARED = {
+    Sharding.NONE: "nothing",
+    Sharding.OPTIMIZER: "optimizer state",
+    Sharding.GRADIENTS: "optimizer state and gradients",
+    Sharding.WEIGHTS: "weights, gradients and optimizer state",
+}
+
+_AXES = ("context", "spread", "sequence_parallel", "gathered", "shares", "offload", "recomputation")
 _PLAIN = Setting()
 
 
@@ -61,23 +108,53 @@ def setting_of(tmpc: Tmpc) -> Setting:
     return _setting(tmpc.id, tmpc.recompute)
 
 
-@lru_cache(1024)
+_NUMBERED = re.compile(r"(zero2x|zero|fsdp|cp|ep|etp)(\d{1,9})")
+
+
+@lru_cache(4096)
 def _setting(tmpc_id: str, recompute: bool) -> Setting:
     words = [word.partition("-")[0] for word in tmpc_id.split("+")]
     recomputation = Recomputation.FULL if recompute else Recomputation.NONE
     if "selective" in words:
         recomputation = Recomputation.SELECTIVE
-    shards = [int(word[4:]) for word in words if word.startswith("zero") and word[4:].isdecimal()]
-    return Setting(recomputation, "sp" in words, max([1, *shards]), "offload" in words)
+    numbers = {match[1]: max(1, int(match[2])) for word in words if (match := _NUMBERED.fullmatch(word))}
+    shards, sharding = ALL_REPLICAS if "zero" in words else 1, Sharding.OPTIMIZER
+    for name, what in (("zero", Sharding.OPTIMIZER), ("zero2x", Sharding.GRADIENTS), ("fsdp", Sharding.WEIGHTS)):
+        if name in numbers:
+            shards, sharding = numbers[name], what
+    return Setting(
+        recomputation,
+        "sp" in words,
+        shards,
+        "offload" in words,
+        context=numbers.get("cp", 1),
+        experts=numbers.get("ep"),
+        expert_tensor=numbers.get("etp", 1),
+        sharding=sharding,
+        gathered="gathered" in words,
+    )
+
+
+def context_of(instance: Instance, plan: Plan) -> int:
+    """The most groups that share a sequence in any of its stages; 1 without context parallelism."""
+    chosen = (
+        setting_of(tmpc).context
+        for stage in plan.stages
+        for layer, tmpc_id in stage.tmpc_ids.items()
+        for tmpc in instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+        if tmpc.id == tmpc_id
+    )
+    return max(chosen, default=1)
 
 
 def tmpcs_under(row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
     """Of a layer's TMPCs at one degree those that a model run in this setting leaves.
 
-    A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has.
+    A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has; but
+    for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
     """
-    left = tuple(row)
-    for axis in _AXES:
+    left = tuple(tmpc for tmpc in row if setting_of(tmpc).context == setting.context)
+    for axis in _AXES[1:]:
         asked = getattr(setting, axis)
         if asked is None:
             continue
@@ -91,10 +168,11 @@ def tmpcs_under(row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
 
 @dataclass(frozen=True)
 class OneSetting(Constraint):
-    """Sequence parallelism, shards of the optimizer's state and kind of recomputation are one for all layers.
+    """Sequence and context parallelism, spread of experts, sharding and kind of recomputation are one for all layers.
 
     recomputations: the kinds that may be. by_layer: each layer has a kind of its own among these. sequence_parallel,
-    optimizer_sharding, offload: whether there may be any.
+    optimizer_sharding, offload, context, experts, gathered: whether there may be any. most_sharding: what replicas may
+    share beside the optimizer's state.
     """
 
     recomputations: tuple[Recomputation, ...] = tuple(Recomputation)
@@ -102,6 +180,10 @@ class OneSetting(Constraint):
     sequence_parallel: bool = True
     optimizer_sharding: bool = True
     offload: bool = False
+    context: bool = False
+    experts: bool = False
+    gathered: bool = False
+    most_sharding: Sharding = Sharding.OPTIMIZER
 
     def __post_init__(self) -> None:
         kinds = tuple(arguments.choice("recomputations", kind, Recomputation) for kind in self.recomputations)
@@ -115,21 +197,42 @@ class OneSetting(Constraint):
 
     def settings(self, instance: Instance) -> tuple[Setting, ...]:
         """All that a plan of the instance may be run in, the plainest first."""
-        seen = {setting_of(tmpc) for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
+        rows = [[setting_of(tmpc) for row in layer.tmpcs.values() for tmpc in row] for layer in instance.layers]
+        seen = {one for row in rows for one in row}
         kinds: list[Recomputation | None] = [None]
         if not self.by_layer:
             kinds = [
                 kind for kind in Recomputation if kind in self.recomputations and _has(seen, "recomputation", kind)
             ]
         sequence = [False, True] if self.sequence_parallel and _has(seen, "sequence_parallel", True) else [False]
-        shards = sorted({1, *(x.optimizer_shards for x in seen)}) if self.optimizer_sharding else [1]
+        most = self.most_sharding if self.optimizer_sharding else Sharding.NONE
+        shares = sorted({_PLAIN.shares, *(one.shares for one in seen if one.shares[0] <= most)})
         offload = [False, True] if self.offload and _has(seen, "offload", True) else [False]
-        return tuple(Setting(*x) for x in itertools.product(kinds, sequence, shards, offload))
+        contexts = sorted(set.intersection(*({one.context for one in row} for row in rows))) if rows else [1]
+        contexts = contexts if self.context else [context for context in contexts if context == 1]
+        spreads = sorted({one.spread for one in seen}, key=lambda x: (x[0] or 0, x[1])) if self.experts else []
+        if _PLAIN.spread not in spreads:
+            spreads.insert(0, _PLAIN.spread)
+        gathered = [False, True] if self.gathered and _has(seen, "gathered", True) else [False]
+        return tuple(
+            Setting(kind, sp, shards, kept, context, *spread, max(sharding, Sharding.OPTIMIZER), whole)
+            for kind, context, spread, sp, whole, (sharding, shards), kept in itertools.product(
+                kinds, contexts, spreads, sequence, gathered, shares, offload
+            )
+            if sp or not whole
+        )
 
     def under(self, instance: Instance, setting: Setting) -> Instance:
         """The instance whose layers have the TMPCs of that setting alone. All its plans are run in it."""
         layers = tuple(
-            replace(layer, tmpcs={t: tmpcs_under(self._of_known_kinds(row), setting) for t, row in layer.tmpcs.items()})
+            replace(
+                layer,
+                tmpcs={
+                    t: left
+                    for t, row in layer.tmpcs.items()
+                    if (left := tmpcs_under(self._of_known_kinds(row), setting))
+                },
+            )
             for layer in instance.layers
         )
         found = replace(instance, layers=layers)

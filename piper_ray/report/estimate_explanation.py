@@ -6,14 +6,22 @@ from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
-from piper_ray.workloads.estimate.exchanges import exchange_s, is_all_to_all, regather_s, regathers
+from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.formulas import number_text, substituted
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.memory import kept_bytes, transient_bytes
+from piper_ray.workloads.estimate.memory import (
+    Numbers,
+    kept_bytes,
+    kept_parts,
+    numbers_on_device,
+    state_bytes,
+    transient_bytes,
+)
 from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 from piper_ray.workloads.estimate.roofline import (
     achieved_fraction,
@@ -23,6 +31,7 @@ from piper_ray.workloads.estimate.roofline import (
     shape_on,
     traffic_s,
 )
+from piper_ray.workloads.estimate.software import ContextExchange
 from piper_ray.workloads.estimate.work import hardware_flop, model_flop
 from piper_ray.workloads.estimate.working import backward_bytes
 from piper_ray.workloads.formats.workload_writer import type_keys
@@ -49,12 +58,36 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     yield f"Work of a microbatch, forward and backward: {flop_text(model_flop(kind))}{again}"
     yield ""
     yield from _saved(kind)
-    for sharing in dict.fromkeys((mode.degree, mode.sequence_parallel) for mode in result.modes[kind.key]):
+    for divided in dict.fromkeys(map(_divided, result.modes[kind.key])):
         yield ""
-        yield from _passes(result, kind.on(sharing[0]), Mode(*sharing))
+        yield from _passes(result, kind.on(divided.degree), divided)
         for mode in result.modes[kind.key]:
-            if (mode.degree, mode.sequence_parallel) == sharing:
+            if _divided(mode) == divided:
                 yield from _figures(result, kind.on(mode.degree), mode)
+
+
+def _divided(mode: Mode) -> Mode:
+    """How passes are divided over devices, without what is kept and shared between them."""
+    return Mode(
+        mode.degree,
+        mode.sequence_parallel,
+        context=mode.context,
+        experts=mode.experts,
+        expert_tensor=mode.expert_tensor,
+        gathered=mode.gathered,
+    )
+
+
+def _division_text(mode: Mode) -> str:
+    """``t = 4, cp = 2, sp``."""
+    parts = [f"t = {mode.degree}"]
+    parts += [f"cp = {mode.context}"] if mode.context > 1 else []
+    parts += ["sp"] if mode.sequence_parallel else []
+    parts += ["kept gathered"] if mode.gathered else []
+    if mode.experts is not None:
+        parts.append(f"experts over {mode.experts} ranks")
+        parts += [f"{mode.expert_tensor} devices each"] if mode.expert_tensor > 1 else []
+    return ", ".join(parts)
 
 
 def _find(result: Estimate, layer: str) -> LayerKind:
@@ -141,13 +174,18 @@ def _saved(kind: LayerKind) -> Iterator[str]:
 
 def _passes(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     stack = result.setting.stack
-    yield f"t = {mode.degree}{', sp' if mode.sequence_parallel else ''}: forward and backward pass of each operator"
+    yield f"{_division_text(mode)}: forward and backward pass of each operator"
     for operator in kind.operators:
         there = forward_s(operator, kind, mode, stack)
         back = backward_s(operator, kind, mode, stack)
         yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
         yield from (f"    {line}" for line in _work(result, kind, operator, mode))
-    for exchange in kind.exchanges if mode.degree > 1 else ():
+    if mode.context > 1 and attends(kind):
+        yield (
+            f"  {_CONTEXT[stack.software.context]} over {mode.context} groups: "
+            f"{time_text(context_s(kind, mode, stack), 4)} a forward pass"
+        )
+    for exchange in kind.exchanges if mode.degree > 1 or mode.experts is not None else ():
         once = time_text(exchange_s(exchange, kind, mode, stack), 4)
         formula, how = exchange.bytes, "all-reduce"
         if mode.sequence_parallel:
@@ -161,6 +199,13 @@ def _passes(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
             f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
             f"{exchange.backward:g} backward{again}"
         )
+
+
+_CONTEXT = {
+    ContextExchange.RING: "keys and values around a ring, beside attention,",
+    ContextExchange.ALL_GATHER: "all-gather of keys and values",
+    ContextExchange.ALL_TO_ALL: "all-to-all of heads, there and back,",
+}
 
 
 def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: Mode) -> Iterator[str]:
@@ -191,33 +236,52 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     if mode.offload:
         yield f"        offload: {_offload_text(result, kind, mode, costs)}"
     yield f"    a = {_kept_text(kind, mode)}"
-    training = result.setting.training
-    zero = f"/{mode.zero_shards}" if mode.zero_shards > 1 else ""
     yield (
-        f"    b = {_state_text(costs, training, zero)}{_excess_text(result, costs)} = {costs.fixed_bytes:,.0f} bytes"
+        f"    b = {_state_text(kind, result.setting.training, mode)}{_excess_text(result, costs)} = "
+        f"{costs.fixed_bytes:,.0f} bytes"
     )
-    yield from (f"        {line}" for line in _memory_lines(result, kind, mode, costs))
+    yield from (f"        {line}" for line in _memory_lines(result, kind, mode))
     yield f"    w = {_synchronised_text(result, mode, costs)} = {costs.synchronised_bytes:,.0f} bytes"
+    if costs.shared_bytes:
+        yield f"    shared = {costs.shared_bytes:,.0f} bytes of optimizer state, a d-th on each of d replicas"
+    if mode.least_data_parallel_degree > 1:
+        yield f"    only in stages of {mode.least_data_parallel_degree} replicas or more"
+    if costs.unsaid_s:
+        sign, why = ("+", "among c groups") if costs.unsaid_s > 0.0 else ("-", "of replicas without these weights")
+        yield f"    in p: {sign}{time_text(abs(costs.unsaid_s), 4)} of w's synchronisation, {why}, for each microbatch"
     if kind.value(kind.output):
         yield f"    {_edge_text(result, kind, mode)}"
 
 
-def _state_text(costs: Costs, training: Training, zero: str) -> str:
-    of_trained = f"{training.gradient_bytes:g} gradients + {training.optimizer_bytes:g}{zero} optimizer"
-    if costs.trained == costs.parameters:
-        return f"{costs.parameters:,.0f} parameters x ({training.weight_bytes:g} weights + {of_trained})"
-    weights = f"{costs.parameters:,.0f} parameters x {training.weight_bytes:g} weights"
-    return f"{weights} + {costs.trained:,.0f} trained x ({of_trained})"
+def _state_text(kind: LayerKind, training: Training, mode: Mode) -> str:
+    """Of dense parameters, and of experts' where they are shared out otherwise."""
+    dense, routed = numbers_on_device(kind, mode)
+    if mode.shards(routed=True) == mode.shards(routed=False) or not routed.held:
+        both = Numbers(False, dense.held + routed.held, dense.trained + routed.trained)
+        return _numbers_text(both, "", training, mode)
+    texts = (_numbers_text(dense, "", training, mode), _numbers_text(routed, " of experts", training, mode))
+    return " + ".join(texts)
 
 
-def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> Iterator[str]:
+def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: Mode) -> str:
+    shards = mode.shards(numbers.routed)
+
+    def share(of: Sharding) -> str:
+        return f"/{shards:g}" if shards > 1 and mode.shares >= of else ""
+
+    optimizer = 0.0 if mode.zero_shards == ALL_REPLICAS else training.optimizer_bytes
+    weights = f"{training.weight_bytes:g}{share(Sharding.WEIGHTS)} weights"
+    gradients = f"{training.gradient_bytes:g}{share(Sharding.GRADIENTS)} gradients"
+    of_trained = f"{gradients} + {optimizer:g}{share(Sharding.OPTIMIZER)} optimizer"
+    if numbers.trained == numbers.held:
+        return f"{numbers.held:,.0f} parameters{whose} x ({weights} + {of_trained})"
+    return f"{numbers.held:,.0f} parameters{whose} x {weights} + {numbers.trained:,.0f} trained x ({of_trained})"
+
+
+def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
     """What b is for, and what the backward pass holds beside a and b."""
-    training, shards = result.setting.training, mode.zero_shards
-    whole = shards if mode.fsdp else 1
     states = [
-        ("weights", costs.parameters * training.weight_bytes / whole),
-        ("gradients", costs.trained * training.gradient_bytes / whole),
-        ("optimizer state", costs.trained * training.optimizer_bytes / shards),
+        (name, state_bytes(kind, mode, training)) for name, training in _parts_of(result.setting.training).items()
     ]
     yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
     again, gradients = transient_bytes(kind, mode), backward_bytes(kind, mode)
@@ -225,28 +289,36 @@ def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
     yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
 
+def _parts_of(training: Training) -> dict[str, Training]:
+    """Each with one of the states alone."""
+    nothing = Training(weight_bytes=0.0, gradient_bytes=0.0, optimizer_bytes=0.0)
+    return {
+        "weights": nothing.model_copy(update={"weight_bytes": training.weight_bytes}),
+        "gradients": nothing.model_copy(update={"gradient_bytes": training.gradient_bytes}),
+        "optimizer state": nothing.model_copy(update={"optimizer_bytes": training.optimizer_bytes}),
+    }
+
+
 def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
     output, setting = kind.value(kind.output), result.setting
     gathers = mode.degree > 1 and not mode.sequence_parallel
     return (
         f"c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each layer that "
-        f"reads it; bw = {output:,.0f} / {mode.degree} - c{' + gathering' if gathers else ''} = "
+        f"reads it; bw = {output:,.0f} / {mode.devices} - c{' + gathering' if gathers else ''} = "
         f"{sync_bytes(output, mode, setting):,.0f} bytes; fw of what it reads likewise"
     )
 
 
 def _kept_text(kind: LayerKind, mode: Mode) -> str:
     if mode.recomputation is Recomputation.FULL:
-        listed = [(kind.checkpoint, Split.SEQUENCE)]
+        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
     else:
         selective = mode.recomputation is Recomputation.SELECTIVE
-        saved = [saved for operator in kind.operators for saved in operator.saved]
-        listed = [(item.bytes, item.split) for item in saved if not (selective and item.cheap)]
-    terms = [
-        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "")
-        for formula, split in listed
-        for parts in [split.parts(mode.degree, mode.sequence_parallel)]
-    ]
+        saved = [(operator, item) for operator in kind.operators for item in operator.saved]
+        listed = [
+            (item.bytes, kept_parts(operator, item, mode)) for operator, item in saved if not (selective and item.cheap)
+        ]
+    terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
     total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"
     return f"0; in host memory {total}" if mode.offload else total
 
@@ -264,11 +336,14 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
 def _synchronised_text(result: Estimate, mode: Mode, costs: Costs) -> str:
     setting = result.setting
     gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
-    if mode.zero_shards > 1:
-        return (
-            f"{costs.trained:,.0f} x ({gradient_bytes:g} of a gradient scattered + "
-            f"{setting.training.weight_bytes:g} of a weight gathered) / 2"
-        )
+    weight, shards = f"{setting.training.weight_bytes:g} of a weight gathered", mode.zero_shards
+    gradient = f"{gradient_bytes:g} of a gradient"
+    if mode.shares is Sharding.OPTIMIZER:
+        return f"{costs.trained:,.0f} x ({gradient} scattered + {weight}) / 2"
+    if mode.shares is Sharding.GRADIENTS:
+        return f"{costs.trained:,.0f} x ({weight} / 2 + {gradient} / {shards})"
+    if mode.shares is Sharding.WEIGHTS:
+        return f"{costs.trained:,.0f} x {gradient} / {shards}, among groups that share weights,"
     return f"{costs.trained:,.0f} x {gradient_bytes:g}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import OneSetting, Recomputation
+from piper_ray.model.settings import OneSetting, Recomputation, Sharding
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
 
 _WHOLE_LAYERS = (Recomputation.NONE, Recomputation.FULL)
@@ -25,15 +25,16 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.MEGATRON,
         "Megatron",
         (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
-        OneSetting(),
+        OneSetting(context=True, experts=True),
         fills_interleaved=True,
     ),
-    # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model.
+    # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
+    # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so.
     RuntimeName.TORCHTITAN: Runtime(
         RuntimeName.TORCHTITAN,
         "torchtitan",
         _TORCH_SCHEDULES,
-        OneSetting(),
+        OneSetting(context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
     ),
     # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
@@ -60,7 +61,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.FLAGSCALE,
         "FlagScale",
         (ScheduleName.ONE_F_ONE_B,),
-        OneSetting(_WHOLE_LAYERS, by_layer=True),
+        OneSetting(_WHOLE_LAYERS, by_layer=True, context=True),
         first_k=True,
     ),
 }

@@ -19,7 +19,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting
+from piper_ray.model.settings import OneSetting, setting_of
 from piper_ray.runtimes.pieces import pieces_of
 
 USUAL_GPUS_PER_NODE = 8
@@ -75,7 +75,8 @@ class Runtime:
 
     def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
         """What a plan must keep to be run by it. Raises UsageError for a model that it does not know."""
-        degrees = divisors(gpus_per_node) if self.tensor_parallelism else [1]
+        within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
+        degrees = sorted({t * context for t in within for context in self._contexts(instance)})
         asked: list[Constraint] = [SameDegrees(), KeepOrder(), self.setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
         if self.blocks:
@@ -87,6 +88,13 @@ class Runtime:
         if self.fills_interleaved and schedule is ScheduleName.INTERLEAVED:
             asked.append(FilledPipeline())
         return tuple(asked)
+
+    def _contexts(self, instance: Instance) -> set[int]:
+        """Degrees of context parallelism; the planner's t counts the devices of all groups."""
+        if not self.setting.context:
+            return {1}
+        rows = (row for layer in instance.layers for row in layer.tmpcs.values())
+        return {1, *(setting_of(tmpc).context for row in rows for tmpc in row)}
 
     def restricted(
         self, restrictions: Restrictions, instance: Instance, schedule: ScheduleName, gpus_per_node: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import Recomputation, Sharding
 from piper_ray.validate.runs import Run, RunModel
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
@@ -27,8 +27,15 @@ from piper_ray.workloads.estimate.runtimes import (
     Runtime,
     Selective,
 )
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Precision, Stack, software_named, stack_of
-from piper_ray.workloads.estimate.states import HALF_GRADIENTS, Sharding
+from piper_ray.workloads.estimate.software import (
+    DEFAULT_SOFTWARE,
+    ContextExchange,
+    Precision,
+    Stack,
+    software_named,
+    stack_of,
+)
+from piper_ray.workloads.estimate.states import HALF_GRADIENTS
 
 
 class NotExpressible(Exception):
@@ -204,7 +211,7 @@ def _stack(run: Run, generation: str, hardware: Hardware, untold: Untold, assume
     if "dualpipe" in run.told:
         software = software.model_copy(update={"expert_overlap": 0.9})
     if _ALL_TO_ALL in run.told:
-        software = software.model_copy(update={"context_ring": False})
+        software = software.model_copy(update={"context": ContextExchange.ALL_TO_ALL})
     if "async tp" in run.told or "asynctp" in run.told:
         software = software.model_copy(update={"forward_overlap": 0.5, "backward_overlap": 0.5})
     if _NO_OVERLAP in run.told:

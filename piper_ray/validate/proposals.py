@@ -14,6 +14,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.settings import Sharding
 from piper_ray.model.solution import Solution
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
@@ -23,6 +24,7 @@ from piper_ray.validate.runs import Run, Unreadable
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate_on
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
+from piper_ray.workloads.estimate.modes import Offer
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def _proposal(laid: Laid, layout: PricedLayout, hardware: Hardware, options: Sol
 def _workload(laid: Laid, hardware: Hardware) -> Instance:
     """That of the model on as many devices, with all ways to run it that the estimator offers."""
     layout, stack = laid.layout, laid.stack
+    name = {Sharding.OPTIMIZER: "zero", Sharding.GRADIENTS: "zero2", Sharding.WEIGHTS: "fsdp"}.get(layout.sharding)
+    shards = {} if name is None else {name: layout.mode.zero_shards}
     request = EstimateRequest(
         nodes=-(-layout.devices // stack.gpus_per_node),
         gpus_per_node=stack.gpus_per_node,
@@ -116,7 +120,12 @@ def _workload(laid: Laid, hardware: Hardware) -> Instance:
         samples=layout.samples,
         batch=layout.batch,
         fused=layout.fused,
-        zero_shards=layout.mode.zero_shards,
+        offer=Offer(
+            **shards,
+            contexts=tuple(sorted({1, layout.context})),
+            experts=() if layout.expert is None else (layout.expert,),
+            expert_tensor=layout.expert_tensor,
+        ),
     )
     return estimate_on(stack, laid.model, hardware, request).instance.replace(devices=layout.devices)
 

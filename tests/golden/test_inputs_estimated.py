@@ -17,6 +17,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
 
 INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 MODELS = [
@@ -153,7 +154,7 @@ def test_six_towers_are_too_wide_to_plan_layer_by_layer() -> None:
 
 
 def test_sharding_and_offload_are_used_where_memory_binds_and_only_there() -> None:
-    request = EstimateRequest(nodes=128, zero_shards=2, offload=True)
+    request = EstimateRequest(nodes=128, offer=Offer(zero=2, offload=True))
     instance = estimate(read_model("llama3-405b"), load_hardware(), "H100-SXM", request).instance
     plan, _, time_s = optimum(instance)
     used = {option for stage in plan.stages for tmpc_id in stage.tmpc_ids.values() for option in tmpc_id.split("+")}

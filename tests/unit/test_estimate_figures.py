@@ -7,7 +7,7 @@ import math
 import pytest
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import Recomputation, Sharding
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.formulas import evaluate, substituted
@@ -225,7 +225,7 @@ def test_zero_shards_the_optimizer_only_and_gathers_weights_in_place_of_gradient
 def test_sharded_weights_are_gathered_beside_the_passes() -> None:
     result = estimated(gpt(2, 4096, 32), nodes=8, batch=64)
     kind = kind_of(result)
-    plain, sharded = (result.costs(kind, Mode(1, zero_shards=n, fsdp=n > 1)) for n in (1, 64))
+    plain, sharded = (result.costs(kind, Mode(1, zero_shards=n, sharding=Sharding.WEIGHTS)) for n in (1, 64))
     gather_s = all_gather_s(2 * plain.parameters, Group(64), A100, 8)
     scatter_s = all_gather_s(4 * plain.parameters, Group(64), A100, 8)
     forward_s, backward_s = plain.forward_pass_s, plain.time_s - plain.forward_pass_s
@@ -233,7 +233,10 @@ def test_sharded_weights_are_gathered_beside_the_passes() -> None:
     assert gather_s < forward_s
     assert sharded.gather_forward_s == pytest.approx(0.25 * gather_s)
     assert sharded.gather_backward_s == pytest.approx(max(0.0, moved_s - backward_s) + 0.25 * min(moved_s, backward_s))
-    assert sharded.synchronised_bytes == 0.0
+    # Groups of 64 replicas reduce their shards among each other, as one group does not: w says so, p takes it back.
+    assert sharded.synchronised_bytes == 4 * plain.parameters / 64
+    rate = 25e9 * 0.85
+    assert sharded.unsaid_s * 64 == pytest.approx(-63 / 64 * 64 * 2 * sharded.synchronised_bytes / rate)
     assert sharded.state_bytes == 18 / 64 * plain.parameters
 
 

@@ -155,5 +155,5 @@ def test_deepspeed_divides_and_runs_as_planned(tmp_path: Path) -> None:
     assert (found["batch"], found["zero"]) == ([32, 1, 16], 0)
     rows = (tmp_path / "ranks.csv").read_text().splitlines()[1:]
     for row, place in zip(rows, found["ranks"], strict=True):
-        _, _, _, pipeline_rank, _, replica, shard = row.split(",")
+        _, _, _, pipeline_rank, _, replica, _, shard = row.split(",")
         assert place == {"pipe": int(pipeline_rank), "data": int(replica), "model": int(shard)}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import Recomputation, Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.families import Microbatch
@@ -17,7 +17,6 @@ from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
 from piper_ray.workloads.estimate.runtimes import FSDP, GIB, MEGATRON_CORE, MIB, NEMO, Loss, Runtime
-from piper_ray.workloads.estimate.states import Sharding
 from tests.estimate_support import model_of
 
 S, H, F, A, G, D, V, LAYERS = 2048, 2048, 5632, 32, 8, 64, 65536, 8

@@ -12,13 +12,13 @@ import pytest
 
 from piper_ray.calibrate.proof import proof_lines, proofs
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import Sharding
 from piper_ray.validate.layouts import laid_out
 from piper_ray.validate.price import Outcome, outcome_of
 from piper_ray.validate.runs import Run, read_runs
 from piper_ray.validate.table import Errors, errors_by_group, groups_of, in_fitted_half, order_of_layouts, table_lines
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
-from piper_ray.workloads.estimate.states import Sharding
 from tests.data import DATA, goldens
 
 HARDWARE = load_hardware()

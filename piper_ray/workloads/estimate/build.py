@@ -9,20 +9,30 @@ from piper_ray.model import limits
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import size_text
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import Recomputation, Sharding
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
-from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.estimate.memory import working_bytes
-from piper_ray.workloads.estimate.modes import Mode, degrees_of, modes_of
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
+from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
+from piper_ray.workloads.estimate.modes import PLAIN, Mode, Offer, degrees_of, modes_of
+from piper_ray.workloads.estimate.offered import heads_handed_out, require_offered
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.runtimes import DEFAULT
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, precision_named, software_named, stack_of
+from piper_ray.workloads.estimate.software import (
+    DEFAULT_SOFTWARE,
+    ContextExchange,
+    Stack,
+    context_exchange_named,
+    precision_named,
+    software_named,
+    stack_of,
+)
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -32,10 +42,11 @@ class EstimateRequest:
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
     fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
-    zero_shards: optimizer states over so many replicas as a further choice; 1: none. offload: activations in host
-    memory as a further choice. lora: rank of adapters that are trained in the model's place; 0: the model itself is.
-    reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
-    ``Runtime.reserve_bytes`` says.
+    offer: further ways to run layers. context_exchange: how context parallelism attends to all tokens
+    (``software.ContextExchange``); expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
+    of adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: of each GPU, for CUDA's
+    context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says. calibration:
+    what measurements say of the constants.
     """
 
     nodes: int
@@ -46,8 +57,9 @@ class EstimateRequest:
     fused: bool = True
     software: str = DEFAULT_SOFTWARE
     precision: str = "bf16"
-    zero_shards: int = 1
-    offload: bool = False
+    offer: Offer = PLAIN
+    context_exchange: str = ContextExchange.RING.value
+    expert_imbalance: float | None = None
     lora: int = 0
     reserve_bytes: float | None = None
     calibration: Calibration = UNCALIBRATED
@@ -55,7 +67,11 @@ class EstimateRequest:
     def stack(self, gpu: Gpu) -> Stack:
         """What runs the model on that GPU. Raises UsageError."""
         precision, software = precision_named(self.precision), software_named(self.software)
-        return self.calibration.applied(stack_of(gpu, software, precision, self.gpus_per_node or gpu.gpus_per_node))
+        software = software.model_copy(update={"context": context_exchange_named(self.context_exchange)})
+        stack = stack_of(gpu, software, precision, self.gpus_per_node or gpu.gpus_per_node)
+        if self.expert_imbalance is not None:
+            stack = replace(stack, imbalance=self.expert_imbalance)
+        return self.calibration.applied(stack)
 
 
 @dataclass(frozen=True)
@@ -100,23 +116,28 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
     architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, per_node)
+    require_offered(architecture, request.offer)
     modes = {
         kind.key: tuple(
-            mode for t in degrees[kind.key] for mode in modes_of(kind, t, request.zero_shards, request.offload)
+            mode
+            for t in degrees[kind.key]
+            for mode in modes_of(kind, t, request.offer)
+            if mode.devices <= devices and (heads_handed_out(kind, mode) or not _hands_out_heads(stack))
         )
         for kind in architecture.kinds
     }
+    modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, gpu)
     links = links_of(gpu, per_node)
     setting = Setting(
         stack=stack,
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=links[-1].bandwidth_bytes_per_s,
-        workspace_bytes=_workspace_bytes(architecture.kinds, modes),
+        workspace_bytes=_workspace_bytes(architecture.kinds, modes, hardware.training),
         reserve_bytes=(
             DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
         ),
-        largest_degree=max(t for of_kind in degrees.values() for t in of_kind),
+        largest_degree=max(mode.devices for of_kind in modes.values() for mode in of_kind),
     )
     if setting.reserve_bytes >= gpu.device_bytes:
         raise UsageError(f"--reserve {setting.reserve_bytes:,.0f}B: a GPU has {gpu.device_bytes:,.0f}; expected less")
@@ -125,7 +146,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
             f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
             f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
-    instance = _instance(architecture, modes, setting, devices, links, microbatch)
+    instance = replace(_instance(architecture, modes, setting, devices, links, microbatch), notes=left_out)
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
     return Estimate(
         instance,
@@ -155,13 +176,59 @@ def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
     return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
-def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]]) -> float:
-    """What any layer's backward pass needs at its largest degree, in the mode that needs most."""
+def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]], training: Training) -> float:
+    """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
+
+    Context parallelism divides what is needed there further, but not in a plan without it.
+    """
     needed = [0.0]
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
-        needed += [working_bytes(kind.on(largest), mode) for mode in modes[kind.key] if mode.degree == largest]
+        for mode in modes[kind.key]:
+            gathered = gathered_bytes(kind.on(mode.degree), mode, training)
+            if gathered or (mode.degree == largest and mode.context == 1):
+                needed.append(gathered + working_bytes(kind.on(mode.degree), mode))
     return max(needed)
+
+
+_GATHERED = 0.25
+"""Of a device's memory: what may be set aside for the weights of a layer that are gathered, and its backward pass."""
+
+
+def _gathering_little(
+    kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]], training: Training, gpu: Gpu
+) -> tuple[dict[str, tuple[Mode, ...]], tuple[str, ...]]:
+    """Without sharded weights at degrees at which a layer's would fill too much of a device, and what is said of it.
+
+    What is set aside is set aside for plans without them, too.
+    """
+
+    def needed_bytes(kind: LayerKind, mode: Mode) -> float:
+        gathered = gathered_bytes(kind.on(mode.degree), mode, training)
+        return gathered + working_bytes(kind.on(mode.degree), mode) if gathered else 0.0
+
+    large: dict[int, float] = {}
+    for kind in kinds:
+        for mode in modes[kind.key]:
+            size_bytes = needed_bytes(kind, mode)
+            if size_bytes > _GATHERED * gpu.device_bytes:
+                large[mode.degree] = max(large.get(mode.degree, 0.0), size_bytes)
+    if not large:
+        return modes, ()
+    kept = {
+        key: tuple(mode for mode in of_kind if mode.shares < Sharding.WEIGHTS or mode.degree not in large)
+        for key, of_kind in modes.items()
+    }
+    degrees = ", ".join(map(str, sorted(large)))
+    said = (
+        f"weights are not sharded at t = {degrees}: to gather a layer's and to go back through it takes up to "
+        f"{size_text(max(large.values()))} of a device"
+    )
+    return kept, (said,)
+
+
+def _hands_out_heads(stack: Stack) -> bool:
+    return stack.software.context is ContextExchange.ALL_TO_ALL
 
 
 def _instance(
@@ -190,8 +257,9 @@ def _instance(
         tmpcs: dict[int, tuple[Tmpc, ...]] = {}
         for mode in modes[node.kind.key]:
             tmpc = tmpc_of(costs[node.kind.key, mode], mode, setting, arriving, leaving)
-            tmpcs[mode.degree] = (*tmpcs.get(mode.degree, ()), tmpc)
-        layers.append(Layer(index, node.kind.name, tmpcs, node.path))
+            tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
+        rows = {t: tmpcs[t] for t in sorted(tmpcs)}
+        layers.append(Layer(index, node.kind.name, rows, node.path))
     edges = tuple(
         Edge(source, index, float(round(edge_bytes(output[source], setting))))
         for index, node in enumerate(nodes)

@@ -9,13 +9,17 @@ from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.settings import Recomputation
+from piper_ray.workloads.estimate import synchronisation
 from piper_ray.workloads.estimate.exchanges import exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.links import Group, all_gather_s
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
+    gathered_bytes,
     kept_bytes,
+    numbers_on_device,
     parameters_on_device,
+    shared_bytes,
     state_bytes,
     trained_on_device,
     transient_bytes,
@@ -69,7 +73,8 @@ class Costs:
     idle_forward_s, idle_backward_s: of the GPU, while the host launches what is next. gather_forward_s,
     gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
     back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s,
-    products that give gradients of weights.
+    products that give gradients of weights. shared_bytes: of state, in all replicas together. updated: parameters whose
+    optimizer state is here. unsaid_s: of synchronisation, what w does not say at any d (``synchronisation``).
     """
 
     forward_s: float
@@ -93,6 +98,9 @@ class Costs:
     excess_bytes: float
     offload_forward_s: float
     weight_s: float
+    shared_bytes: float
+    updated: float
+    unsaid_s: float
 
     @property
     def forward_pass_s(self) -> float:
@@ -111,6 +119,11 @@ class Costs:
         exchanges = self.exchange_forward_s + self.exchange_backward_s + self.exchange_recompute_s
         waiting = self.idle_forward_s + self.idle_backward_s + self.gather_forward_s + self.gather_backward_s
         return self.compute_s + exchanges + waiting + self.offload_s
+
+    @property
+    def planned_s(self) -> float:
+        """p with what the planner's own charge for synchronisation leaves out, or has too much of."""
+        return max(self.time_s + self.unsaid_s, (self.time_s + self.forward_pass_s) / 2.0)
 
     @property
     def fixed_bytes(self) -> float:
@@ -133,7 +146,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
     parameters = parameters_on_device(kind, mode)
     trained = trained_on_device(kind, mode)
-    transient = working_bytes(kind, mode)
+    transient = working_bytes(kind, mode) + gathered_bytes(kind, mode, setting.training)
     # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
     # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
     charged = not kind.recomputable or transient_bytes(kind, mode) > 0.0
@@ -144,7 +157,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     offload = [offload_s(kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
         max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
-        for moved_s, pass_s in zip(_sharded_s(parameters, trained, mode, setting), passes_s, strict=True)
+        for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
     return Costs(
         forward_s=sum(forward),
@@ -161,7 +174,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         parameters=parameters,
         trained=trained,
         gradient_bytes=trained * setting.training.gradient_bytes,
-        synchronised_bytes=synchronised_bytes(trained, mode, setting),
+        synchronised_bytes=synchronisation.synchronised_bytes(kind, mode, stack, setting.training),
         state_bytes=state_bytes(kind, mode, setting.training),
         activation_bytes=activation_bytes(kind, mode),
         transient_bytes=transient,
@@ -169,6 +182,9 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         offload_forward_s=offload[0],
         weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
         / software.efficiency,
+        shared_bytes=shared_bytes(kind, mode, setting.training),
+        updated=sum(x.trained / mode.shards(x.routed) for x in numbers_on_device(kind, mode)),
+        unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
     )
 
 
@@ -204,32 +220,6 @@ def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
     return max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu)
 
 
-def synchronised_bytes(trained: float, mode: Mode, setting: Setting) -> float:
-    """w: what each replica reduces and gathers around a ring, once a batch, as half the bytes of both.
-
-    All-reduced gradients go around twice. With a sharded optimizer (ZeRO-1, Rajbhandari et al. 2020) gradients are
-    scattered and updated weights gathered. FSDP does that in each pass.
-    """
-    software = setting.stack.software
-    gradient_bytes = software.reduced_bytes(setting.stack.precision, setting.training)
-    if mode.fsdp:
-        return 0.0
-    gathered_bytes = setting.training.weight_bytes if mode.zero_shards > 1 else gradient_bytes
-    return trained * (gradient_bytes + gathered_bytes) / 2.0
-
-
-def _sharded_s(parameters: float, trained: float, mode: Mode, setting: Setting) -> tuple[float, float]:
-    """FSDP: weights are gathered for the forward and again for the backward pass, whose gradients are scattered."""
-    if not mode.fsdp:
-        return 0.0, 0.0
-    group = Group(mode.zero_shards, mode.degree * mode.context)
-    weights_bytes = parameters * setting.training.weight_bytes
-    gradients_bytes = trained * setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
-    gather_s = all_gather_s(weights_bytes, group, setting.gpu, setting.stack.gpus_per_node)
-    scatter_s = all_gather_s(gradients_bytes, group, setting.gpu, setting.stack.gpus_per_node)
-    return gather_s, gather_s + scatter_s
-
-
 def edge_bytes(output_bytes: float, setting: Setting) -> float:
     """c of an edge: what each device sends when all stages have the largest degree."""
     return output_bytes / setting.largest_degree
@@ -257,14 +247,15 @@ def tmpc_of(
     """The TMPC. arriving, leaving: whole bytes of the tensors from and to each neighbour, by layer id."""
     return Tmpc(
         id=mode.id,
-        **times_of(costs.time_s, costs.forward_pass_s, costs.weight_s),
+        **times_of(costs.planned_s, costs.forward_pass_s, costs.weight_s),
         weights_bytes=float(math.ceil(costs.synchronised_bytes)),
         activation_bytes=float(math.ceil(costs.activation_bytes)),
         fixed_bytes=float(math.ceil(costs.fixed_bytes)),
         forward_sync_bytes={u: float(math.ceil(sync_bytes(size, mode, setting))) for u, size in arriving.items()},
         backward_sync_bytes={w: float(math.ceil(sync_bytes(size, mode, setting))) for w, size in leaving.items()},
         recompute=mode.recomputation is not Recomputation.NONE,
-        least_data_parallel_degree=mode.zero_shards,
+        shared_bytes=float(math.ceil(costs.shared_bytes)),
+        least_data_parallel_degree=mode.least_data_parallel_degree,
     )
 
 

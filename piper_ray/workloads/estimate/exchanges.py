@@ -8,7 +8,7 @@ from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind
 from piper_ray.workloads.estimate.roofline import forward_s as one_s
-from piper_ray.workloads.estimate.software import Stack
+from piper_ray.workloads.estimate.software import ContextExchange, Stack
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
     core = [operator for operator in kind.operators if operator.on_chip or "scores" in operator.name]
     if mode.context > 1 and core:
         moved_s = context_s(kind, mode, stack)
-        beside_s = sum(one_s(operator, kind, mode, stack) for operator in core) if software.context_ring else 0.0
+        ring = software.context is ContextExchange.RING
+        beside_s = sum(one_s(operator, kind, mode, stack) for operator in core) if ring else 0.0
+        there_and_back = 1.0 if software.context is ContextExchange.ALL_TO_ALL else 2.0
         forward_s += max(0.0, moved_s - beside_s)
-        backward_s += max(0.0, 2.0 * moved_s - 2.0 * beside_s) if software.context_ring else moved_s
+        backward_s += max(0.0, there_and_back * moved_s - 2.0 * beside_s)
     return ExchangeSeconds(forward_s, backward_s)
 
 
@@ -82,16 +84,16 @@ def regather_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) ->
 def context_s(kind: LayerKind, mode: Mode, stack: Stack) -> float:
     """Context parallelism over c groups, in a forward pass.
 
-    Keys and values of all tokens go around a ring, while attention works on those that are there (Liu et al. 2023);
-    their gradients go around as well. Or an all-to-all hands out heads in place of tokens before attention, and takes
-    them back after it (Jacobs et al. 2023).
+    Keys and values of all tokens go around a ring, while attention works on those that are there, or are gathered
+    before it; their gradients go back likewise. Or an all-to-all hands out heads in place of tokens before attention,
+    and takes them back after it.
     """
     value_size = "v" if "v" in kind.symbols else "d"
     group = Group(mode.context, mode.degree)
     gpu, per_node = stack.gpu, stack.gpus_per_node
     message_s = stack.software.message_s
     keys = kind.value(f"2 s b g d + 2 s b g {value_size}") / mode.degree
-    if stack.software.context_ring:
+    if stack.software.context is not ContextExchange.ALL_TO_ALL:
         return all_gather_s(keys, group, gpu, per_node) + message_s
     queries = kind.value(f"2 s b a d + 2 s b a {value_size}") / mode.degree
     return all_to_all_s((keys + queries) / mode.context, group, gpu, per_node) + 2.0 * message_s

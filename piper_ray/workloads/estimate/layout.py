@@ -16,20 +16,20 @@ from piper_ray.model.figures import plural
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import Recomputation, Sharding
 from piper_ray.model.step import StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, synchronised_bytes, tmpc_of
+from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.links import Group, ring_bytes_per_s, transfer_bytes_per_s
-from piper_ray.workloads.estimate.memory import trained_on_device, trained_routed_on_device, working_bytes
+from piper_ray.workloads.estimate.links import transfer_bytes_per_s
+from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.ranks import RankLayout
 from piper_ray.workloads.estimate.roofline import traffic_s
 from piper_ray.workloads.estimate.software import Stack
-from piper_ray.workloads.estimate.states import Sharding
+from piper_ray.workloads.estimate.synchronisation import reduced
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,16 @@ class Layout:
             sequence_parallel=self.sequence_parallel and self.tensor > 1,
             recomputation=self.recomputation,
             zero_shards=shards if self.sharding is not Sharding.NONE else 1,
+            sharding=self._sharding_of_passes,
             context=self.context,
             experts=self.expert,
             expert_tensor=self.expert_tensor,
-            fsdp=self.sharding is Sharding.WEIGHTS and self.pipeline == 1,
         )
+
+    @property
+    def _sharding_of_passes(self) -> Sharding:
+        """Pipelines keep gathered weights, and all gradients until the last microbatch."""
+        return self.sharding if self.pipeline == 1 else min(self.sharding, Sharding.OPTIMIZER)
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
     ]  # fmt: skip
     overlapped = stack.software.gradient_overlap if layout.overlapped is None else layout.overlapped
     overlap = max(_hidden_share(ranks, costs, sync_s, layout), 0.0) if overlapped else 0.0
-    optimizer_s = max(_optimizer_s(rank, chosen, costs, setting) for rank in ranks) + stack.software.step_s
+    optimizer_s = max(_optimizer_s(rank, costs, setting) for rank in ranks) + stack.software.step_s
     if layout.data == 1:
         optimizer_s += (1.0 - overlap) * max(sum(sync_s[key] for key in rank) for rank in ranks)
     if layout.pipeline > 1:
@@ -209,7 +214,7 @@ def _instance(
         key = node.kind.key
         arriving = {source: output[source] for source in node.inputs}
         leaving = dict.fromkeys(readers[index], output[index])
-        tmpc = tmpc_of(costs[key], chosen[key], setting, arriving, leaving)
+        tmpc = tmpc_of(replace(costs[key], unsaid_s=0.0), chosen[key], setting, arriving, leaving)
         d = layout.data
         weights_bytes = sync_s[key] * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0
         tmpc = replace(tmpc, weights_bytes=weights_bytes, least_data_parallel_degree=1)
@@ -289,19 +294,7 @@ def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) 
 
 def _synchronisation_s(kind: LayerKind, mode: Mode, layout: Layout, setting: Setting) -> float:
     """Once a batch, on each device: gradients reduced over the replicas, and what a sharded optimizer gathers."""
-    stack = setting.stack
-    routed = trained_routed_on_device(kind, mode)
-    dense = trained_on_device(kind, mode) - routed
-    groups = [(dense, Group(layout.data * layout.context, layout.tensor))]
-    if routed:
-        spread = mode.expert_ranks * mode.expert_tensor
-        groups.append((routed, Group(max(1, layout.tensor * layout.context * layout.data // spread), spread)))
-    total_s = 0.0
-    for parameters, group in groups:
-        size_bytes = synchronised_bytes(parameters, mode, setting)
-        rate = ring_bytes_per_s(group, stack.gpu, stack.gpus_per_node)
-        total_s += 2.0 * (group.size - 1) / group.size * size_bytes / rate
-    return total_s
+    return sum(one.ring_s(layout.data, setting.stack) for one in reduced(kind, mode, setting.stack, setting.training))
 
 
 def _hidden_share(
@@ -324,9 +317,9 @@ def _hidden_share(
     return share
 
 
-def _optimizer_s(rank: Sequence[str], chosen: dict[str, Mode], costs: dict[str, Costs], setting: Setting) -> float:
+def _optimizer_s(rank: Sequence[str], costs: dict[str, Costs], setting: Setting) -> float:
     """Each device updates the parameters that it has the optimizer's state of."""
-    updated = sum(costs[key].trained / chosen[key].zero_shards for key in rank)
+    updated = sum(costs[key].updated for key in rank)
     return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
@@ -37,12 +38,50 @@ def _numbers_on_device(operators: Iterable[Operator], kind: LayerKind, mode: Mod
     return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in operators)
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Parameters on a device, dense ones or experts', and those of them that are trained."""
+
+    routed: bool
+    held: float
+    trained: float
+
+
+def numbers_on_device(kind: LayerKind, mode: Mode) -> tuple[Numbers, Numbers]:
+    """Dense parameters, and experts'."""
+    routed, trained = routed_on_device(kind, mode), trained_routed_on_device(kind, mode)
+    dense = Numbers(False, parameters_on_device(kind, mode) - routed, trained_on_device(kind, mode) - trained)
+    return dense, Numbers(True, routed, trained)
+
+
 def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
-    """Weights, gradients and optimizer state, which ``mode.zero_shards`` replicas share; FSDP's share all of it."""
-    whole = mode.zero_shards if mode.fsdp else 1
-    weights = parameters_on_device(kind, mode) * training.weight_bytes / whole
-    trained = training.gradient_bytes / whole + training.optimizer_bytes / mode.zero_shards
-    return weights + trained_on_device(kind, mode) * trained
+    """Weights, gradients and optimizer state, less what all replicas share (``shared_bytes``)."""
+    total = 0.0
+    for numbers in numbers_on_device(kind, mode):
+        shards = mode.shards(numbers.routed)
+        weights = training.weight_bytes / (shards if mode.shares >= Sharding.WEIGHTS else 1.0)
+        gradients = training.gradient_bytes / (shards if mode.shares >= Sharding.GRADIENTS else 1.0)
+        optimizer = 0.0 if mode.zero_shards == ALL_REPLICAS else training.optimizer_bytes / shards
+        total += numbers.held * weights + numbers.trained * (gradients + optimizer)
+    return total
+
+
+def shared_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
+    """Of which each of d replicas of a stage holds a d-th: optimizer state that all of them share."""
+    if mode.zero_shards != ALL_REPLICAS:
+        return 0.0
+    return training.optimizer_bytes * sum(
+        numbers.trained / mode.replicas(numbers.routed) for numbers in numbers_on_device(kind, mode) if numbers.trained
+    )
+
+
+def gathered_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
+    """Of a layer whose weights are sharded (FSDP), while its passes run: weights of it and of the next one in half
+    precision, its gradients in half precision and as they are reduced."""
+    if mode.shares < Sharding.WEIGHTS:
+        return 0.0
+    held, trained = parameters_on_device(kind, mode), trained_on_device(kind, mode)
+    return 2.0 * training.weight_bytes * held + (training.weight_bytes + training.gradient_bytes) * trained
 
 
 def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
@@ -106,7 +145,13 @@ def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
 
 
 def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
-    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / mode.parts(saved.split)
+    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
+
+
+def kept_parts(operator: Operator, saved: KeptBytes, mode: Mode) -> int:
+    """By how many what an operator keeps is divided; what products read may be kept as it was gathered."""
+    whole = mode.gathered and operator.products and operator.products[0].divided == "columns"
+    return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
 
 
 def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Runtime) -> float:

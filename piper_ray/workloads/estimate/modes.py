@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 
 
@@ -15,9 +15,9 @@ class Mode:
 
     degree: t of tensor parallelism. context: so many groups of t devices share a sequence's tokens. experts: ranks
     over which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert.
-    zero_shards: of the optimizer's state; 1 without sharding. fsdp: weights and gradients are sharded with it, and
-    gathered for each pass (ZeRO-3). gathered: with sequence parallelism, what a norm hands to a product is kept whole
-    and not gathered again.
+    zero_shards: replicas (of weights, so d c in all) that share out what ``sharding`` says; 1: none, ALL_REPLICAS:
+    however many there are, of the optimizer's state alone. gathered: with sequence parallelism, what a norm hands to a
+    product is kept whole and not gathered again.
     """
 
     degree: int
@@ -28,27 +28,60 @@ class Mode:
     context: int = 1
     experts: int | None = None
     expert_tensor: int = 1
-    fsdp: bool = False
+    sharding: Sharding = Sharding.OPTIMIZER
     gathered: bool = False
 
     @property
     def id(self) -> str:
-        """``plain``, ``sp+selective``, ``full+zero8+offload``: the TMPC's id."""
+        """``plain``, ``sp+selective``, ``full+zero8+offload``: the TMPC's id (``model.settings`` reads it)."""
         parts = ["sp"] if self.sequence_parallel else []
         parts += ["gathered"] if self.gathered else []
         parts += [f"cp{self.context}"] if self.context > 1 else []
         parts += [f"ep{self.experts}"] if self.experts is not None else []
+        parts += [f"etp{self.expert_tensor}"] if self.expert_tensor > 1 else []
         if self.recomputation is not Recomputation.NONE:
             parts.append(self.recomputation.value)
         parts = parts or ["plain"]
-        parts += [f"{'fsdp' if self.fsdp else 'zero'}{self.zero_shards}"] if self.zero_shards > 1 else []
+        if self.zero_shards == ALL_REPLICAS:
+            parts.append("zero")
+        elif self.zero_shards > 1:
+            parts.append(f"{_SHARDED[self.sharding]}{self.zero_shards}")
         parts += ["offload"] if self.offload else []
         return "+".join(parts)
+
+    @property
+    def devices(self) -> int:
+        """Of a replica: t c, the planner's tensor-parallel degree."""
+        return self.degree * self.context
 
     @property
     def expert_ranks(self) -> int:
         """Over which experts are spread."""
         return self.degree if self.experts is None else self.experts
+
+    @property
+    def shares(self) -> Sharding:
+        """What replicas share out, if anything."""
+        return Sharding.NONE if self.zero_shards == 1 else self.sharding
+
+    def shards(self, routed: bool) -> float:
+        """Into how many parts a weight's state is divided; experts', of which there are fewer replicas, into fewer.
+
+        1 where all replicas share, of which there may be any number.
+        """
+        if self.zero_shards in (1, ALL_REPLICAS) or not routed:
+            return max(1, self.zero_shards)
+        return max(1.0, self.zero_shards * self.degree / (self.expert_ranks * self.expert_tensor))
+
+    def replicas(self, routed: bool) -> float:
+        """Of a weight for each replica of a stage: below 1 for experts that are spread over several of these."""
+        return self.devices / (self.expert_ranks * self.expert_tensor) if routed else float(self.context)
+
+    @property
+    def least_data_parallel_degree(self) -> int:
+        """What shards and experts need: c replicas of the weights, or T ranks, for each replica of a stage."""
+        spread = self.expert_ranks * self.expert_tensor
+        return max(1, -(-self.zero_shards // self.context), -(-spread // self.devices))
 
     def parts(self, split: Split) -> int:
         """By how many a figure of the tokens is divided."""
@@ -59,6 +92,38 @@ class Mode:
         if operator.routed:
             return self.expert_ranks * self.expert_tensor
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
+
+
+_SHARDED = {Sharding.OPTIMIZER: "zero", Sharding.GRADIENTS: "zero2x", Sharding.WEIGHTS: "fsdp"}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What modes are offered beside plain ones, sequence parallelism and recomputation.
+
+    zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
+    ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
+    over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
+    """
+
+    zero: int = 1
+    zero2: int = 1
+    fsdp: int = 1
+    offload: bool = False
+    contexts: tuple[int, ...] = (1,)
+    experts: tuple[int, ...] = ()
+    expert_tensor: int = 1
+    gathered: bool = False
+
+    @property
+    def shardings(self) -> tuple[tuple[int, Sharding], ...]:
+        """Shards of each, and what of, the plainest first."""
+        asked = ((self.zero, Sharding.OPTIMIZER), (self.zero2, Sharding.GRADIENTS), (self.fsdp, Sharding.WEIGHTS))
+        return ((1, Sharding.OPTIMIZER), *((shards, what) for shards, what in asked if shards != 1))
+
+
+PLAIN = Offer()
+"""Nothing further."""
 
 
 def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tuple[int, ...]]:
@@ -79,14 +144,42 @@ def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tupl
     }  # fmt: skip
 
 
-def modes_of(kind: LayerKind, degree: int, zero_shards: int = 1, offload: bool = False) -> Iterator[Mode]:
-    """Every mode of a kind at a degree, the plainest first. zero_shards above 1 and offload add modes."""
-    for sequence_parallel in (False, True) if degree > 1 and _has_sequence(kind) else (False,):
+def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[Mode]:
+    """Every mode of a kind at a degree, the plainest first."""
+    for context in offer.contexts:
+        for experts in (None, *(ranks for ranks in offer.experts if _spreads(kind, ranks, offer.expert_tensor))):
+            plain = Mode(
+                degree,
+                context=context,
+                experts=experts,
+                expert_tensor=1 if experts is None else offer.expert_tensor,
+            )
+            yield from _with_memory_saved(kind, plain, offer)
+
+
+def _with_memory_saved(kind: LayerKind, plain: Mode, offer: Offer) -> Iterator[Mode]:
+    for sequence_parallel in (False, True) if plain.degree > 1 and _has_sequence(kind) else (False,):
         for recomputation in _recomputations(kind):
-            for shards in (1, zero_shards) if zero_shards > 1 and kind.parameters else (1,):
-                yield Mode(degree, sequence_parallel, recomputation, shards)
-                if offload and kind.recomputable:
-                    yield Mode(degree, sequence_parallel, recomputation, shards, offload=True)
+            for shards, sharding in offer.shardings if kind.parameters else offer.shardings[:1]:
+                mode = replace(
+                    plain,
+                    sequence_parallel=sequence_parallel,
+                    recomputation=recomputation,
+                    zero_shards=shards,
+                    sharding=sharding,
+                )
+                yield mode
+                if offer.offload and kind.recomputable:
+                    yield replace(mode, offload=True)
+                if offer.gathered and sequence_parallel and kind.exchanges and recomputation is Recomputation.NONE:
+                    yield replace(mode, gathered=True)
+
+
+def _spreads(kind: LayerKind, ranks: int, expert_tensor: int) -> bool:
+    """Whether a kind's experts, if it has any, can be spread over so many ranks, each over so many devices."""
+    routed = [operator for operator in kind.operators if operator.routed]
+    inner = {kind.value(side) for x in routed for p in x.products for side in (p.columns, p.depth)} - {kind.value("h")}
+    return bool(routed) and kind.value("E") % ranks == 0 and all(side % expert_tensor == 0 for side in inner)
 
 
 def _recomputations(kind: LayerKind) -> tuple[Recomputation, ...]:

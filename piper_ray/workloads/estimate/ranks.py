@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from piper_ray.model.settings import Sharding
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
     gradient_shapes,
@@ -22,7 +23,6 @@ from piper_ray.workloads.estimate.memory import (
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LayerKind, Split
 from piper_ray.workloads.estimate.runtimes import Runtime
-from piper_ray.workloads.estimate.states import Sharding
 
 Chunk = Sequence[tuple[LayerKind, Mode]]
 """Layers of a chunk of the model in their order, each with the way it is run."""

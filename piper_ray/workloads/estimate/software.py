@@ -24,12 +24,26 @@ DEFAULT_SOFTWARE = "megatron-core"
 """Where nobody says which."""
 
 
+DEFAULT_IMBALANCE = 1.25
+"""Tokens of the busiest experts' device over the average, as routers with a balancing loss leave it."""
+
+
 class Precision(str, Enum):
     """Of matrix products. FP8: those of linear layers; attention, the vocabulary projection and all else in bf16."""
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
+
+
+class ContextExchange(str, Enum):
+    """How groups that share a sequence's tokens attend to all of them. RING: keys and values go around a ring beside
+    attention (Liu et al. 2023). ALL_GATHER: they are gathered before it (Grattafiori et al. 2024, section 3.3.2).
+    ALL_TO_ALL: heads are handed out in place of tokens (Jacobs et al. 2023)."""
+
+    RING = "ring"
+    ALL_GATHER = "all-gather"
+    ALL_TO_ALL = "all-to-all"
 
 
 class Software(Closed):
@@ -44,7 +58,7 @@ class Software(Closed):
     forward_overlap: _Share
     backward_overlap: _Share
     selective_products: _Share = 0.0
-    context_ring: bool = Field(default=True, strict=True, description="true or false")
+    context: ContextExchange = Field(default=ContextExchange.RING, description="ring, all-gather or all-to-all")
     transfer_overlap: bool = Field(strict=True, description="true or false")
     expert_overlap: _Share = 0.0
     gradient_overlap: bool = Field(strict=True, description="true or false")
@@ -71,7 +85,7 @@ class Stack:
     software: Software
     precision: Precision = Precision.BF16
     gpus_per_node: int = 8
-    imbalance: float = 1.25
+    imbalance: float = DEFAULT_IMBALANCE
 
 
 def stack_of(gpu: Gpu, software: Software, precision: Precision, gpus_per_node: int) -> Stack:
@@ -109,3 +123,12 @@ def precision_named(name: str) -> Precision:
         raise UsageError(
             f"precision {name}: unknown; expected one of {', '.join(one.value for one in Precision)}"
         ) from None
+
+
+def context_exchange_named(name: str) -> ContextExchange:
+    """That way. Raises UsageError."""
+    try:
+        return ContextExchange(name)
+    except ValueError:
+        known = ", ".join(one.value for one in ContextExchange)
+        raise UsageError(f"context exchange {name}: unknown; expected one of {known}") from None

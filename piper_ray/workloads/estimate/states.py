@@ -9,17 +9,8 @@ the gradients of the backward pass; PyTorch's fully_shard with fp32 parameters a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
-
-class Sharding(IntEnum):
-    """What replicas share out: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer), gradients too
-    (ZeRO-2), or weights too (ZeRO-3, FSDP)."""
-
-    NONE = 0
-    OPTIMIZER = 1
-    GRADIENTS = 2
-    WEIGHTS = 3
+from piper_ray.model.settings import Sharding
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,113 @@
+"""What the replicas of a layer's weights tell each other of gradients and weights, once a batch or in each pass.
+
+A stage of d replicas has g d of a weight: c d with context parallelism, fewer of experts that are spread over several
+replicas' devices, one for each group of replicas that share a weight out. Around a ring of n that takes 2 (n - 1) / n
+times the bytes. The planner charges 2 (d - 1) / d of w; with n = g d what that leaves out is 2 (1 - 1 / g) / d, so much
+for each of N / d microbatches that the charge for one is the same at every d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
+from piper_ray.model.settings import Sharding
+from piper_ray.workloads.estimate.hardware import Training
+from piper_ray.workloads.estimate.links import Group, all_gather_s, ring_bytes_per_s
+from piper_ray.workloads.estimate.memory import numbers_on_device
+from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.software import Stack
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """size_bytes: on each device, once a batch, as half of what is scattered and what is gathered around a ring.
+
+    replicas: that it goes around, for each replica of a stage (g); stride: ranks between two of them.
+    """
+
+    size_bytes: float
+    replicas: float
+    stride: int
+
+    def group(self, data: int) -> Group:
+        """The ring in a stage of so many replicas."""
+        return Group(max(1, round(self.replicas * data)), self.stride)
+
+    def ring_s(self, data: int, stack: Stack) -> float:
+        """Once a batch, on the links that the replicas have."""
+        group = self.group(data)
+        rate = ring_bytes_per_s(group, stack.gpu, stack.gpus_per_node)
+        return 2.0 * (group.size - 1) / group.size * self.size_bytes / rate
+
+
+def reduced(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> Iterator[Reduced]:
+    """Gradients are all-reduced, which takes them around twice; or scattered, and updated weights gathered (ZeRO-1,
+    Rajbhandari et al. 2020). Where gradients are scattered in each pass, weights alone are gathered (ZeRO-2), or
+    nothing is (ZeRO-3); then groups of replicas that share them out reduce their shards among each other (HSDP)."""
+    gradient_bytes = stack.software.reduced_bytes(stack.precision, training)
+    for numbers in numbers_on_device(kind, mode):
+        if not numbers.trained:
+            continue
+        replicas, shards = mode.replicas(numbers.routed), mode.shards(numbers.routed)
+        stride = mode.expert_ranks * mode.expert_tensor if numbers.routed else mode.degree
+        once_bytes = {
+            Sharding.NONE: gradient_bytes,
+            Sharding.OPTIMIZER: (gradient_bytes + training.weight_bytes) / 2.0,
+            Sharding.GRADIENTS: training.weight_bytes / 2.0,
+            Sharding.WEIGHTS: 0.0,
+        }[mode.shares]
+        if once_bytes:
+            yield Reduced(numbers.trained * once_bytes, replicas, stride)
+        if mode.shares >= Sharding.GRADIENTS:
+            yield Reduced(numbers.trained / shards * gradient_bytes, replicas / shards, round(stride * shards))
+
+
+def passes_s(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> tuple[float, float]:
+    """In each forward and backward pass: sharded weights are gathered for both, gradients scattered in the latter."""
+    forward_s = backward_s = 0.0
+    if mode.shares < Sharding.GRADIENTS:
+        return forward_s, backward_s
+    gradient_bytes = stack.software.reduced_bytes(stack.precision, training)
+    for numbers in numbers_on_device(kind, mode):
+        if not numbers.held:
+            continue
+        stride = mode.expert_ranks * mode.expert_tensor if numbers.routed else mode.degree
+        group = Group(round(mode.shards(numbers.routed)), stride)
+        backward_s += all_gather_s(numbers.trained * gradient_bytes, group, stack.gpu, stack.gpus_per_node)
+        if mode.shares is Sharding.WEIGHTS:
+            gather_s = all_gather_s(numbers.held * training.weight_bytes, group, stack.gpu, stack.gpus_per_node)
+            forward_s, backward_s = forward_s + gather_s, backward_s + gather_s
+    return forward_s, backward_s
+
+
+def unsaid_s(kind: LayerKind, mode: Mode, stack: Stack, training: Training, microbatches: int) -> float:
+    """For each of N microbatches: what ``synchronised_bytes`` does not say; below 0 where it says too much.
+
+    Where it says too much, that is taken back at the fastest rate that the planner may have charged: of as many
+    replicas as there must be, which may be neighbours.
+    """
+    total_s = 0.0
+    for one in reduced(kind, mode, stack, training):
+        beyond = 1.0 - 1.0 / one.replicas
+        if beyond > 0.0:
+            rate = ring_bytes_per_s(Group(max(2, round(one.replicas)), one.stride), stack.gpu, stack.gpus_per_node)
+        else:
+            near = Group(mode.devices * mode.least_data_parallel_degree)
+            rate = planner_ring_bytes_per_s(near, stack)
+        total_s += 2.0 * beyond * one.size_bytes / (rate * microbatches)
+    return total_s
+
+
+def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
+    """In one direction, by the planner's links (``build.links_of``)."""
+    gpu = stack.gpu
+    link, network = gpu.link_bytes_per_s * gpu.link_fraction, gpu.network_bytes_per_s * gpu.network_fraction
+    return ring_through_nodes(group.size, group.in_node(stack.gpus_per_node), max(link, network), network)
+
+
+def synchronised_bytes(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> float:
+    """w."""
+    return sum(one.size_bytes for one in reduced(kind, mode, stack, training))
