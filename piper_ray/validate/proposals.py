@@ -111,8 +111,11 @@ def _proposal(laid: Laid, layout: PricedLayout, hardware: Hardware, options: Sol
 def _workload(laid: Laid, hardware: Hardware) -> Instance:
     """That of the model on as many devices, with all ways to run it that the estimator offers."""
     layout, stack = laid.layout, laid.stack
-    name = {Sharding.OPTIMIZER: "zero", Sharding.GRADIENTS: "zero2", Sharding.WEIGHTS: "fsdp"}.get(layout.sharding)
-    shards = {} if name is None else {name: layout.mode.zero_shards}
+    mode = layout.mode
+
+    def shards_of(what: Sharding) -> int:
+        return mode.zero_shards if mode.sharding is what else 1
+
     request = EstimateRequest(
         nodes=-(-layout.devices // stack.gpus_per_node),
         gpus_per_node=stack.gpus_per_node,
@@ -121,7 +124,9 @@ def _workload(laid: Laid, hardware: Hardware) -> Instance:
         batch=layout.batch,
         fused=layout.fused,
         offer=Offer(
-            **shards,
+            zero=shards_of(Sharding.OPTIMIZER),
+            zero2=shards_of(Sharding.GRADIENTS),
+            fsdp=shards_of(Sharding.WEIGHTS),
             contexts=tuple(sorted({1, layout.context})),
             experts=() if layout.expert is None else (layout.expert,),
             expert_tensor=layout.expert_tensor,
