@@ -235,7 +235,7 @@ def test_sharded_weights_are_gathered_beside_the_passes() -> None:
     assert sharded.gather_backward_s == pytest.approx(max(0.0, moved_s - backward_s) + 0.25 * min(moved_s, backward_s))
     # Groups of 64 replicas reduce their shards among each other, as one group does not: w says so, p takes it back.
     assert sharded.synchronised_bytes == 4 * plain.parameters / 64
-    rate = 25e9 * 0.85
+    rate = 8 * 25e9 * 0.85  # 8 links out of each node
     assert sharded.unsaid_s * 64 == pytest.approx(-63 / 64 * 64 * 2 * sharded.synchronised_bytes / rate)
     assert sharded.state_bytes == 18 / 64 * plain.parameters
 

@@ -109,7 +109,8 @@ def test_what_the_planner_charges_is_what_the_replicas_links_take(mode: Mode) ->
     for d in (1, 2, 4, 8):
         if d < mode.least_data_parallel_degree or mode.devices * d > 8:
             continue
-        charged_s = 4.0 * (d - 1) / d * costs.synchronised_bytes / setting.bytes_per_s
+        link = result.instance.cluster.replicas_link(d, mode.devices)
+        charged_s = 4.0 * (d - 1) / d * costs.synchronised_bytes / link.bandwidth_bytes_per_s
         within_s = setting.microbatches / d * costs.unsaid_s
         ring_s = sum(x.ring_s(d, setting.stack) for x in reduced(kind, mode, setting.stack, setting.training))
         assert charged_s + within_s == pytest.approx(ring_s, rel=1e-9, abs=1e-12)

@@ -95,7 +95,7 @@ def unsaid_s(kind: LayerKind, mode: Mode, stack: Stack, training: Training, micr
         if beyond > 0.0:
             rate = ring_bytes_per_s(Group(max(2, round(one.replicas)), one.stride), stack.gpu, stack.gpus_per_node)
         else:
-            near = Group(mode.devices * mode.least_data_parallel_degree)
+            near = Group(max(2, mode.least_data_parallel_degree), mode.devices)
             rate = planner_ring_bytes_per_s(near, stack)
         total_s += 2.0 * beyond * one.size_bytes / (rate * microbatches)
     return total_s
