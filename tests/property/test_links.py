@@ -9,7 +9,7 @@ import pytest
 
 import piper_ray
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.constraints import AllDevices, SameDegrees
+from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
@@ -36,6 +36,13 @@ def levelled(seed: int, most_layers: int = 4) -> Instance:
     else:
         instance = instance.replace(devices=rng.choice([4, 6, 8, 12]), microbatches=rng.choice([4, 6, 8, 12]))
     return with_levels(rng, instance)
+
+
+def assert_as_fast(one_s: float | None, other_s: float | None) -> None:
+    """None: no plan."""
+    assert (one_s is None) == (other_s is None)
+    if other_s is not None:
+        assert one_s == pytest.approx(other_s, rel=2e-9)
 
 
 def assert_valued_alike(instance: Instance, found: Solution, schedule: str) -> None:
@@ -154,6 +161,48 @@ def test_a_frontier_is_one_solve_for_each_point(seeds: range, schedule: str) -> 
             if not restrictions.all_devices:
                 assert expected.time_per_sample_s <= before_s * (1.0 + 1e-9), "more devices never hurt"
             before_s = expected.time_per_sample_s
+
+
+def test_a_frontier_with_chunks() -> None:
+    schedule = Schedule(ScheduleName.INTERLEAVED, 2)
+    for seed in (0, 4):
+        instance = levelled(seed)
+        instance = instance.replace(devices=min(6, instance.devices))
+        for point in piper_ray.frontier(instance, schedule=schedule, options=ONE_THREAD).points():
+            on = instance.replace(devices=point.devices)
+            expected = piper_ray.solve(on, schedule=schedule, options=ONE_THREAD)
+            assert point.status is expected.status
+            assert_as_fast(point.time_per_sample_s, expected.time_per_sample_s)
+
+
+OPTIONS = {
+    "in order": Restrictions(constraints=(KeepOrder(),)),
+    "all or none": Restrictions(recompute="all-or-none"),
+    "one for all": Restrictions(recompute="one-for-all"),
+    "first k": Restrictions(recompute="first-k"),
+    "two stages": Restrictions(constraints=(SameDegrees(), StageCount(2))),
+    "some degrees": Restrictions(constraints=(SameDegrees(), DataParallelDegrees((2, 4)))),
+}
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_constraints_are_kept_on_every_level(name: str, schedule: str) -> None:
+    """What is found is what one link gives where all links are equal, and valued at its own links elsewhere."""
+    for seed in range(4):
+        instance = levelled(seed, most_layers=3)
+        links = tuple(Link(1.0, link.devices) for link in instance.cluster.links)
+        equal = instance.replace(cluster=replace(instance.cluster, links=links))
+        one = instance.replace(bandwidth_bytes_per_s=1.0)
+        found, expected, levels = (
+            piper_ray.solve(x, schedule=schedule, restrictions=OPTIONS[name], options=ONE_THREAD)
+            for x in (equal, one, instance)
+        )
+        assert found.status is expected.status, seed
+        assert_as_fast(found.time_per_sample_s, expected.time_per_sample_s)
+        if levels.plan is not None:
+            valued = piper_ray.evaluate(instance, levels.plan, schedule=schedule, restrictions=OPTIONS[name])
+            assert valued.time_per_sample_s == pytest.approx(levels.time_per_sample_s, rel=1e-9), seed
 
 
 def test_bounds_on_the_sum_of_degrees() -> None:
