@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.engine.frontier.curve_events import CurveAdvanced
 from piper_ray.engine.levels import least_s, solve_on_levels
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cluster import Cluster, Link
@@ -177,3 +178,35 @@ def test_a_checkpoint_is_taken_up_again(tmp_path: Path) -> None:
 def test_workloads_with_other_links_have_other_digests() -> None:
     instance = levelled()
     assert instance.digest != instance.replace(cluster=replace(instance.cluster, links=LINKS[1:])).digest
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+def test_a_frontier_that_is_stopped_says_what_it_knows(schedule: str) -> None:
+    """The most devices are searched first; of fewer nothing is known then."""
+    stop: Stop[piper_ray.Frontier] = Stop()
+
+    def stopped(event: object) -> None:
+        if isinstance(event, CurveAdvanced):
+            stop.request()
+
+    found = piper_ray.frontier(levelled(), schedule=schedule, threads=1, listener=stopped, stop=stop)
+    assert found.stopped_by is StoppedBy.INTERRUPT
+    assert [point.devices for point in found.points()] == list(range(1, 9))
+    assert found.solution(1).status is Status.UNKNOWN
+    assert found.plan(1) is None
+    assert "1 to 8 devices" in repr(found)
+    assert stop.answer() is not None
+
+
+def test_a_frontier_keeps_its_time_limit_on_all_levels() -> None:
+    found = piper_ray.frontier(levelled(), schedule="1f1b", threads=1, time_limit=1e-9)
+    assert found.stopped_by is StoppedBy.TIME_LIMIT
+    assert all(found.solution(point.devices).status is point.status for point in found.points())
+
+
+def test_a_frontier_with_levels_shows_the_plans_of_each() -> None:
+    found = piper_ray.frontier(levelled(), schedule="2bw", threads=1, devices="2..8:3")
+    assert found.by_devices().keys() == {2, 5, 8}
+    assert [plan.devices for k in (2, 5, 8) if (plan := found.plan(k)) is not None] == [2, 5, 8]
+    with pytest.raises(piper_ray.UsageError, match="not asked for 3 devices"):
+        found.plan(3)

@@ -82,11 +82,11 @@ def frontier(
     if not with_chunks and not by_degrees:
         restrictions.require_stages_alone("frontier")
 
-    def find(on: Instance, numbers: Sequence[int], part: Stop[Frontier]) -> Frontier:
+    def find(on: Instance, numbers: Sequence[int], within: SolveOptions, part: Stop[Frontier]) -> Frontier:
         if asked is not None and with_chunks:
-            return frontier_with_chunks(on, numbers, restrictions, options, chunk_schedules(asked), listener, part)
+            return frontier_with_chunks(on, numbers, restrictions, within, chunk_schedules(asked), listener, part)
         if by_degrees:
-            return frontier_by_degrees(on, numbers, restrictions, options, planned_for, listener, part)
-        return CurveFrontier(on, numbers, restrictions, options, listener, part)
+            return frontier_by_degrees(on, numbers, restrictions, within, planned_for, listener, part)
+        return CurveFrontier(on, numbers, restrictions, within, listener, part)
 
     return frontier_on_levels(most, wanted, restrictions, options, planned_for, find, stop or Stop())

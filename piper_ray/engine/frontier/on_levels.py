@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -12,18 +13,18 @@ from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.engine.frontier.result import Frontier, Numbers
 from piper_ray.engine.levels import instances, least_s, may_be_faster, status_of
 from piper_ray.engine.several import better
-from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.solution import Solution, Status
+from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy
 
-FindFrontier = Callable[[Instance, Sequence[int], Stop[Frontier]], Frontier]
+FindFrontier = Callable[[Instance, Sequence[int], SolveOptions, Stop[Frontier]], Frontier]
 """On the instance's devices, for numbers that rise to these."""
+
+_A_MOMENT_S = 1e-3
 
 
 class LevelsFrontier(Frontier):
@@ -47,6 +48,7 @@ class LevelsFrontier(Frontier):
 
     def search(self, stop: Stop[Frontier]) -> None:
         """From the most devices down. Smaller levels whose work alone takes more are left out."""
+        began_s = time.perf_counter()
         for level in reversed(range(len(self._levels))):
             wanted = list(self._own(level))
             more = [devices for devices in self._devices if devices > self._levels[level].devices]
@@ -56,7 +58,11 @@ class LevelsFrontier(Frontier):
                 continue
             part = stop.part()
             stop.offer(partial(self._so_far, level, part))
-            self._know(level, self._find(self._levels[level].replace(devices=wanted[-1]), sorted({*wanted}), part))
+            on, options = self._levels[level].replace(devices=wanted[-1]), self.options
+            if options.time_limit_s is not None:
+                left_s = options.time_limit_s - (time.perf_counter() - began_s)
+                options = replace(options, time_limit_s=max(_A_MOMENT_S, left_s))
+            self._know(level, self._find(on, sorted({*wanted}), options, part))
             if self.stopped_by is StoppedBy.INTERRUPT:
                 break
         stop.offer(lambda: self)
@@ -72,7 +78,8 @@ class LevelsFrontier(Frontier):
                 continue
             size = self._levels[level].devices
             if level not in self._parts or size not in self._parts[level].by_devices():
-                self._parts[level] = self._find(self._levels[level], sorted({*self._own(level), size}), Stop())
+                wanted = sorted({*self._own(level), size})
+                self._parts[level] = self._find(self._levels[level], wanted, self.options, Stop())
             limit = self._levels[level].data_parallel_limit
             wanted = sorted({min(point.data_parallel_budget, limit) for point in found})
             known = {x.data_parallel_budget: x for x in self._parts[level].budget_points(wanted)}
@@ -94,10 +101,34 @@ class LevelsFrontier(Frontier):
             if smaller in self._parts and size in self._parts[smaller].by_devices():
                 other = self._parts[smaller].solution(size)
                 found = other if found is None else better(found, other)
-        if found is None:
-            raise UsageError(f"nothing is known yet of {plural(devices, 'device')}: the search was stopped")
         point = self._point(devices)
+        if found is None:
+            return self._unknown(point.lower_bound_s)
         return replace(found, status=point.status, lower_bound_s=min(found.lower_bound_s, point.lower_bound_s))
+
+    def _unknown(self, lower_s: float) -> Solution:
+        """Of devices whose level was not searched, as the search was stopped."""
+        stats = self.stats
+        return Solution(
+            Status.UNKNOWN,
+            None,
+            lower_s,
+            None,
+            SolveStats(
+                layers=len(self.instance.layers),
+                contracted_layers=stats.contracted_layers,
+                downsets=stats.downsets,
+                levels=stats.levels,
+                pairs=None,
+                threads=stats.threads,
+                lattice_s=stats.preparation_s,
+                stage_costs_s=0.0,
+                search_s=stats.search_s,
+                evaluations=(),
+            ),
+            stopped_by=self.stopped_by,
+            schedule=self.schedule,
+        )
 
     def _level_of(self, devices: int) -> int:
         return next(level for level, instance in enumerate(self._levels) if devices <= instance.devices)
@@ -161,7 +192,7 @@ def frontier_on_levels(
     """instance: at the most of ``devices``, which rise. find: makes the frontier of one level."""
     levels = instances(instance)
     if len(levels) == 1:
-        return find(levels[0], devices, stop)
+        return find(levels[0], devices, options, stop)
     found = LevelsFrontier(instance, devices, restrictions, options, schedule, find)
     found.search(stop)
     return found
