@@ -19,7 +19,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, SolveStats, Status
-from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 FindFrontier = Callable[[Instance, Sequence[int], SolveOptions, Stop[Frontier]], Frontier]
 """On the instance's devices, for numbers that rise to these."""
@@ -62,7 +62,14 @@ class LevelsFrontier(Frontier):
             if options.time_limit_s is not None:
                 left_s = options.time_limit_s - (time.perf_counter() - began_s)
                 options = replace(options, time_limit_s=max(_A_MOMENT_S, left_s))
-            self._know(level, self._find(on, sorted({*wanted}), options, part))
+            try:
+                if self._parts:
+                    stop.check()
+                self._know(level, self._find(on, sorted({*wanted}), options, part))
+            except StopSearch as ended:
+                if not self._parts:
+                    raise
+                self.stopped_by = ended.reason
             if self.stopped_by is StoppedBy.INTERRUPT:
                 break
         stop.offer(lambda: self)
