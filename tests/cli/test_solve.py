@@ -89,6 +89,7 @@ def test_overrides_and_restrictions_reach_the_solver(small: Path) -> None:
         "memory_limit_bytes": 4e9,
         "resume": None,
         "contract": "safe",
+        "within_s": None,
     }
     assert all(stage["dataParallelDegree"] == 1 for stage in document["plan"]["stages"])
 

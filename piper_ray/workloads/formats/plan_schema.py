@@ -144,6 +144,7 @@ class OptionsDocument(_Documented):
     memory_limit_bytes: float | None = Field(description="null: what the machine has free.")
     resume: str | None = Field(description="Where the state of the search is kept.")
     contract: Literal["safe", "operators"] = Field(description="Which layers are merged before the solve.")
+    within_s: float | None = Field(default=None, description="The search stops once no plan takes so little.")
 
 
 class EvaluationDocument(_Documented):
