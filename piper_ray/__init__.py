@@ -4,84 +4,16 @@
     solution = piper_ray.solve(instance, time_limit="10m")
     piper_ray.evaluate(instance, solution.plan)
 
-Importing this package loads plain data types only; the readers and the solver load when first used.
+Importing this package loads next to nothing: data types, the readers and the solver load when first used.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-# Imported at once, not lazily: `piper_ray.evaluate`, `piper_ray.run` and `piper_ray.simulate` are also modules, whose
-# import would hide the functions.
-from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
-from piper_ray.model.batch import Batch
-from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.constraints import (
-    AllDevices,
-    Constraint,
-    KeepOrder,
-    NoDataParallelism,
-    NoTensorParallelism,
-    Recompute,
-    RecomputeRule,
-    SameDegrees,
-    Scope,
-    StageCount,
-    SustainedRate,
-    TensorParallelDegrees,
-)
-from piper_ray.model.errors import (
-    CheckpointLost,
-    CheckpointRefused,
-    ChoiceTooHard,
-    ClusterError,
-    DatasetDamaged,
-    Fault,
-    InfeasibleError,
-    InputError,
-    InvalidPlan,
-    LimitError,
-    PiperRayError,
-    UsageError,
-)
-from piper_ray.model.events import (
-    Bounds,
-    Compiling,
-    DegreesAdvanced,
-    DegreesSearched,
-    EvaluationAdvanced,
-    EvaluationFinished,
-    Event,
-    IncumbentFound,
-    Listener,
-    Note,
-    StepFinished,
-)
-from piper_ray.model.extras import advice
-from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.passes import Passes, passes_of, with_passes
-from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.solution import (
-    BlockStats,
-    ClusterStats,
-    DegreeStats,
-    EvaluationStats,
-    Forecast,
-    Infeasibility,
-    NodeStats,
-    Solution,
-    SolveStats,
-    Status,
-)
-from piper_ray.model.step import AllReduce, StepTerms
-from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.run.run import run
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
@@ -95,13 +27,81 @@ if TYPE_CHECKING:
     from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
+    from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
+    from piper_ray.model.batch import Batch
+    from piper_ray.model.cluster import Cluster, Link
+    from piper_ray.model.constraints import (
+        AllDevices,
+        Constraint,
+        KeepOrder,
+        NoDataParallelism,
+        NoTensorParallelism,
+        Recompute,
+        RecomputeRule,
+        SameDegrees,
+        Scope,
+        StageCount,
+        SustainedRate,
+        TensorParallelDegrees,
+    )
+    from piper_ray.model.errors import (
+        CheckpointLost,
+        CheckpointRefused,
+        ChoiceTooHard,
+        ClusterError,
+        DatasetDamaged,
+        Fault,
+        InfeasibleError,
+        InputError,
+        InvalidPlan,
+        LimitError,
+        PiperRayError,
+        UsageError,
+    )
+    from piper_ray.model.events import (
+        Bounds,
+        Compiling,
+        DegreesAdvanced,
+        DegreesSearched,
+        EvaluationAdvanced,
+        EvaluationFinished,
+        Event,
+        IncumbentFound,
+        Listener,
+        Note,
+        StepFinished,
+    )
+    from piper_ray.model.extras import advice
+    from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+    from piper_ray.model.options import Contract, SolveOptions
+    from piper_ray.model.passes import Passes, passes_of, with_passes
+    from piper_ray.model.plan import Plan, Stage
+    from piper_ray.model.restrictions import Restrictions
+    from piper_ray.model.schedule import Schedule, ScheduleName
+    from piper_ray.model.solution import (
+        BlockStats,
+        ClusterStats,
+        DegreeStats,
+        EvaluationStats,
+        Forecast,
+        Infeasibility,
+        NodeStats,
+        Solution,
+        SolveStats,
+        Status,
+    )
+    from piper_ray.model.step import AllReduce, StepTerms
+    from piper_ray.model.stop import Stop, StoppedBy, StopSearch
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
     from piper_ray.run.job import Job, LayerJob, Replicas
     from piper_ray.run.result import RankRun, Run, Stretch
+    from piper_ray.run.run import run
     from piper_ray.run.trace import run_trace, write_run_trace
     from piper_ray.simulate.memory import MemorySteps, Versions
+    from piper_ray.simulate.options import InFlightRule, SimulationOptions
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
+    from piper_ray.simulate.run import simulate
     from piper_ray.simulate.stages import StageLoad
     from piper_ray.simulate.timeline import Timeline
     from piper_ray.simulate.trace import chrome_trace, write_trace
@@ -250,8 +250,85 @@ __all__ = [
     "__version__",
 ]
 
-# Where the names live that bring numba, numpy or pydantic with them (PEP 562).
+# Where the names live (PEP 562).
 _LAZY = {
+    "Binding": "piper_ray.evaluate",
+    "Evaluation": "piper_ray.evaluate",
+    "StageEvaluation": "piper_ray.evaluate",
+    "evaluate": "piper_ray.evaluate",
+    "Batch": "piper_ray.model.batch",
+    "Cluster": "piper_ray.model.cluster",
+    "Link": "piper_ray.model.cluster",
+    "AllDevices": "piper_ray.model.constraints",
+    "Constraint": "piper_ray.model.constraints",
+    "KeepOrder": "piper_ray.model.constraints",
+    "NoDataParallelism": "piper_ray.model.constraints",
+    "NoTensorParallelism": "piper_ray.model.constraints",
+    "Recompute": "piper_ray.model.constraints",
+    "RecomputeRule": "piper_ray.model.constraints",
+    "SameDegrees": "piper_ray.model.constraints",
+    "Scope": "piper_ray.model.constraints",
+    "StageCount": "piper_ray.model.constraints",
+    "SustainedRate": "piper_ray.model.constraints",
+    "TensorParallelDegrees": "piper_ray.model.constraints",
+    "CheckpointLost": "piper_ray.model.errors",
+    "CheckpointRefused": "piper_ray.model.errors",
+    "ChoiceTooHard": "piper_ray.model.errors",
+    "ClusterError": "piper_ray.model.errors",
+    "DatasetDamaged": "piper_ray.model.errors",
+    "Fault": "piper_ray.model.errors",
+    "InfeasibleError": "piper_ray.model.errors",
+    "InputError": "piper_ray.model.errors",
+    "InvalidPlan": "piper_ray.model.errors",
+    "LimitError": "piper_ray.model.errors",
+    "PiperRayError": "piper_ray.model.errors",
+    "UsageError": "piper_ray.model.errors",
+    "Bounds": "piper_ray.model.events",
+    "Compiling": "piper_ray.model.events",
+    "DegreesAdvanced": "piper_ray.model.events",
+    "DegreesSearched": "piper_ray.model.events",
+    "EvaluationAdvanced": "piper_ray.model.events",
+    "EvaluationFinished": "piper_ray.model.events",
+    "Event": "piper_ray.model.events",
+    "IncumbentFound": "piper_ray.model.events",
+    "Listener": "piper_ray.model.events",
+    "Note": "piper_ray.model.events",
+    "StepFinished": "piper_ray.model.events",
+    "advice": "piper_ray.model.extras",
+    "Edge": "piper_ray.model.instance",
+    "Instance": "piper_ray.model.instance",
+    "Layer": "piper_ray.model.instance",
+    "Tensor": "piper_ray.model.instance",
+    "Tmpc": "piper_ray.model.instance",
+    "Contract": "piper_ray.model.options",
+    "SolveOptions": "piper_ray.model.options",
+    "Passes": "piper_ray.model.passes",
+    "passes_of": "piper_ray.model.passes",
+    "with_passes": "piper_ray.model.passes",
+    "Plan": "piper_ray.model.plan",
+    "Stage": "piper_ray.model.plan",
+    "Restrictions": "piper_ray.model.restrictions",
+    "Schedule": "piper_ray.model.schedule",
+    "ScheduleName": "piper_ray.model.schedule",
+    "BlockStats": "piper_ray.model.solution",
+    "ClusterStats": "piper_ray.model.solution",
+    "DegreeStats": "piper_ray.model.solution",
+    "EvaluationStats": "piper_ray.model.solution",
+    "Forecast": "piper_ray.model.solution",
+    "Infeasibility": "piper_ray.model.solution",
+    "NodeStats": "piper_ray.model.solution",
+    "Solution": "piper_ray.model.solution",
+    "SolveStats": "piper_ray.model.solution",
+    "Status": "piper_ray.model.solution",
+    "AllReduce": "piper_ray.model.step",
+    "StepTerms": "piper_ray.model.step",
+    "Stop": "piper_ray.model.stop",
+    "StoppedBy": "piper_ray.model.stop",
+    "StopSearch": "piper_ray.model.stop",
+    "run": "piper_ray.run.run",
+    "InFlightRule": "piper_ray.simulate.options",
+    "SimulationOptions": "piper_ray.simulate.options",
+    "simulate": "piper_ray.simulate.run",
     "load": "piper_ray.workloads.formats",
     "dump": "piper_ray.workloads.formats",
     "load_plan": "piper_ray.workloads.formats",
@@ -319,3 +396,15 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """``evaluate``, ``run`` and ``simulate`` are functions here, and modules too: loading one of these, which Python
+    would put in the function's place, hides nothing."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _LAZY and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -10,6 +10,7 @@ from typing import NoReturn
 from piper_ray.cli.interrupts import Interrupts, listening
 from piper_ray.cli.streams import lasting, open_standard_streams
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.version import __version__
 
 
 def main() -> int:
@@ -39,6 +40,10 @@ def program() -> NoReturn:
 def _run(interrupts: Interrupts) -> int:
     try:
         with interrupts.raising():
+            if sys.argv[1:] in (["--version"], ["-V"]):  # at once, without what other commands need
+                sys.stdout.write(f"piper-ray {__version__}\n")
+                return 0
+
             from piper_ray.cli.app import app
 
             app(prog_name="piper-ray")

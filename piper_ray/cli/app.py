@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Mapping
+from copy import copy
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-import piper_ray
-from piper_ray.cli.compare import compare
-from piper_ray.cli.convert import convert
-from piper_ray.cli.estimate import estimate
-from piper_ray.cli.export import export, import_plan
-from piper_ray.cli.frontier import frontier
-from piper_ray.cli.info import info
+from piper_ray.cli.commands import OnDemand
 from piper_ray.cli.interrupts import listening
-from piper_ray.cli.plan import plan
-from piper_ray.cli.profile import profile
-from piper_ray.cli.report import report
-from piper_ray.cli.run import run
-from piper_ray.cli.simulate import simulate
-from piper_ray.cli.solve import solve
-from piper_ray.cli.sweep import sweep, sweep_report
-from piper_ray.cli.verify import verify
-from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, reword, understood
+from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, reword
 from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError
 from piper_ray.model.extras import advice
+from piper_ray.version import __version__
 
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
 
 class _Commands(FlagsAsFlags, TyperGroup):
-    """Turns what a command raises into words and an exit code, in one place for all of them."""
+    """Turns what a command raises into words and an exit code, in one place for all. Loads the one that runs."""
+
+    def __init__(self, *, commands: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(commands=OnDemand(commands), **settings)  # type: ignore[arg-type]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Lists the commands without loading them."""
+        listing = copy(self)
+        assert isinstance(self.commands, OnDemand)
+        listing.commands = self.commands.in_a_line()
+        super(_Commands, listing).format_help(ctx, formatter)
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
@@ -82,12 +81,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    plan, solve, frontier, verify, simulate, compare, report, info, export, import_plan, run, convert, estimate,
-    profile, sweep, sweep_report,
-):  # fmt: skip
-    name = command.__name__.replace("_", "-")
-    app.command(name, cls=Command, context_settings={"token_normalize_func": understood(name)})(command)
 
 
 @app.command("help", cls=Command)
@@ -112,7 +105,7 @@ def _help(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"piper-ray {piper_ray.__version__}")
+        typer.echo(f"piper-ray {__version__}")
         raise typer.Exit
 
 

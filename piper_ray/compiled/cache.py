@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import llvmlite
 import numba
+import numba.core.runtime
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
@@ -31,18 +32,23 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 Key = tuple[object, ...]
 
 # Numba has no types.
+_runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
 _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
 
 
 @final
 class KernelCache(_Cache):
-    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones."""
+    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones.
 
-    def __init__(self, function: FunctionType, folders: Sequence[Path]) -> None:
+    what_for: tells apart those that are compiled in another way.
+    """
+
+    def __init__(self, function: FunctionType, folders: Sequence[Path], what_for: str = "") -> None:
         self._function = function
         self._folders = folders
-        self._stem = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
+        names = Path(function.__code__.co_filename).stem, function.__qualname__, what_for
+        self._stem = ".".join(filter(None, names))
         self._enabled = True
 
     @property
@@ -61,8 +67,9 @@ class KernelCache(_Cache):
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told."""
         if self._enabled:
-            # Before anything is rebuilt, as numba has it.
-            target_context.refresh()
+            # All that code needs which is there already. Numba would load all that it knows of Python and numpy, which
+            # takes longer than the kernels.
+            _runtime.initialize(target_context)
             key = self._key(sig, target_context.codegen())
             for folder in self._folders:
                 content = _content(folder / self._name(key))

@@ -96,26 +96,48 @@ def is_loaded(function: Callable[..., Any]) -> bool:
 
 
 def kernel(function: _Function) -> _Function:
-    """Compiles ``function`` on first call, or loads it from the cache."""
+    """For Python to call. Compiles ``function`` on first call, or loads it from the cache."""
     return _compiled(function, _nrt=True)
 
 
+def inner_kernel(function: _Function) -> _Function:
+    """The same for one that kernels call: they have it without what reads its arguments from Python, which takes longer
+    to compile than most of them do. Python, such as a test, has it compiled once more.
+    """
+    return _for_kernels(function, _nrt=True)
+
+
 def leaf_kernel(function: _Function) -> _Function:
-    """The same for one that makes no arrays: without counting references, most of the time of an inner loop."""
-    return _compiled(function, _nrt=False)
+    """An inner one that makes no arrays: without counting references, most of the time of an inner loop."""
+    return _for_kernels(function, _nrt=False)
 
 
 def inlined_kernel(function: _Function) -> _Function:
     """A leaf that LLVM merges into its callers: a call passes records array by array, some five hundred words, which
     costs more than a short run of it does.
     """
-    return _compiled(function, _nrt=False, forceinline=True)
+    return _for_kernels(function, _nrt=False, forceinline=True)
 
 
-def _compiled(function: _Function, **flags: bool | str) -> _Function:
-    # Numba's stubs know neither its settings nor these flags.
-    compiler: Any = numba.njit
-    compiled = compiler(nogil=True, error_model="numpy", **flags)(function)
+def part_kernel(function: _Function) -> _Function:
+    """A leaf with one caller, a leaf too: it is compiled as if it stood there, and not by itself."""
+    return _for_kernels(function, _nrt=False, inline="always")
+
+
+# Numba's stubs know neither its settings nor these flags.
+_compiler: Any = numba.njit
+
+
+def _compiled(function: _Function, *, what_for: str = "", **flags: Any) -> _Function:
+    compiled = _compiler(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **flags)(function)
     if compiled is not function:  # the compiler is not switched off
-        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders())
+        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders(), what_for)
+    return cast(_Function, compiled)
+
+
+def _for_kernels(function: _Function, **flags: Any) -> _Function:
+    compiled: Any = _compiled(function, **flags)
+    if compiled is not function:
+        called: Any = _compiled(function, what_for="inner", no_cpython_wrapper=True, **flags)
+        compiled.get_call_template, compiled.get_overload = called.get_call_template, called.get_overload
     return cast(_Function, compiled)

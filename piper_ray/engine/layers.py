@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from piper_ray.engine.evaluation.backend import Display
 from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.findings import Findings
 from piper_ray.engine.preparation import Preparation, prepare
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.infeasibility import explain
-from piper_ray.engine.search.planning import Planning
+from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.tables.problem import build_problem
-from piper_ray.model.errors import ChoiceTooHard, UsageError
+from piper_ray.model.errors import ChoiceTooHard, InvalidPlan, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
@@ -47,10 +52,32 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
         backend.listen(request.listener)
         planning = Planning(instance, made.outline.contraction)
         search = Search(planning, problem, evaluations, request.limits, request.listener, request.started_s)
+        # With several links more devices may be a slower way between them.
+        shared = prepared is not None and len(instance.cluster.links) == 1
+        if prepared is not None and shared and checkpoint is None and request.limits.are_none:
+            _begin_with(prepared.findings, search, restrictions)
         answers = _Answers(search, made, backend, 0.0 if prepared is not None else made.lattice_s, stage_costs_s)
         request.stop.offer(answers.so_far)
         search.run()
-        return answers.at_the_end()
+        solution = answers.at_the_end()
+        if shared and solution.plan is not None and solution.time_per_sample_s is not None:
+            made.findings.record(
+                instance, restrictions, solution.lower_bound_s, solution.time_per_sample_s, solution.plan
+            )
+        return solution
+
+
+def _begin_with(findings: Findings, search: Search, restrictions: Restrictions) -> None:
+    """What other points of the graph tell of this one; its answer is the same without."""
+    instance = search.planning.instance
+    known = findings.about(instance, restrictions)
+    search.begin_with(next(_valid(instance, known.plans), None), known.lower_s)
+
+
+def _valid(instance: Instance, plans: Iterable[Plan]) -> Iterator[ValuedPlan]:
+    for plan in plans:
+        with suppress(InvalidPlan):
+            yield ValuedPlan.of(instance, plan)
 
 
 @dataclass(frozen=True)
@@ -91,7 +118,7 @@ class _Answers:
         return Solution(
             status=Status.OPTIMAL if search.proved else Status.FEASIBLE,
             time_per_sample_s=incumbent.time_per_sample_s,
-            lower_bound_s=min(lower_s, incumbent.time_per_sample_s),
+            lower_bound_s=search.proved_s(incumbent) if search.proved else min(lower_s, incumbent.time_per_sample_s),
             plan=incumbent.plan,
             stats=stats,
             stopped_by=stopped_by,

@@ -7,7 +7,7 @@ Of K it depends in one way: tensor-parallel degrees above K are left out.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from piper_ray.cost.variants import (
     replica_ranges,
     stage_variants,
 )
+from piper_ray.engine.findings import Findings
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
@@ -87,7 +88,8 @@ class Outline:
 class Preparation:
     """For all points with these layers, edges and shape. Exactly one of workload and impossible is there.
 
-    lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed.
+    lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed. findings: what
+    solves with it have found.
     """
 
     layers: tuple[Layer, ...]
@@ -98,6 +100,7 @@ class Preparation:
     impossible: Infeasibility | None
     lattice_s: float
     stage_costs_s: float
+    findings: Findings = field(default_factory=Findings, compare=False)
 
     @cached_property
     def pairs(self) -> int | None:

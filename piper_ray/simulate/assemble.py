@@ -310,7 +310,8 @@ def _ranks(
         busy_s = compute_s + communication_s + waiting_s
         figures = scene.figures[rank.stages[0]]
         versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
-        held = memory_steps(timeline, scene.figures, number, versions)
+        held = held_microbatches(timeline, number)
+        memory = memory_steps(timeline, scene.figures, number, versions, held)
         found.append(
             RankSimulation(
                 name=rank.name,
@@ -321,11 +322,9 @@ def _ranks(
                 communication_s=communication_s,
                 waiting_s=waiting_s,
                 bubble_s=max(0.0, end_s - start_s - busy_s),
-                in_flight=tuple(
-                    int(held_microbatches(timeline, number, stage).max(initial=0)) for stage in rank.stages
-                ),
-                peak_memory_bytes=held.peak_bytes,
-                fixed_memory_bytes=held.fixed_bytes,
+                in_flight=tuple(int(microbatches.max(initial=0)) for microbatches in held.microbatches),
+                peak_memory_bytes=memory.peak_bytes,
+                fixed_memory_bytes=memory.fixed_bytes,
                 versions=versions,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,41 +49,51 @@ class Versions:
     vertical_sync: int
 
 
-def held_microbatches(timeline: Timeline, rank: int, stage: int) -> Integers:
-    """int64[steps]: microbatches of a stage in flight from each of ``memory_steps``'s times on, without its first.
+class Held(NamedTuple):
+    """What a rank has in flight over time. time_s: float64[steps], ``memory_steps``'s without its first.
 
-    A microbatch is in flight from the start of its forward pass to the end of its backward pass, or of W.
+    microbatches: for each of its stages int64[steps], from each of these times on.
     """
-    _, stages, change = _changes(timeline, rank)
-    return np.cumsum(np.where(stages == stage, change, 0))
+
+    time_s: Floats
+    microbatches: tuple[Integers, ...]
+
+
+def held_microbatches(timeline: Timeline, rank: int) -> Held:
+    """A microbatch is in flight from the start of its forward pass to the end of its backward pass, or of W.
+
+    In the order of the rank's list, which is that of time: what ends frees its room for what starts at the same moment.
+    """
+    mine = timeline.of_rank(rank)
+    kind = timeline.kind[mine]
+    counts = kind != ActionKind.I
+    forward = kind == ActionKind.F
+    time_s = np.where(forward, timeline.start_s[mine], timeline.end_s[mine])[counts]
+    stage, change = timeline.stage[mine][counts], np.where(forward, 1, -1)[counts]
+    stages = timeline.layout.ranks[rank].stages
+    return Held(time_s, tuple(np.cumsum(np.where(stage == one, change, 0)) for one in stages))
 
 
 def memory_steps(
-    timeline: Timeline, figures: Sequence[StageLoad], rank: int, versions: Versions | None = None
+    timeline: Timeline,
+    figures: Sequence[StageLoad],
+    rank: int,
+    versions: Versions | None = None,
+    held: Held | None = None,
 ) -> MemorySteps:
-    """versions: those of PipeDream's weight stashing, at their most; they are held throughout."""
+    """versions: those of PipeDream's weight stashing, at their most; they are held throughout. held: where it is known
+    already.
+    """
     stages = timeline.layout.ranks[rank].stages
     fixed_bytes = sum(figures[stage].fixed_bytes for stage in stages)
     if versions is not None:
         more = max(0, versions.stashed - VERSIONS_IN_FIXED)
         fixed_bytes += more * sum(figures[stage].weights_bytes for stage in stages)
-    time_s, _, _ = _changes(timeline, rank)
-    held_bytes = np.full(len(time_s), float(fixed_bytes))
-    for stage in stages:
-        held_bytes += figures[stage].activation_bytes * held_microbatches(timeline, rank, stage)
-    return MemorySteps(np.concatenate([[0.0], time_s]), np.concatenate([[fixed_bytes], held_bytes]))
-
-
-def _changes(timeline: Timeline, rank: int) -> tuple[Floats, Integers, Integers]:
-    """When, for which stage and by how many microbatches a rank's memory changes.
-
-    In the order of its list, which is that of time: what ends frees its room for what starts at the same moment.
-    """
-    mine = timeline.of_rank(rank)
-    kind = timeline.kind[mine]
-    counts = kind != ActionKind.I
-    time_s = np.where(kind == ActionKind.F, timeline.start_s[mine], timeline.end_s[mine])
-    return time_s[counts], timeline.stage[mine][counts], np.where(kind == ActionKind.F, 1, -1)[counts]
+    held = held or held_microbatches(timeline, rank)
+    held_bytes = np.full(len(held.time_s), float(fixed_bytes))
+    for stage, microbatches in zip(stages, held.microbatches, strict=True):
+        held_bytes += figures[stage].activation_bytes * microbatches
+    return MemorySteps(np.concatenate([[0.0], held.time_s]), np.concatenate([[fixed_bytes], held_bytes]))
 
 
 def weight_versions(timeline: Timeline, rank: int) -> Versions:

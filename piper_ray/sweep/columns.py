@@ -22,7 +22,7 @@ folders takes it, the label being a column there. A row is a finished point:
     least_memory_bytes      of a device, with which an infeasible point has a plan; null if not known
     error_kind, error       of status error: the exception's class and message
     layers, downsets, levels, pairs     size of the problem; null for baselines
-    evaluations             thresholds tried; of a baseline null
+    evaluations             thresholds tried, fewer where other points of the graph were solved; of a baseline null
     tried                   candidates that a baseline looked at
     version, kernels        of piper_ray, and of its compiled kernels: equal where results are
     seconds, lattice_s, stage_costs_s, search_s     of wall time; the first all told. A lattice is paid by the first
@@ -108,6 +108,7 @@ RUN_COLUMNS = (
     "lattice_s",
     "stage_costs_s",
     "search_s",
+    "evaluations",
     "attempts",
     "spread",
     "host",

@@ -30,7 +30,7 @@ from piper_ray.sweep.point import Point
 _GRAPHS = 4
 """Kept in a process."""
 
-_LAST_KERNELS = {PAPERS_SCHEDULE: "evaluation.evaluate_levels"}
+_LAST_KERNELS = {PAPERS_SCHEDULE: "evaluation.evaluate_runs"}
 _LAST_KERNEL_OF_A_FLUSH = "flush_simulation.simulate_step"
 """Where these are kept, so are those that are needed before them, for each schedule."""
 

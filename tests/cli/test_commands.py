@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import piper_ray
 from piper_ray.cli.app import app
+from piper_ray.cli.commands import LISTED
 from piper_ray.report.document import to_text
 from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance, small_plan
@@ -34,6 +35,7 @@ COMMANDS = (
     "profile",
     "sweep",
     "sweep-report",
+    "warm",
     "help",
 )
 
@@ -200,6 +202,12 @@ def _commands() -> dict[str, object]:
 
 def test_the_commands_are_those_documented() -> None:
     assert list(_commands()) == ["piper-ray", *COMMANDS]
+
+
+def test_commands_are_listed_by_the_first_line_of_what_they_say() -> None:
+    assert {name: command.help.partition("\n\n")[0] for name, command in _commands().items() if name in LISTED} == {  # type: ignore[attr-defined]
+        name: listed.does for name, listed in LISTED.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["piper-ray", *COMMANDS])

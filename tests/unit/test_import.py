@@ -25,8 +25,23 @@ def test_importing_loads_nothing_heavy_and_says_nothing(code: str) -> None:
     assert _loaded_after(code).isdisjoint(HEAVY)
 
 
-def test_help_loads_no_solver() -> None:
-    assert _loaded_after("import piper_ray.cli.app").isdisjoint({"numba", "llvmlite", "ray", "pyarrow"})
+def test_a_command_is_loaded_when_it_is_wanted() -> None:
+    shown = (
+        "from piper_ray.cli import main\nimport io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()): main()"
+    )
+    loaded = _loaded_after(f"sys.argv = ['piper-ray', '--help']\n{shown}")
+    assert "typer" in loaded
+    assert loaded.isdisjoint({"numba", "llvmlite", "ray", "pyarrow", "pydantic", "numpy"})
+    assert _loaded_after(f"sys.argv = ['piper-ray', '--version']\n{shown}").isdisjoint(HEAVY)
+    solve = "from piper_ray.cli.app import app\nimport typer\ntyper.main.get_command(app).commands['solve']"
+    assert _loaded_after(solve).isdisjoint({"numba", "llvmlite", "ray", "pyarrow"})
+
+
+def test_modules_of_a_functions_name_hide_no_function() -> None:
+    code = "import piper_ray.run.run, piper_ray.simulate.run, piper_ray.evaluate\n"
+    code += "assert all(map(callable, (piper_ray.evaluate, piper_ray.run, piper_ray.simulate)))\n"
+    code += "import piper_ray.report\nassert piper_ray.report.__name__ == 'piper_ray.report'"
+    _loaded_after(code)
 
 
 def test_every_public_name_is_there() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states, without_first
-from piper_ray.engine.kernels.evaluation import evaluate_levels, find_first_stage, store_states
-from piper_ray.engine.kernels.level import COUNTERS
+from piper_ray.engine.kernels.evaluation import evaluate_runs, find_first_stage, store_states
+from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.types import Earlier, FrontArrays, LevelStates
 from tests.kernel_support import Case, random_case, some_threshold_s, target_of
 
@@ -78,9 +78,9 @@ def test_stops_before_a_level_that_has_no_room(seed: int) -> None:
         )
         tested = np.zeros(COUNTERS, np.int64)
         downsets = int(level_start[levels] - level_start[1])
-        level, used = evaluate_levels(
-            1, levels, states.arrays, Earlier(0, no_states(downsets)), made.problem.scratch, 1, tested
-        )
+        scratch = make_scratch(states.tables, states.buckets.least_tally.size, made.problem.scratch)
+        earlier = Earlier(0, no_states(downsets))
+        level, used = evaluate_runs(level_start, 1, states.arrays, earlier, scratch, states.fronts, 0, 1, tested, True)
         fitting = [k for k in range(1, levels + 1) if states_before(whole, int(level_start[k])) <= room]
         assert level == max(fitting)
         assert used == states_before(whole, int(level_start[level]))
@@ -116,10 +116,10 @@ def test_first_stage_of_every_state(seed: int, device_weight: int) -> None:
     assert sum(map(len, fronts)) > 1
     for i in range(1, len(fronts)):
         for tally, total in fronts[i]:
-            found = find_first_stage(i, tally, total, states.arrays)
+            found = find_first_stage(i, tally, total, states.arrays, made.problem.scratch)
             assert found == first_stage_plainly(made, states, i, tally, total)
     last = len(fronts) - 1
-    assert find_first_stage(last, 10**6, 1, states.arrays) == (-1, -1, -1, -1)
+    assert find_first_stage(last, 10**6, 1, states.arrays, made.problem.scratch) == (-1, -1, -1, -1)
 
 
 def first_stage_plainly(made: Case, states: StateTables, i: int, tally: int, total: int) -> tuple[int, int, int, int]:

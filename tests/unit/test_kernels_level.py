@@ -9,15 +9,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.engine.evaluation.state_tables import StateTables, no_states
-from piper_ray.engine.kernels.level import (
+from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
+from piper_ray.engine.kernels.level import stage_fits
+from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
     CANDIDATES_TESTED,
     CHOICES_ABANDONED,
     COUNTERS,
     STAGES_COSTED,
-    evaluate_downsets,
-    stage_fits,
 )
 from piper_ray.engine.kernels.selection import NO, YES, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, StageKey, StageWork

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.level import COUNTERS
 from piper_ray.engine.kernels.scan import Scratch, jumping_s, make_scratch, open_buckets, refine
 from piper_ray.engine.kernels.types import Target
 from piper_ray.engine.lattice.bits import bit_rows, members
@@ -78,7 +77,7 @@ def scans(made: Case, threshold_s: float, device_weight: int = 1) -> Iterator[tu
     states = StateTables(made.problem.tables, target)
     level_start = made.problem.lattice.level_start
     while states.level < level_start.size - 1:
-        scratch = make_scratch(states.tables, max(1, states.buckets_used), made.problem.scratch, COUNTERS)
+        scratch = make_scratch(states.tables, max(1, states.buckets_used), made.problem.scratch)
         for i in range(level_start[states.level], level_start[states.level + 1]):
             yield Scan(made, target, states, scratch), i
         states.evaluate(states.level + 1, made.problem.scratch)

@@ -23,7 +23,7 @@ INSTANCES = list(named_instances().values())
 def figures(solution: Solution) -> tuple[object, ...]:
     stats = solution.stats
     plan = None if solution.plan is None else json.dumps(solution.plan.to_dict())
-    size = (stats.layers, stats.contracted_layers, stats.downsets, stats.levels, stats.pairs, len(stats.evaluations))
+    size = (stats.layers, stats.contracted_layers, stats.downsets, stats.levels, stats.pairs)
     return solution.status, solution.time_per_sample_s, solution.lower_bound_s, plan, solution.infeasibility, size
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
-from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states
+from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.level import evaluate_downsets
+from piper_ray.engine.kernels.evaluation import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, OptionArrays
 from piper_ray.model.events import Listener
@@ -68,13 +68,13 @@ class LocalBackend:
         # Every downset looks at the same buckets, so equal counts are about equal cost.
         bounds = (last - first) * states.buckets_used
         tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
-        loaded, arrays = is_loaded(evaluate_downsets), states.arrays
+        loaded, arrays = is_loaded(evaluate_runs), states.arrays
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> tuple[LevelStates, float]:
-            began = time.perf_counter()
             steps = self._scratch_of(states.tables.options)
-            found: LevelStates = evaluate_downsets(begin, end, arrays, Earlier(0, no_states(end - begin)), steps)
+            began = time.perf_counter()
+            found = evaluate_downsets(begin, end, arrays, Earlier(0, no_states(end - begin)), steps)
             return found, time.perf_counter() - began
 
         futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]

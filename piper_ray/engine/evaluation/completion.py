@@ -9,7 +9,7 @@ import numpy as np
 
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.completion import bound_completions
-from piper_ray.engine.kernels.scan import UNREACHABLE
+from piper_ray.engine.kernels.scan import UNREACHABLE, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import IndexArray
 
@@ -32,10 +32,11 @@ class Completion:
         outside = np.full(downsets, UNREACHABLE)
         outside[-1] = 0
         most_outside = np.full(states.buckets_used, UNREACHABLE)
+        working = make_scratch(states.tables, max(1, states.buckets_used), scratch)
         arrays = states.arrays._replace(target=states.target._replace(device_limit=device_limit))
         for last in range(downsets, 0, -_AT_ONCE):
             check()
-            bound_completions(max(0, last - _AT_ONCE), last, arrays, scratch, outside, most_outside, device_limit)
+            bound_completions(max(0, last - _AT_ONCE), last, arrays, working, outside, most_outside, device_limit)
         device_limit.setflags(write=False)
         return cls(threshold_s, device_limit)
 

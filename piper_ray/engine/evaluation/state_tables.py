@@ -9,8 +9,8 @@ import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.kernels.buckets import add_level, empty_buckets
-from piper_ray.engine.kernels.evaluation import evaluate_levels, store_states
-from piper_ray.engine.kernels.level import COUNTERS
+from piper_ray.engine.kernels.evaluation import evaluate_runs, store_states
+from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BucketArrays,
@@ -81,13 +81,17 @@ class StateTables:
         first, last = self.downsets(end_level)
         downsets = last - first
         known = Earlier(0, no_states(downsets)) if earlier is None else earlier
-        began, loaded = time.perf_counter(), is_loaded(evaluate_levels)
+        began, loaded = time.perf_counter(), is_loaded(evaluate_runs)
         buckets = self.buckets_used - known.buckets
         self._reserve_buckets(downsets)
         self.tested += known.states.tested
+        scratch = make_scratch(self.tables, self.buckets.least_tally.size, steps)
+        level_start = self.tables.lattice.level_start[: end_level + 1]
         while self.level < end_level:
             first = self.downsets(end_level)[0]
-            level, used = evaluate_levels(self.level, end_level, self.arrays, known, steps, self.used, self.tested)
+            level, used = evaluate_runs(
+                level_start, self.level, self.arrays, known, scratch, self.fronts, 0, self.used, self.tested, True
+            )
             self.level, self.used = int(level), int(used)
             if self.level < end_level:
                 self._reserve_states(self.fronts.tally.size)
@@ -144,6 +148,31 @@ class StateTables:
 
     def _buckets(self, capacity: int) -> BucketArrays:
         return empty_buckets(capacity, self.tables.lattice, self.tables.costs)
+
+
+def evaluate_downsets(first: int, last: int, arrays: StateArrays, earlier: Earlier, steps: StepCache) -> LevelStates:
+    """Fronts of the downsets first .. last - 1 over all J, of which ``earlier`` holds a part: so one front can be found
+    in several steps.
+
+    steps: scratch of the calling thread. Pure: the same input gives the same states, whoever computes them and in
+    however many steps.
+    """
+    downsets, room, done, used = last - first, last - first + 64, 0, 0
+    scratch = make_scratch(arrays.tables, max(1, int(arrays.buckets.used[0])), steps)
+    found = FrontArrays(*(np.empty(size, np.int64) for size in (downsets, downsets, room, room)))
+    each = np.arange(first, last + 1)
+    each.setflags(write=False)
+    tested = np.zeros(COUNTERS, np.int64)
+    while True:
+        known = earlier._replace(states=without_first(earlier.states, done))
+        done, used = evaluate_runs(each, done, arrays, known, scratch, found, first, used, tested, False)
+        if done == downsets:
+            return LevelStates(found.states, found.tally[:used].copy(), found.data_parallel_sum[:used].copy(), tested)
+        found = found._replace(tally=_doubled(found.tally), data_parallel_sum=_doubled(found.data_parallel_sum))
+
+
+def _doubled(values: IndexArray) -> IndexArray:
+    return np.concatenate((values, np.empty_like(values)))
 
 
 def without_first(states: LevelStates, downsets: int) -> LevelStates:

@@ -18,7 +18,8 @@ from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import find_first_stage
-from piper_ray.engine.kernels.level import CHOICES_ABANDONED
+from piper_ray.engine.kernels.scan import CHOICES_ABANDONED
+from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates, Target, frozen
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
@@ -84,7 +85,7 @@ def evaluate_threshold(
     if not feasible:
         return Outcome(False, 0, (), live, states.used, states.tested)
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
-    stages = _trace(states, last_downset, best)
+    stages = _trace(states, last_downset, best, problem.scratch)
     return Outcome(True, int(fronts.tally[best]) // target.device_weight, stages, live, states.used, states.tested)
 
 
@@ -118,13 +119,13 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completio
     )
 
 
-def _trace(states: StateTables, i: int, state: int) -> tuple[TracedStage, ...]:
+def _trace(states: StateTables, i: int, state: int, steps: StepCache) -> tuple[TracedStage, ...]:
     """The stages of a plan with state number ``state``, one of downset i."""
     fronts, target = states.fronts, states.target
     stages: list[TracedStage] = []
     while i != 0:
         tally, total = int(fronts.tally[state]), int(fronts.data_parallel_sum[state])
-        j, variant, d, behind = find_first_stage(i, tally, total, states.arrays)
+        j, variant, d, behind = find_first_stage(i, tally, total, states.arrays, steps)
         if j < 0:
             raise AssertionError(f"state {state} of downset {i} has no origin")
         later_sum = int(fronts.data_parallel_sum[behind])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import BucketArrays, CostArrays, FrontArrays, LatticeArrays, StateArrays
 
 BUCKET_SIZE = 32
@@ -16,7 +17,7 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
     tables, target, fronts, buckets = arrays
     lattice, costs = tables.lattice, tables.costs
     live = np.empty(last - first, np.int64)
-    key = np.empty(last - first, np.int64)
+    key = np.empty(last - first)
     count = 0
     for i in range(first, last):
         if fronts.states[i] > 0:
@@ -25,12 +26,12 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
             count += 1
     level = np.searchsorted(lattice.level_start, first)
     buckets.level_first[level] = buckets.used[0]
-    order = np.argsort(key[:count], kind="mergesort")
+    order = stable_order(key, count)
     bucket = buckets.used[0] - 1
     at = buckets.member_start[buckets.used[0]]
     for position in range(count):
         i = live[order[position]]
-        tally = key[order[position]]
+        tally = int(key[order[position]])
         if position == 0 or tally != buckets.least_tally[bucket] or at - buckets.member_start[bucket] == BUCKET_SIZE:
             bucket += 1
             _open(bucket, tally, target.device_weight, lattice, buckets)

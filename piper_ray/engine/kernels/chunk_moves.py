@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_bound import ACTIVATION, FIXED, FORWARD_S, WEIGHT_S
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, copy_into, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers, chunk_figures, fit_rank, peak_bytes, sync_of_ranks
@@ -243,7 +243,7 @@ def _on_rank(program: ChunkProgram, chunk_of: IndexArray, rank: int, first: int)
     return int(x)
 
 
-@kernel
+@inner_kernel
 def _fit_changed(
     layers: OrderedLayers,
     program: ChunkProgram,
@@ -271,7 +271,7 @@ def _fit_changed(
     return True
 
 
-@kernel
+@inner_kernel
 def _rank_fits(
     layers: OrderedLayers,
     program: ChunkProgram,

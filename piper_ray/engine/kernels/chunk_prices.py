@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
     COLUMNS,
@@ -29,7 +29,7 @@ _NEVER = -1e9
 _MOST_WEIGHT = 1e3
 
 
-@kernel
+@inner_kernel
 def _on_simplex(values: FloatArray) -> None:
     """The nearest point whose entries are 0 or more and sum to 1 (Michelot, 1986), in place."""
     n = values.size
@@ -206,7 +206,7 @@ def _square_distance(one: FloatArray, other: FloatArray) -> float:
     return total
 
 
-@kernel
+@inner_kernel
 def _lengths(limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Seconds along each path, and the bytes of each moment. by_pass: float64[s, PASSES, paths], the paths' counts."""
     s, p = limits.rank_of.size, limits.most_units.size
@@ -231,7 +231,7 @@ def _lengths(limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: Float
     return lengths, bytes_held
 
 
-@kernel
+@inner_kernel
 def _norm(
     kinds: LayerKinds, limits: ShapeLimits, hub: int, paths: Paths, by_pass: FloatArray, size: int, scale_s: float
 ) -> float:

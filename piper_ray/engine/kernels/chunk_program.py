@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 # Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the
@@ -112,7 +112,7 @@ def build_program(
     return count == total, program
 
 
-@kernel
+@inner_kernel
 def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, IndexArray]:
     """The undominated vectors of microbatches in flight, rank after rank.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
     COLUMNS,
@@ -47,7 +47,7 @@ class OrderedLayers(NamedTuple):
     tensor_backward_s: FloatArray
 
 
-@kernel
+@inner_kernel
 def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArray, choice: IndexArray) -> FloatArray:
     """float64[s, COLUMNS], with transfers between ranks in the seconds."""
     found = np.zeros((rank_of.size, COLUMNS))
@@ -82,7 +82,7 @@ def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArr
     return found
 
 
-@kernel
+@inner_kernel
 def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: float) -> FloatArray:
     """Each rank's synchronisation, float64[p]."""
     sync_s = np.zeros(program.last.size)
@@ -91,7 +91,7 @@ def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: f
     return sync_s
 
 
-@kernel
+@inner_kernel
 def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: float) -> float:
     """The most that a rank holds at a time. activation: float64[v], bytes of each of its chunks' microbatches."""
     most = 0.0
@@ -103,7 +103,7 @@ def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: 
     return most + fixed
 
 
-@kernel
+@inner_kernel
 def fit_rank(
     layers: OrderedLayers,
     program: ChunkProgram,
@@ -174,12 +174,12 @@ def fit_rank(
     return True
 
 
-@kernel
+@inner_kernel
 def _time(layers: OrderedLayers, o: int) -> float:
     return float(layers.figures[o, FORWARD_S] + layers.figures[o, INPUT_S] + layers.figures[o, WEIGHT_S])
 
 
-@kernel
+@inner_kernel
 def _best_step(layers: OrderedLayers, x: int, now: int, held: float) -> tuple[int, float]:
     """The option of layer x that saves the most bytes for each second more, and how many; -1 if none saves any."""
     best, most = -1, 0.0

@@ -7,16 +7,16 @@ and at every lower one. A state of J with more than K - g[J] devices cannot be c
 
 from __future__ import annotations
 
-from piper_ray.compiled.jit import inlined_kernel, kernel
+from piper_ray.compiled.jit import leaf_kernel, part_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
-from piper_ray.engine.kernels.level import COUNTERS, stage_fits
-from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_buckets, refine
-from piper_ray.engine.kernels.selection import NO, StepCache
+from piper_ray.engine.kernels.level import stage_fits
+from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, open_buckets, refine
+from piper_ray.engine.kernels.selection import NO
 from piper_ray.engine.kernels.types import IndexArray, StageKey, StageWork, StateArrays
 
 
-@inlined_kernel
+@part_kernel
 def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArrays, scratch: Scratch) -> int:
     """The fewest devices of a stage, fewer than ``below``, with as little behind it as J can have; else UNREACHABLE."""
     i, j, r = stage
@@ -46,7 +46,7 @@ def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArra
     return int(UNREACHABLE)
 
 
-@inlined_kernel
+@part_kernel
 def _push(i: int, bucket: int, touch: int, outside: IndexArray, arrays: StateArrays, scratch: Scratch) -> bool:
     """Lowers g of a bucket's members by stages in front of them that end at I; whether any was lowered."""
     lattice, costs, options, cluster = arrays.tables
@@ -71,49 +71,64 @@ def _push(i: int, bucket: int, touch: int, outside: IndexArray, arrays: StateArr
     return lowered
 
 
-@kernel
+@part_kernel
+def _settle(
+    i: int,
+    level: int,
+    arrays: StateArrays,
+    scratch: Scratch,
+    outside: IndexArray,
+    most_outside: IndexArray,
+    device_limit: IndexArray,
+) -> None:
+    """Of one downset, in ``level``: its limit, and g of those below it by stages that end there."""
+    _, target, fronts, buckets = arrays
+    cluster = arrays.tables.cluster
+    device_limit[i] = 0
+    if fronts.states[i] == 0 or outside[i] == UNREACHABLE:
+        return
+    fewest = fronts.tally[fronts.start[i] + fronts.states[i] - 1] // target.device_weight
+    if fewest + outside[i] > cluster.devices:
+        return
+    device_limit[i] = cluster.devices - outside[i]
+    opened = open_buckets(i, arrays, 0, min(buckets.level_first[level], buckets.used[0]), scratch)
+    chosen = 0
+    for at in range(opened):
+        bucket = scratch.open_bucket[at]
+        stage = (scratch.open_tally[at] - buckets.least_tally[bucket]) // target.device_weight
+        if outside[i] + stage < most_outside[bucket]:
+            scratch.near_bucket[chosen] = bucket
+            chosen += 1
+    for at in range(refine(i, chosen, arrays, scratch)):
+        bucket = scratch.near_bucket[at]
+        stage = (scratch.near_tally[at] - buckets.least_tally[bucket]) // target.device_weight
+        if outside[i] + stage >= most_outside[bucket]:
+            continue
+        if _push(i, bucket, scratch.near_touch[at], outside, arrays, scratch):
+            most_outside[bucket] = 0
+            for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
+                most_outside[bucket] = max(most_outside[bucket], outside[buckets.member[k]])
+
+
+@leaf_kernel
 def bound_completions(
     first: int,
     last: int,
     arrays: StateArrays,
-    steps: StepCache,
+    scratch: Scratch,
     outside: IndexArray,
     most_outside: IndexArray,
     device_limit: IndexArray,
 ) -> None:
     """Settles downsets last - 1 .. first, those above being settled. ``arrays`` hold all states at a threshold.
 
+    scratch: of the calling thread, with room for all buckets.
     outside: int64[m], g, UNREACHABLE where none is known. most_outside: int64[buckets], the largest among a bucket's
     members. device_limit: int64[m], writable and the target's own: becomes K - g, or 0 for what cannot be completed.
     """
-    tables, target, fronts, buckets = arrays
-    lattice, cluster = tables.lattice, tables.cluster
-    scratch = make_scratch(tables, max(1, buckets.used[0]), steps, COUNTERS)
-    level = lattice.level_start.size - 2
+    level_start = arrays.tables.lattice.level_start
+    level = level_start.size - 2
     for i in range(last - 1, first - 1, -1):
-        while lattice.level_start[level] > i:
+        while level_start[level] > i:
             level -= 1
-        device_limit[i] = 0
-        if fronts.states[i] == 0 or outside[i] == UNREACHABLE:
-            continue
-        fewest = fronts.tally[fronts.start[i] + fronts.states[i] - 1] // target.device_weight
-        if fewest + outside[i] > cluster.devices:
-            continue
-        device_limit[i] = cluster.devices - outside[i]
-        opened = open_buckets(i, arrays, 0, min(buckets.level_first[level], buckets.used[0]), scratch)
-        chosen = 0
-        for at in range(opened):
-            bucket = scratch.open_bucket[at]
-            stage = (scratch.open_tally[at] - buckets.least_tally[bucket]) // target.device_weight
-            if outside[i] + stage < most_outside[bucket]:
-                scratch.near_bucket[chosen] = bucket
-                chosen += 1
-        for at in range(refine(i, chosen, arrays, scratch)):
-            bucket = scratch.near_bucket[at]
-            stage = (scratch.near_tally[at] - buckets.least_tally[bucket]) // target.device_weight
-            if outside[i] + stage >= most_outside[bucket]:
-                continue
-            if _push(i, bucket, scratch.near_touch[at], outside, arrays, scratch):
-                most_outside[bucket] = 0
-                for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
-                    most_outside[bucket] = max(most_outside[bucket], outside[buckets.member[k]])
+        _settle(i, level, arrays, scratch, outside, most_outside, device_limit)

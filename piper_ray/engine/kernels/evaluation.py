@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.buckets import add_level
-from piper_ray.engine.kernels.level import evaluate_downsets, stage_fits
-from piper_ray.engine.kernels.scan import jumping_s
-from piper_ray.engine.kernels.selection import YES, StepCache, make_step_cache
+from piper_ray.engine.kernels.level import front_of, stage_fits
+from piper_ray.engine.kernels.scan import COUNTERS, Scratch, jumping_s
+from piper_ray.engine.kernels.selection import YES, StepCache
 from piper_ray.engine.kernels.types import (
+    ClusterArrays,
     Earlier,
     FrontArrays,
     IndexArray,
@@ -30,50 +31,69 @@ def store_states(first: int, states: LevelStates, used: int, fronts: FrontArrays
         fronts.states[first + k] = states.counts[k]
         used += states.counts[k]
     start = used - states.tallies.size
-    fronts.tally[start:used] = states.tallies
-    fronts.data_parallel_sum[start:used] = states.sums
+    for k in range(states.tallies.size):
+        fronts.tally[start + k] = states.tallies[k]
+        fronts.data_parallel_sum[start + k] = states.sums[k]
     return used
 
 
-@kernel
-def evaluate_levels(
-    level: int, end_level: int, arrays: StateArrays, earlier: Earlier, steps: StepCache, used: int, tested: IndexArray
+@leaf_kernel
+def evaluate_runs(
+    run_start: IndexArray,
+    run: int,
+    arrays: StateArrays,
+    earlier: Earlier,
+    scratch: Scratch,
+    found: FrontArrays,
+    base: int,
+    used: int,
+    tested: IndexArray,
+    are_levels: bool,
 ) -> tuple[int, int]:
-    """Levels ``level`` .. end_level - 1 in turn, stopping before one whose states do not fit.
+    """Fronts of downsets, run after run from ``run`` on, stopping before one whose states do not fit.
 
-    earlier: what is known of their downsets. used: states in use. There must be room for a bucket for each downset.
-    Returns the next level and the number of states in use; ``tested`` gets what the levels took.
+    run_start: int64[runs + 1]; run k holds downsets run_start[k] .. run_start[k + 1] - 1. are_levels: each is finished
+    when its fronts are there, with a bucket for each downset at most. earlier: of the downsets from the first run on.
+    scratch: of the calling thread, with room for all buckets. found: gets the front of downset i at i - base, behind
+    ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what the runs took.
     """
-    level_start, before = arrays.tables.lattice.level_start, earlier.states
-    done, read = 0, 0
-    while level < end_level:
-        first, last = level_start[level], level_start[level + 1]
-        counts = before.counts[done : done + last - first]
-        size = counts.sum()
-        of_level = LevelStates(
-            counts, before.tallies[read : read + size], before.sums[read : read + size], before.tested
-        )
-        states = evaluate_downsets(first, last, arrays, Earlier(earlier.buckets, of_level), steps)
-        if used + states.tallies.size > arrays.fronts.tally.size:
-            break
-        done += last - first
-        read += size
-        used = store_states(first, states, used, arrays.fronts)
-        add_level(first, last, arrays)
-        tested += states.tested
-        level += 1
-    return level, used
+    known = earlier.states.counts
+    before, read = run_start[run], int(np.int64(0))  # of a literal 0 all that gets it would be compiled once more
+    while run < run_start.size - 1:
+        first, last = run_start[run], run_start[run + 1]
+        for counter in range(COUNTERS):
+            scratch.tested[counter] = 0
+        end = used
+        for i in range(first, last):
+            size = front_of(i, arrays, earlier, read, known[i - before], scratch)
+            read += known[i - before]
+            if end + size > found.tally.size:
+                return run, used
+            found.start[i - base], found.states[i - base] = end, size
+            for k in range(size):
+                found.tally[end + k] = scratch.front_tally[k]
+                found.data_parallel_sum[end + k] = scratch.front_sum[k]
+            end += size
+        used = end
+        if are_levels:
+            add_level(first, last, arrays)
+        for counter in range(COUNTERS):
+            tested[counter] += scratch.tested[counter]
+        run += 1
+    return run, used
 
 
-@kernel
-def find_first_stage(i: int, tally: int, total: int, arrays: StateArrays) -> tuple[int, int, int, int]:
+@leaf_kernel
+def find_first_stage(
+    i: int, tally: int, total: int, arrays: StateArrays, steps: StepCache
+) -> tuple[int, int, int, int]:
     """The stage that heads state (tally, total) of downset i: (j, variant, d, state of j), or j = -1.
 
     Of several the one with the least j (so the most layers), then variant, then data-parallel sum behind it.
+    steps: scratch of the calling thread.
     """
     tables, target, fronts, _ = arrays
     lattice, costs, options, cluster = tables
-    steps = make_step_cache(options)
     for j in range(i):
         if fronts.states[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
             continue
@@ -87,9 +107,18 @@ def find_first_stage(i: int, tally: int, total: int, arrays: StateArrays) -> tup
                 stage_tally = target.stage_weight + options.degree[r] * d * target.device_weight
                 if d < 1 or fronts.tally[state] + stage_tally != tally:
                     continue
-                if not np.any(cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]] == d):
+                if not _may_have(cluster, r, d):
                     continue
                 y = in_flight(fronts.data_parallel_sum[state], d)
                 if stage_fits(StageKey(i, j, r), d, y, work, tables, target.threshold_s, steps) == YES:
                     return j, r, d, state
     return -1, -1, -1, -1
+
+
+@leaf_kernel
+def _may_have(cluster: ClusterArrays, r: int, d: int) -> bool:
+    """Whether d is among the data-parallel degrees of the variant."""
+    for index in range(cluster.first_divisor[r], cluster.end_divisor[r]):
+        if cluster.divisors[index] == d:
+            return True
+    return False

@@ -18,6 +18,7 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTables,
     FlushTask,
 )
+from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 
@@ -69,9 +70,10 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
         ahead[i] = max(0.0, ahead[i] * (1.0 - SLACK))
         ahead_forward[i] = max(0.0, ahead_forward[i] * (1.0 - SLACK))
     ahead[m - 1], ahead_forward[m - 1] = 0.0, 0.0
-    order = np.argsort(own, kind="mergesort")
+    order = stable_order(own, m)
     rank = np.empty(m, np.int64)
-    rank[order] = np.arange(m)
+    for k in range(m):
+        rank[order[k]] = k
     return AheadArrays(
         own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank
     )

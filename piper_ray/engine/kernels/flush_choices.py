@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
 from piper_ray.engine.kernels.bounds import bit_position
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
+from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
+from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 FEW = 128
@@ -142,8 +144,8 @@ def choice_front(
         while kept.size > most:
             kept = _merge_neighbours(grown, kept)
         while used + kept.size > before.size:
-            before = np.concatenate((before, np.full(before.size, -1, np.int64)))
-            taken = np.concatenate((taken, np.full(taken.size, -1, np.int64)))
+            before = twice(before)
+            taken = twice(taken)
         states = np.empty((kept.size, 4))
         ids = np.empty(kept.size, np.int64)
         for n in range(kept.size):
@@ -156,11 +158,11 @@ def choice_front(
     return status, states[:, :3].copy(), ids, before, taken
 
 
-@kernel
+@inner_kernel
 def _undominated(rows: FloatArray) -> IndexArray:
     """Indices of those that no other is as good as in all four, by the first figure. Of equal ones the first stays;
     what is equal but for rounding counts as equal."""
-    order = np.argsort(rows[:, 0], kind="mergesort")
+    order = stable_order(rows[:, 0].copy(), rows.shape[0])
     kept = np.empty(order.size, np.int64)
     count = 0
     for x in order:
@@ -180,7 +182,7 @@ def _undominated(rows: FloatArray) -> IndexArray:
     return kept[:count].copy()
 
 
-@kernel
+@inner_kernel
 def _merge_neighbours(rows: FloatArray, kept: IndexArray) -> IndexArray:
     """Every two become one: the one of less memory, with the better of both figures written to its row."""
     merged = np.empty((kept.size + 1) // 2, np.int64)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
 from piper_ray.engine.kernels.flush_paths import Figures, batch_s, step_s, with_stage
@@ -22,8 +22,6 @@ from piper_ray.engine.kernels.flush_states import (
     TOO_MANY,
     figures_of,
     level_of,
-    twice,
-    twice_rows,
 )
 from piper_ray.engine.kernels.flush_types import (
     MISSING,
@@ -34,6 +32,7 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTask,
     TailArrays,
 )
+from piper_ray.engine.kernels.growth import twice, twice_rows
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _ENOUGH = 1e-10
@@ -77,7 +76,7 @@ def best_state(task: FlushTask, states: TailArrays, downsets: int) -> tuple[int,
     return best, least_s
 
 
-@kernel
+@inner_kernel
 def _empty_list(p: int) -> StageList:
     return StageList(
         np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros((p, 3))
@@ -179,14 +178,14 @@ def close_gap(
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds = np.concatenate((bounds, np.empty(room)))
+                        bounds = twice(bounds)
                         seconds = twice_rows(seconds)
                         before = twice(before)
                         downset = twice(downset)
                         behind = twice(behind)
                         variant = twice(variant)
                         choice = twice(choice)
-                        known = np.concatenate((known, np.empty(room, np.bool_)))
+                        known = twice(known)
                         heap = twice(heap)
                         room *= 2
                     bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q
@@ -212,7 +211,7 @@ def close_gap(
     return status, lower, found, stages
 
 
-@kernel
+@inner_kernel
 def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, stages: int) -> float:
     """A bound on the batch's time: stages 0 .. depth - 1 as in ``path``, behind them a tail of so many stages."""
     for k in range(depth - 1, -1, -1):
@@ -223,7 +222,7 @@ def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, s
     return max(least, tail[2] + path[0, 2]) if task.schedule == ONE_F_ONE_B else least
 
 
-@kernel
+@inner_kernel
 def _path_to(node: int, before: IndexArray, seconds: FloatArray, path: FloatArray) -> int:
     """Writes the stages up to the node, front to back; returns how many."""
     depth, at = 0, node
@@ -240,7 +239,7 @@ def _path_to(node: int, before: IndexArray, seconds: FloatArray, path: FloatArra
     return depth
 
 
-@kernel
+@inner_kernel
 def _put(path: FloatArray, k: int, seconds: FloatArray) -> None:
     """Makes it stage k, with the largest forward and backward seconds of stages 0 .. k."""
     for column in range(3):
@@ -249,7 +248,7 @@ def _put(path: FloatArray, k: int, seconds: FloatArray) -> None:
     path[k, 4] = max(seconds[1], path[k - 1, 4]) if k > 0 else seconds[1]
 
 
-@kernel
+@inner_kernel
 def _push(heap: IndexArray, size: int, bounds: FloatArray, node: int) -> int:
     """Adds a node to a heap of ``size``; of equal bounds the node made later comes first. Returns the new size."""
     at = size
@@ -263,7 +262,7 @@ def _push(heap: IndexArray, size: int, bounds: FloatArray, node: int) -> int:
     return size + 1
 
 
-@kernel
+@inner_kernel
 def _pop(heap: IndexArray, size: int, bounds: FloatArray) -> int:
     """Takes the first node away. Returns the new size."""
     size -= 1
@@ -283,6 +282,6 @@ def _pop(heap: IndexArray, size: int, bounds: FloatArray) -> int:
     return size
 
 
-@kernel
+@inner_kernel
 def _before(bounds: FloatArray, one: int, other: int) -> bool:
     return bool(bounds[one] < bounds[other] or (bounds[one] == bounds[other] and one > other))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, kernel
+from piper_ray.compiled.jit import inlined_kernel, inner_kernel
 from piper_ray.engine.kernels.flush_choices import choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_paths import Figures
 from piper_ray.engine.kernels.flush_types import (
@@ -151,7 +151,7 @@ def one_choice_is_best(
     return least_forward or (last <= up + backward_s + sync_s and synced <= whole + backward_s + sync_s)
 
 
-@kernel
+@inner_kernel
 def quickest_row(
     i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
 ) -> int:
@@ -165,7 +165,7 @@ def quickest_row(
     return _least_time_row(i, j, r, y, least, tables, task, row)
 
 
-@kernel
+@inner_kernel
 def _least_time_row(
     i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
 ) -> int:
@@ -186,7 +186,7 @@ def _least_time_row(
     return LEAST_TIME
 
 
-@kernel
+@inner_kernel
 def front_rows(
     i: int,
     j: int,

@@ -36,6 +36,7 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTask,
     TailArrays,
 )
+from piper_ray.engine.kernels.growth import twice, twice_rows
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 FINISHED = 0
@@ -282,22 +283,6 @@ def tails(
         choice[:used].copy(),
     )
     return status, states
-
-
-@kernel
-def twice(values: IndexArray) -> IndexArray:
-    """With room for as many again."""
-    grown = np.empty(2 * values.size, np.int64)
-    grown[: values.size] = values
-    return grown
-
-
-@kernel
-def twice_rows(rows: FloatArray) -> FloatArray:
-    """With room for as many rows again."""
-    grown = np.empty((2 * rows.shape[0], rows.shape[1]))
-    grown[: rows.shape[0]] = rows
-    return grown
 
 
 @leaf_kernel

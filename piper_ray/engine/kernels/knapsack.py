@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
+from piper_ray.engine.kernels.growth import twice
+from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 INFEASIBLE = np.inf
@@ -18,7 +20,7 @@ _MOST_STATES = 1_000_000
 """Partial choices of one step, some 50 MB; past that the answer is TOO_HARD."""
 
 
-@kernel
+@inner_kernel
 def hull_steps(items: Items, begin: IndexArray) -> tuple[IndexArray, FloatArray, FloatArray]:
     """Steps along each item's lower hull from its cheapest option to its smallest, by falling bytes saved per second.
 
@@ -50,11 +52,16 @@ def hull_steps(items: Items, begin: IndexArray) -> tuple[IndexArray, FloatArray,
     slopes = np.empty(count)
     for c in range(count):
         slopes[c] = -saved[c] / extra[c] if extra[c] > 0.0 else -np.inf
-    order = np.argsort(slopes, kind="mergesort")
-    return reached[order], extra[order], saved[order]
+    order = stable_order(slopes, count)
+    of_steps = np.empty(count, np.int64)
+    extra_of_steps, saved_of_steps = np.empty(count), np.empty(count)
+    for c in range(count):
+        of_steps[c] = reached[order[c]]
+        extra_of_steps[c], saved_of_steps[c] = extra[order[c]], saved[order[c]]
+    return of_steps, extra_of_steps, saved_of_steps
 
 
-@kernel
+@inner_kernel
 def cheapest(items: Items, item: int) -> int:
     """The option of least cost; of equal ones the one of least memory."""
     start, cost, memory = items
@@ -77,7 +84,8 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
     item_of = np.empty(cost.size, np.int64)
     total_cost, total_memory = 0.0, 0.0
     for k in range(start.size - 1):
-        item_of[start[k] : start[k + 1]] = k
+        for o in range(start[k], start[k + 1]):
+            item_of[o] = k
         choice[k] = cheapest(items, k)
         total_cost += cost[choice[k]]
         total_memory += memory[choice[k]]
@@ -106,7 +114,7 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
     return _merge_states(items, limit, budget, any_within, multiplier, choice, total_cost)
 
 
-@kernel
+@inner_kernel
 def _rests(items: Items, multiplier: float) -> tuple[IndexArray, FloatArray, FloatArray]:
     """Three ways to choose for items k.. without looking back: cheapest, smallest, least cost + multiplier * memory.
 
@@ -132,7 +140,7 @@ def _rests(items: Items, multiplier: float) -> tuple[IndexArray, FloatArray, Flo
     return option, rest_cost, rest_memory
 
 
-@kernel
+@inner_kernel
 def _merge_states(
     items: Items,
     limit: float,
@@ -184,7 +192,7 @@ def _merge_states(
                 new_from[count] = state_id[s]
                 new_option[count] = o
                 count += 1
-        order = np.argsort(new_cost[:count], kind="mergesort")
+        order = stable_order(new_cost, count)
         state_cost = np.empty(count)
         state_memory = np.empty(count)
         state_id = np.empty(count, np.int64)
@@ -193,8 +201,8 @@ def _merge_states(
             if kept > 0 and new_memory[at] >= state_memory[kept - 1]:
                 continue
             if pool == pool_parent.size:
-                pool_parent = np.concatenate((pool_parent, np.empty(pool, np.int64)))
-                pool_option = np.concatenate((pool_option, np.empty(pool, np.int64)))
+                pool_parent = twice(pool_parent)
+                pool_option = twice(pool_option)
             pool_parent[pool] = new_from[at]
             pool_option[pool] = new_option[at]
             state_cost[kept] = new_cost[at]

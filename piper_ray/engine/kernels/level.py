@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, kernel
+from piper_ray.compiled.jit import inlined_kernel, part_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.front import insert, is_dominated
-from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, make_scratch, open_buckets, refine
+from piper_ray.engine.kernels.scan import (
+    BUCKETS_TESTED,
+    CANDIDATES_TESTED,
+    CHOICES_ABANDONED,
+    STAGES_COSTED,
+    UNREACHABLE,
+    Scratch,
+    jumping_s,
+    open_buckets,
+    refine,
+)
 from piper_ray.engine.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
-from piper_ray.engine.kernels.types import Earlier, LevelStates, StageKey, StageWork, StateArrays, Tables
+from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables
 
-BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED, CHOICES_ABANDONED = 0, 1, 2, 3
-COUNTERS = 4
 _PASSES = 8
 
 
@@ -53,7 +61,7 @@ def stage_fits(
     return exact_fit(stage, d, y, tables, budget_s)
 
 
-@inlined_kernel
+@part_kernel
 def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scratch: Scratch) -> int:
     """Adds the states of I with the first stage I \\ J to the front, in ``scratch``; returns its new size.
 
@@ -95,8 +103,9 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
         start = first_divisor_by_memory(a_bytes, b_bytes, shared_bytes, later_sum, cluster)
         if fresh:
             # What is known of y for each divisor in this stage: memory grows with y.
-            fits_upto[:] = 0
-            fails_from[:] = UNREACHABLE
+            for index in range(divisors.size):
+                fits_upto[index] = 0
+                fails_from[index] = UNREACHABLE
             fresh = False
         for index in range(max(by_time, start), end):
             d = divisors[index]
@@ -126,7 +135,7 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
     return size
 
 
-@inlined_kernel
+@part_kernel
 def _evaluate_downset(
     i: int, arrays: StateArrays, begin_bucket: int, end_bucket: int, size: int, scratch: Scratch
 ) -> int:
@@ -142,7 +151,7 @@ def _evaluate_downset(
     # Cheapest buckets first, in a few passes: what they yield dominates most of the rest.
     width = (highest - lowest) // _PASSES + 1
     for floor in range(lowest, highest + 1, width):
-        chosen = 0
+        chosen = int(np.int64(0))  # of a literal 0 all that gets it would be compiled once more
         for at in range(opened):
             tally = scratch.open_tally[at]
             if floor <= tally < floor + width and not is_dominated(
@@ -161,7 +170,7 @@ def _evaluate_downset(
     return size
 
 
-@inlined_kernel
+@part_kernel
 def _try_members(i: int, bucket: int, touch: int, size: int, arrays: StateArrays, scratch: Scratch) -> int:
     """Every J of a bucket as the rest behind a first stage of I. touch: whether anything can jump over such a stage."""
     lattice, costs, options, _ = arrays.tables
@@ -186,34 +195,17 @@ def _try_members(i: int, bucket: int, touch: int, size: int, arrays: StateArrays
     return size
 
 
-@kernel
-def evaluate_downsets(first: int, last: int, arrays: StateArrays, earlier: Earlier, steps: StepCache) -> LevelStates:
-    """Fronts of the downsets first .. last - 1 over all J, of which ``earlier`` holds a part: so one front can be found
-    in several steps.
+@part_kernel
+def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: int, scratch: Scratch) -> int:
+    """Puts the front of downset i into ``scratch``; returns its size.
 
-    steps: scratch of the calling thread. Pure: the same input gives the same states, whoever computes them and in
-    however many steps.
+    Of it ``earlier`` holds the ``known`` states from place ``read`` on.
     """
     target, before = arrays.target, earlier.states
-    counts = np.zeros(last - first, np.int64)
-    out_tally = np.empty(last - first + 64, np.int64)
-    out_sum = np.empty(last - first + 64, np.int64)
-    used, read = 0, 0
+    for k in range(known):
+        scratch.front_tally[k] = before.tallies[read + k]
+        scratch.front_sum[k] = before.sums[read + k]
     end_bucket = arrays.buckets.used[0]
-    scratch = make_scratch(arrays.tables, max(1, end_bucket), steps, COUNTERS)
-    for i in range(first, last):
-        size = before.counts[i - first]
-        for k in range(size):
-            scratch.front_tally[k] = before.tallies[read + k]
-            scratch.front_sum[k] = before.sums[read + k]
-        read += size
-        if earlier.buckets < end_bucket and target.device_limit[i] >= 1 and target.data_parallel_limit[i] >= 1:
-            size = _evaluate_downset(i, arrays, earlier.buckets, end_bucket, size, scratch)
-        counts[i - first] = size
-        while used + size > out_tally.size:
-            out_tally = np.concatenate((out_tally, np.empty_like(out_tally)))
-            out_sum = np.concatenate((out_sum, np.empty_like(out_sum)))
-        out_tally[used : used + size] = scratch.front_tally[:size]
-        out_sum[used : used + size] = scratch.front_sum[:size]
-        used += size
-    return LevelStates(counts, out_tally[:used].copy(), out_sum[:used].copy(), scratch.tested)
+    if earlier.buckets < end_bucket and target.device_limit[i] >= 1 and target.data_parallel_limit[i] >= 1:
+        return _evaluate_downset(i, arrays, earlier.buckets, end_bucket, known, scratch)
+    return known

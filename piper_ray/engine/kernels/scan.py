@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel, part_kernel
 from piper_ray.engine.kernels.bounds import bit_position, first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
@@ -19,6 +19,9 @@ from piper_ray.engine.kernels.types import (
     StateArrays,
     Tables,
 )
+
+BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED, CHOICES_ABANDONED = 0, 1, 2, 3
+COUNTERS = 4
 
 UNREACHABLE = np.int64(2**62)
 _GUARD = 1e-9
@@ -43,11 +46,10 @@ class Scratch(NamedTuple):
     fits_upto: IndexArray  # int64[divisors]
     fails_from: IndexArray
     steps: StepCache
-    tested: IndexArray  # int64[COUNTERS], see kernels/level.py
+    tested: IndexArray  # int64[COUNTERS]
 
 
-@kernel
-def make_scratch(tables: Tables, buckets: int, steps: StepCache, counters: int) -> Scratch:
+def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
     """For up to so many buckets. steps: of the calling thread."""
     lattice, cluster = tables.lattice, tables.cluster
     states = cluster.data_parallel_limit + 2
@@ -69,7 +71,7 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache, counters: int) 
         fits_upto=np.empty(cluster.divisors.size, np.int64),
         fails_from=np.empty(cluster.divisors.size, np.int64),
         steps=steps,
-        tested=np.zeros(counters, np.int64),
+        tested=np.zeros(COUNTERS, np.int64),
     )
 
 
@@ -125,7 +127,7 @@ def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, both
     return total
 
 
-@inlined_kernel
+@part_kernel
 def _list_jumps(i: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: Scratch) -> int:
     """Lists what crosses into I by the first bucket with a J that can hold some of its ends; returns how many.
 
@@ -134,7 +136,8 @@ def _list_jumps(i: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: 
     """
     first = lattice.crossing_start[i]
     edges = int(lattice.crossing_start[i + 1] - first)
-    scratch.heads[:] = 0
+    for word in range(scratch.heads.size):
+        scratch.heads[word] = 0
     for k in range(edges):
         e = lattice.crossing[first + k]
         v = lattice.edge_head[e]

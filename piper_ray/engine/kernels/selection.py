@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel, leaf_kernel
 from piper_ray.cost.stage import held_bytes, one_device_s
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
@@ -72,7 +72,7 @@ def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) 
     return slot
 
 
-@kernel
+@inner_kernel
 def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
     first, last = options.class_start[r], options.class_start[r + 1]
     classes = last - first
@@ -84,8 +84,9 @@ def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: in
     memory = np.zeros(start[classes])
     owner = np.zeros(start[classes], np.int64)
     for c in range(classes):
-        owner[start[c] : start[c + 1]] = first + c
+        owner[start[c]] = first + c
         for o in range(start[c] + 1, start[c + 1]):
+            owner[o] = first + c
             choice = options.choice_start[first + c] + o - start[c] - 1
             cost[o] = options.choice_p_s[choice]
             memory[o] = options.choice_a[choice] * y + options.choice_b[choice]
@@ -199,7 +200,9 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
         k += 1
         start[k] = at
     if size > 0 and lattice.tensor_bits.shape[0] > 0:
-        cost[: start[1]] += cut_tensors_s(inner, outer, lattice, tables.costs)
+        tensors_s = cut_tensors_s(inner, outer, lattice, tables.costs)
+        for o in range(start[1]):
+            cost[o] += tensors_s
     return vertices, Items(start, cost, memory)
 
 
@@ -221,7 +224,7 @@ def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, cost
     return total_s
 
 
-@kernel
+@inner_kernel
 def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> int:
     """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is.
 
@@ -229,7 +232,8 @@ def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) 
     """
     vertices, items = stage_items(stage, d, y, tables)
     choice = np.empty(vertices.size, np.int64)
-    found = least_cost(items, tables.cluster.memory_bytes, budget_s, True, choice)
+    any_within = vertices.size >= 0  # of a literal True all that gets it would be compiled once more
+    found = least_cost(items, tables.cluster.memory_bytes, budget_s, any_within, choice)
     if found == TOO_HARD:
         return UNKNOWN
     return YES if found <= budget_s else NO

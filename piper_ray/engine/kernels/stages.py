@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.scan import jumping_s
@@ -140,7 +140,7 @@ def _relaxed(candidate: Candidate, tables: Tables, steps: StepCache) -> tuple[fl
     return np.inf, np.inf
 
 
-@kernel
+@inner_kernel
 def settle_choice(
     candidate: Candidate, used_s: float, budget_s: float, slot: int, tables: Tables, cache: ChoiceCache
 ) -> bool:

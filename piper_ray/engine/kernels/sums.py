@@ -6,6 +6,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.bounds import is_subset, meets
+from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 
@@ -77,7 +78,7 @@ def cut_tensors(
         v = added[i]
         most = at + before[1] - before[0] + tensor_start[v + 1] - tensor_start[v]
         while most > found.size:
-            found = np.concatenate((found, np.empty_like(found)))
+            found = twice(found)
         for k in range(before[0], before[1]):
             if not is_subset(tensor_bits[found[k]], bits[i]):
                 found[at] = found[k]

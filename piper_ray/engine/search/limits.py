@@ -29,6 +29,11 @@ class Limits:
         return cls(options.gap, None if limit_s is None else started_s + limit_s, stop, within_s)
 
     @property
+    def are_none(self) -> bool:
+        """Whether only a wish ends the search before its proof."""
+        return self.gap == 0.0 and self.deadline_s is None and self.within_s == math.inf
+
+    @property
     def reached(self) -> StoppedBy | None:
         """Whether it is asked to stop, or the deadline is over."""
         if self.stop.requested:

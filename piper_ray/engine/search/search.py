@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
-from piper_ray.engine.kernels.level import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
-from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
+from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
@@ -28,7 +29,7 @@ from piper_ray.model.stop import StoppedBy, StopSearch
 
 _CHAIN_GAP = 1e-6
 
-_MANY_LIVE = 1_000
+_MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
 
 _LOWER = 0.99
@@ -52,7 +53,8 @@ class Search:
     known: ValuedPlan | None = None
 
     def __post_init__(self) -> None:
-        self.bracket = Bracket(lower=self.problem.lower_bound_s(), ceiling=ceiling_s(self.planning.instance))
+        self._first_bound_s = self.problem.lower_bound_s()
+        self.bracket = Bracket(lower=self._first_bound_s, ceiling=ceiling_s(self.planning.instance))
         self.incumbent = self.known
         self.proved = False  # the incumbent is optimal
         self.stopped_by: StoppedBy | None = None
@@ -60,6 +62,19 @@ class Search:
         self._completion: Completion | None = None
         if self.known is not None:
             self.bracket.record_plan(self.known.time_per_sample_s)
+
+    def begin_with(self, known: ValuedPlan | None, lower_s: float) -> None:
+        """A plan that is likely to be the best, and a bound that is proved: from another search."""
+        self.bracket.lower = max(self.bracket.lower, lower_s)
+        if known is not None:
+            self.incumbent = known
+            self.bracket.record_plan(known.time_per_sample_s)
+            self.bracket.phase = Phase.CHALLENGING
+
+    def proved_s(self, optimal: ValuedPlan) -> float:
+        """What no plan is faster than, once it is proved: the same whatever the search began with."""
+        time_s = optimal.time_per_sample_s
+        return min(max(self._first_bound_s, time_s * (1.0 - PROOF)), time_s)
 
     def run(self) -> None:
         """Closes the bracket, or stops at the gap, the deadline or an interrupt; then picks the preferred plan.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def list_subsets(bits: npt.NDArray[np.uint64], pair_start: Integers, out: npt.ND
                 place += 1
 
 
-@kernel
+@inner_kernel
 def _is_subset(bits: npt.NDArray[np.uint64], small: int, big: int) -> bool:
     for word in range(bits.shape[1]):  # noqa: SIM110 - all() is no numba
         if bits[small, word] & ~bits[big, word] != 0:
@@ -95,12 +95,12 @@ def stage_seconds(pairs: PairArrays, level: LevelArrays, front: int, pair: int, 
     return float(max(time, max(level.transfer_s[front], level.transfer_s[rest]) / degree))
 
 
-@kernel
+@inner_kernel
 def _divides_batch(pairs: PairArrays, level: LevelArrays, pair: int, degree: int) -> bool:
     return len(level.group) == 0 or pairs.whole_batch % (level.group[pair] * degree) == 0
 
 
-@kernel
+@inner_kernel
 def _fits(pairs: PairArrays, front: int, rest: int, degree: int, behind: int) -> bool:
     """a y + b + shared / d <= M with y = ceil(s / d), ``behind`` being the machines of all later stages."""
     in_flight = (behind + 2 * degree - 1) // degree
@@ -110,7 +110,7 @@ def _fits(pairs: PairArrays, front: int, rest: int, degree: int, behind: int) ->
     return bool(activation * in_flight + fixed + shared / degree <= pairs.memory_bytes)
 
 
-@kernel
+@inner_kernel
 def _least_degree(
     pairs: PairArrays, level: LevelArrays, front: int, pair: int, threshold: float, behind: int, most: int
 ) -> int:
@@ -246,7 +246,7 @@ def fill_segments_from(pairs: PairArrays, level: LevelArrays, front: int, segmen
                         left[rest, c] = c - d
 
 
-@kernel
+@inner_kernel
 def _common_multiple(whole_batch: int, one: int, other: int) -> int:
     """The least; a divisor of N, so no overflow. 1 where nobody asks."""
     if whole_batch == 0:

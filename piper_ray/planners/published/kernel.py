@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
 from piper_ray.planners.published.arrays import Arrays, Floats, Integers
 
 # Costs closer than this, relative to the stage's cost, count as equal when fronts are pruned: sums of the same layers'
@@ -43,7 +43,7 @@ class Choosing(NamedTuple):
     upper_s: float
 
 
-@kernel
+@inner_kernel
 def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, chosen: Integers) -> tuple[float, float]:
     """Upstream's heuristic: from the fastest option of each layer, the cheapest swaps by cost per byte saved.
 
@@ -78,7 +78,7 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
     return cost[chosen].sum(), ratio
 
 
-@kernel
+@inner_kernel
 def exact_choice(
     start: Integers, cost: Floats, memory: Floats, limit: float, price: float, best: float, chosen: Integers
 ) -> float:
@@ -160,7 +160,7 @@ def choose(start: Integers, cost: Floats, memory: Floats, limit: float, choosing
     return exact_choice(start, cost, memory, limit, price, time, chosen)
 
 
-@kernel
+@inner_kernel
 def gather(
     arrays: Arrays, big: int, small: int, degree: int, mode: int, d: int
 ) -> tuple[Integers, Integers, NDArray[np.float64]]:
@@ -196,7 +196,7 @@ def gather(
     return start[: stage_layers + 1], options[:count], cut_bytes[:count]
 
 
-@kernel
+@inner_kernel
 def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
     """What stage big \\ small sends and receives of tensors with ends in it and outside."""
     total = 0.0
@@ -213,7 +213,7 @@ def tensor_bytes(arrays: Arrays, big: int, small: int) -> float:
     return total
 
 
-@kernel
+@inner_kernel
 def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int, constants: Constants) -> Floats:
     """What each option adds to its stage's time at data-parallel degree d, in s per sample."""
     resync = 4.0 * (d - 1) / d / (constants.microbatches * constants.bandwidth_bytes_per_s)
@@ -224,7 +224,7 @@ def option_costs_s(arrays: Arrays, options: Integers, cut_bytes: Floats, d: int,
     )
 
 
-@kernel
+@inner_kernel
 def fastest_options(start: Integers, cost: Floats) -> Integers:
     """int64[layers]: the first option of least cost of each layer, whose options begin at ``start``."""
     fastest = np.empty(len(start) - 1, dtype=np.int64)
@@ -245,7 +245,7 @@ class StageOptions(NamedTuple):
     fastest: Integers
 
 
-@kernel
+@inner_kernel
 def stage_time(
     arrays: Arrays, stage: StageOptions, y: int, d: int, limit: float, choosing: Choosing, chosen: Integers
 ) -> float:
@@ -264,7 +264,7 @@ def stage_time(
     return choose(start, cost, memory, limit, choosing, chosen)
 
 
-@kernel
+@inner_kernel
 def stage_times(
     arrays: Arrays, stage: StageOptions, d: int, constants: Constants, choosing: Choosing, most_y: int
 ) -> Floats:
@@ -282,7 +282,7 @@ def stage_times(
     return times
 
 
-@kernel
+@inner_kernel
 def is_subset(arrays: Arrays, small: int, big: int) -> bool:
     """Whether downset ``small`` lies within downset ``big``."""
     for v in range(arrays.member.shape[1]):  # noqa: SIM110 - all() is no numba
@@ -291,7 +291,7 @@ def is_subset(arrays: Arrays, small: int, big: int) -> bool:
     return True
 
 
-@kernel
+@inner_kernel
 def update(rows: NDArray[np.float64], rest_rows: NDArray[np.float64], devices: int, d: int, by_sum: Floats) -> None:
     """One stage before the rest: dp[I][k][s] = min(dp[I][k][s], max(dp[I'][k - devices][s - d], T(s)))."""
     stage = by_sum[d:]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inner_kernel, kernel
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class Events(NamedTuple):
     run: int
 
 
-@kernel
+@inner_kernel
 def _hops_by_stage(stage: Integers, stages: int) -> tuple[Integers, Integers]:
     """Hops grouped by a stage of theirs: int64[stages + 1] where each group starts, int64[hops] which they are."""
     start = np.zeros(stages + 1, np.int64)

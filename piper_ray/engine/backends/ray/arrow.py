@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from piper_ray.engine.kernels.level import COUNTERS
+from piper_ray.engine.kernels.scan import COUNTERS
 from piper_ray.engine.kernels.types import (
     ClusterArrays,
     CostArrays,

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from piper_ray.compiled.jit import one_compiles
-from piper_ray.engine.evaluation.state_tables import StateTables, no_states
-from piper_ray.engine.kernels.level import evaluate_downsets
+from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import (
     ClusterArrays,

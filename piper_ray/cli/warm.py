@@ -1,0 +1,108 @@
+"""``piper-ray warm``: kernels compiled beforehand, so that nothing waits for it later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Annotated
+
+import typer
+
+from piper_ray.cli.interrupts import current
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.stop import Stop
+
+
+def warm(
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", metavar="COUNT", min=1, help="Side by side. As many as cores if not given."),
+    ] = None,
+) -> None:
+    """Compile the kernels of all commands beforehand, in several processes side by side.
+
+    They are kept, so that no later command of this version waits for it: on this machine, and on those that get a copy
+    of the folder, such as those of a container image.
+    """
+    from piper_ray.compiled.jit import cache_folders
+    from piper_ray.engine.backends.cores import usable_cores
+
+    began = time.perf_counter()
+
+    def compiled(stop: Stop[float]) -> float:
+        # Processes that begin anew: what this one has loaded is none of theirs.
+        with ProcessPoolExecutor(processes or usable_cores(), get_context("spawn")) as pool:
+            parts = [pool.submit(compile_part, name) for name in PARTS]
+            for part in parts:
+                stop.check()
+                part.result()
+        return time.perf_counter() - began
+
+    seconds = current().run(compiled)
+    folder = next((folder for folder in cache_folders() if folder.is_dir()), cache_folders()[-1])
+    typer.echo(f"kernels are ready in {folder}, in {seconds:.0f} s")
+
+
+def compile_part(name: str) -> None:
+    """Uses the kernels of one of ``PARTS``."""
+    PARTS[name]()
+
+
+def _layers() -> None:
+    import piper_ray
+
+    for tensors in (False, True):
+        piper_ray.solve(_chain(40, tensors), threads=1, schedule="2bw")
+    piper_ray.solve(_chain(40), threads=1, schedule="2bw", contract="operators")
+    piper_ray.frontier(_chain(6), devices=[2, 4], schedule="2bw")
+
+
+def _flush() -> None:
+    import piper_ray
+
+    for schedule in ("1f1b", "gpipe"):
+        solution = piper_ray.solve(_chain(8), threads=1, schedule=schedule)
+        assert solution.plan is not None
+        piper_ray.simulate(_chain(8), solution.plan, schedule)
+
+
+def _chunks() -> None:
+    import piper_ray
+
+    for layers in (8, 30):  # all plans are gone through, or some of them
+        piper_ray.solve(_chain(layers), threads=1, schedule="interleaved", time_limit=1.0)
+
+
+def _baselines() -> None:
+    import piper_ray
+
+    for planner in ("pipedream", "piper-published"):
+        piper_ray.baselines.plan(_chain(8), planner)
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "layers": _layers,
+    "flush": _flush,
+    "chunks": _chunks,
+    "baselines": _baselines,
+}
+"""Those that take longest first."""
+
+
+def _chain(size: int, with_tensor: bool = False) -> Instance:
+    """Of layers that may recompute, with too little memory for none to do so."""
+    layers = []
+    for layer in range(size):
+        tmpcs = {
+            t: (
+                Tmpc("plain", (4.0 + layer % 3) / t, 1.0, 4.0 / t, 1.0),
+                Tmpc("recompute", (5.0 + layer % 2) / t, 1.0, 1.0 / t, 1.0, recompute=True),
+            )
+            for t in (1, 2)
+        }
+        layers.append(Layer(layer, f"layer {layer}", tmpcs))
+    edges = tuple(Edge(layer, layer + 1, 0.1) for layer in range(size - 1))
+    tensors = (Tensor((0, 1, 2), 0.1, 0.1),) if with_tensor else ()
+    return Instance(tuple(layers), edges, 8, 8, 2.5 * size, 1.0, tensors=tensors)
