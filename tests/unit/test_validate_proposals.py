@@ -65,12 +65,12 @@ def test_no_published_layout_is_faster(name: str, runs: dict[str, Run]) -> None:
 
 def test_docs_have_a_row_for_each_and_none_is_slower() -> None:
     text = DOCS.read_text()
-    table = text[text.index("| run | its layout |") :]
-    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:] if line.startswith("| ")]
+    table, told, *_ = text[text.index("| run | its layout |") :].split("\n\n")
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
     assert {row[1] for row in rows} >= set(QUICK)
     gains = [float(row[8].removesuffix("%")) for row in rows]
     assert min(gains) >= 0.0
-    assert f"{len(rows)} clusters: faster in {sum(gain > 0.0 for gain in gains)}, " in table
+    assert f"{len(rows)} clusters: faster in {sum(gain > 0.0 for gain in gains)}, " in told
 
 
 def test_what_cannot_be_compared_has_a_reason(runs: dict[str, Run]) -> None:
