@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     )
     from piper_ray.model.step import AllReduce, StepTerms
     from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+    from piper_ray.proposal.figures import Figures
+    from piper_ray.proposal.plan import Planned, plan
     from piper_ray.report.graph.drawing import draw
     from piper_ray.report.info import info
     from piper_ray.run.job import Job, LayerJob, Replicas
@@ -119,6 +121,7 @@ __all__ = [
     "estimate",
     "profile",
     "solve",
+    "plan",
     "frontier",
     "evaluate",
     "simulate",
@@ -211,6 +214,8 @@ __all__ = [
     "NodeStats",
     "BlockStats",
     "Forecast",
+    "Planned",
+    "Figures",
     "Frontier",
     "FrontierPoint",
     "FrontierStats",
@@ -342,6 +347,9 @@ _LAZY = {
     "info": "piper_ray.report.info",
     "draw": "piper_ray.report.graph.drawing",
     "solve": "piper_ray.engine.solve",
+    "plan": "piper_ray.proposal.plan",
+    "Planned": "piper_ray.proposal.plan",
+    "Figures": "piper_ray.proposal.figures",
     "Preparation": "piper_ray.engine.preparation",
     "run_sweep": "piper_ray.sweep.run",
     "read_dataset": "piper_ray.sweep.dataset",

@@ -95,8 +95,8 @@ def plan(
     Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules; context
     parallelism of sequences from 16,384 tokens, and experts over a node's GPUs, where nothing else is asked for.
     """
+    from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import Demand, propose, what_would_help
-    from piper_ray.proposal.usual import usual_contexts, usual_experts
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
@@ -107,24 +107,23 @@ def plan(
     if price is not None and train_tokens is None:
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
     named = RUNTIMES[runtime]
-    if schedule is not None:
-        named.require_schedule(schedule)
-    usual = tuple(x for x in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED) if x in named.schedules)
+    schedules = schedules_of(named, schedule)
     read = read_model(model)
     for text in read.notes:
         note(text)
     table = load_hardware(hardware, note)
     node = gpus_per_node or table.gpu(gpu).gpus_per_node
-    contexts = contexts_of(context_parallel) if context_parallel else usual_contexts(read, tokens, named)
-    experts = experts_of(expert_parallel) if expert_parallel else usual_experts(read, tokens, named, node)
+    contexts = contexts_of(context_parallel) if context_parallel else None
+    experts = experts_of(expert_parallel) if expert_parallel else None
     request = EstimateRequest(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         tokens=tokens,
         samples=microbatch_size,
         batch=global_batch,
-        offer=Offer(zero=zero, contexts=contexts, experts=experts),
+        offer=Offer(zero=zero),
     )
+    request = with_offers(request, read, named, node, contexts, experts)
     request = calibrated_request(calibrate, read, table, gpu, request)
     demand = Demand(
         read,
@@ -132,7 +131,7 @@ def plan(
         gpu,
         request,
         named,
-        usual if schedule is None else (schedule,),
+        schedules,
         step_terms(all_reduce, all_reduce_overlap, optimizer),
     )
     found = current().run(lambda stop: propose(demand, stop, note))

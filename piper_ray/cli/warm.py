@@ -59,6 +59,20 @@ def _layers() -> None:
     piper_ray.frontier(_chain(6), devices=[2, 4], schedule="2bw")
 
 
+def _potentials() -> None:
+    from piper_ray.engine.evaluation.potentials import StageCover
+    from piper_ray.engine.preparation import prepare
+    from piper_ray.engine.tables.problem import build_problem
+    from piper_ray.model.restrictions import Restrictions
+
+    instance = _chain(8)
+    workload = prepare(instance, Restrictions()).workload
+    assert workload is not None
+    cover = StageCover.of(build_problem(workload, instance, Restrictions().data_parallel_degrees(instance)))
+    assert cover is not None
+    cover.potentials(4.0)
+
+
 def _flush() -> None:
     import piper_ray
 
@@ -86,6 +100,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "layers": _layers,
     "flush": _flush,
     "chunks": _chunks,
+    "potentials": _potentials,
     "baselines": _baselines,
 }
 """Those that take longest first."""

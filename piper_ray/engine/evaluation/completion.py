@@ -1,4 +1,4 @@
-"""What plans below a threshold leave to each downset: limits from both sides, once its states are known."""
+"""What plans below a threshold leave to each downset: by potentials, and from both sides once its states are known."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.completion import bound_completions
 from piper_ray.engine.kernels.scan import UNREACHABLE, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.tables.problem import Problem
 
 _AT_ONCE = 512
 """Downsets of one kernel call, which cannot be interrupted."""
+
+_GUARD = 1e-9
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,23 @@ class Completion:
             bound_completions(max(0, last - _AT_ONCE), last, arrays, working, outside, most_outside, device_limit)
         device_limit.setflags(write=False)
         return cls(threshold_s, device_limit)
+
+    @classmethod
+    def by_potentials(cls, potentials: Potentials, problem: Problem) -> Completion:
+        """What is outside a downset takes as many devices as its potential, at least."""
+        own = problem.workload.lattice.sums(potentials.of_vertex[:, None])[:, 0]
+        room = np.floor(problem.cluster.devices - (own[-1] - own) + _GUARD)
+        device_limit = np.maximum(room, 0.0).astype(np.int64)
+        device_limit.setflags(write=False)
+        return cls(potentials.threshold_s, device_limit)
+
+    def within(self, other: Completion | None) -> Completion:
+        """Both at once, where both hold."""
+        if other is None:
+            return self
+        device_limit = np.minimum(self.device_limit, other.device_limit)
+        device_limit.setflags(write=False)
+        return Completion(min(self.threshold_s, other.threshold_s), device_limit)
 
     def serves(self, threshold_s: float) -> bool:
         """Whether it holds for plans that keep this threshold."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.engine.kernels.enumeration import Downsets, Neighbours, enumerate_downsets
-from piper_ray.engine.kernels.sums import crossing_edges, cut_tensors
-from piper_ray.engine.kernels.types import BitArray, IndexArray, LatticeArrays, frozen
+from piper_ray.engine.kernels.sums import crossing_edges, cut_tensors, downset_sums
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
 from piper_ray.engine.lattice.bits import bit_rows, offsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.model.errors import LimitError
@@ -36,6 +36,11 @@ class Lattice:
     @property
     def levels(self) -> int:
         return int(self.arrays.level_start.size) - 1
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices."""
+        found: FloatArray = downset_sums(self.parent, self.added, np.ascontiguousarray(values, np.float64))
+        return found
 
 
 def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) -> Lattice:

@@ -102,6 +102,12 @@ class Bracket:
         if self.phase in (Phase.HALVING, Phase.CHALLENGING):
             self.phase = self._closing(may_challenge=True)
 
+    def record_bound(self, value: float) -> None:
+        """No plan is faster, by a bound that is close: so steps above it begin small."""
+        if value > self.lower:
+            self.record_infeasible(value)
+            self._step = _FIRST_STEP
+
     def record_feasible(self, threshold: float, value: float, share: float = 1.0) -> None:
         """A plan of ``value`` came out of an evaluation at ``threshold``, with this share of the devices.
 

@@ -13,6 +13,7 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
+from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
@@ -20,6 +21,7 @@ from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
+from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.search.watch import EvaluationWatch
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
@@ -60,6 +62,7 @@ class Search:
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
         self._completion: Completion | None = None
+        self._pricing = Pricing(self.problem, self.limits.check)
         if self.known is not None:
             self.bracket.record_plan(self.known.time_per_sample_s)
 
@@ -102,7 +105,16 @@ class Search:
             self.stopped_by = StoppedBy.CHOICE_TOO_HARD
 
     def _try(self, threshold_s: float) -> None:
-        outcome = self._evaluate(threshold_s)
+        bound_s = self._pricing.lower_bound_s(threshold_s)
+        if bound_s is not None:
+            self.bracket.record_bound(bound_s)
+            return
+        potentials = self._pricing.potentials(threshold_s)
+        if self._pricing.rules_out(potentials):
+            self.bracket.record_bound(threshold_s)
+            return
+        outcome = self._evaluate(threshold_s, potentials=potentials)
+        self._pricing.record(outcome)
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s)
             self._report()
@@ -115,10 +127,13 @@ class Search:
 
     def _bound_from_both_sides(self, infeasible: Outcome) -> None:
         """Evaluates the best plan's own value, where many downsets had states just below it and no plan near it was
-        evaluated yet: its states tell which of them can be completed, which makes all that follows cheap.
+        evaluated yet: its states tell which of them can be completed, which makes all that follows cheap. Potentials
+        make that dear evaluation needless.
         """
         upper, known = self.bracket.upper, self._completion
         if upper is None or self.bracket.is_done(self.limits.gap) or infeasible.live_downsets < _MANY_LIVE:
+            return
+        if self._pricing.wanted:
             return
         if known is None or upper < _LOWER * known.threshold_s:
             evaluate_threshold(
@@ -136,7 +151,8 @@ class Search:
         def learn(states: StateTables) -> None:
             live = states.fronts.states
             if live[-1] > 0 and np.count_nonzero(live) >= _MANY_LIVE:
-                self._completion = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
+                found = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
+                self._completion = found.within(self._completion)
 
         return learn
 
@@ -145,8 +161,9 @@ class Search:
 
         Its time may differ from the best one found by as much as a threshold's tolerance.
         """
-        assert self.bracket.upper is not None
-        outcome = self._evaluate(self.bracket.upper, fewest_stages=True)
+        upper_s = self.bracket.upper
+        assert upper_s is not None
+        outcome = self._evaluate(upper_s, fewest_stages=True, potentials=self._pricing.potentials(upper_s))
         self.incumbent = self.planning.valued(self.problem, outcome.stages)
         self._report()
 
@@ -178,8 +195,13 @@ class Search:
             self.listener(IncumbentFound(origin, value_s, len(plan.stages), plan.devices, self._bounds()))
         return value_s
 
-    def _evaluate(self, threshold_s: float, *, fewest_stages: bool = False) -> Outcome:
-        """Its figures become the last of ``stats``."""
+    def _evaluate(
+        self, threshold_s: float, *, fewest_stages: bool = False, potentials: Potentials | None = None
+    ) -> Outcome:
+        """Its figures become the last of ``stats``. potentials: at this threshold."""
+        completion = self._completion
+        if potentials is not None:
+            completion = Completion.by_potentials(potentials, self.problem).within(completion)
         watch = self._watch(threshold_s)
         outcome = self.evaluations.evaluate(
             self.problem,
@@ -188,7 +210,7 @@ class Search:
             next_s=None if fewest_stages else self.bracket.next_if_infeasible(threshold_s),
             on_progress=watch,
             on_finished=self._learn(threshold_s),
-            completion=self._completion,
+            completion=completion,
         )
         self.stats.append(
             EvaluationStats(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.kernels.sums import crossing_sums, downset_sums
+from piper_ray.engine.kernels.sums import crossing_sums
 from piper_ray.engine.kernels.types import CostArrays, FloatArray, IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
@@ -44,33 +44,30 @@ def build_sums(lattice: Lattice, options: TmpcOptions) -> StageSums:
     least = options.least
     missing = least.missing > 0
 
-    def over_vertices(values: FloatArray) -> FloatArray:
-        return downset_sums(lattice.parent, lattice.added, np.ascontiguousarray(values, np.float64))
-
     def over_crossing(values: FloatArray) -> FloatArray:
         return crossing_sums(lattice.arrays.crossing_start, lattice.arrays.crossing, values)
 
     def if_any(values: FloatArray) -> FloatArray:
-        return over_vertices(values) if options.shares else np.zeros((0, values.shape[1]))
+        return lattice.sums(values) if options.shares else np.zeros((0, values.shape[1]))
 
     degree = options.arrays.degree.astype(np.float64)
     device_work = np.where(missing, np.inf, least.work_s * degree).min(axis=1, keepdims=True)
     replica_work = np.where(missing, np.inf, least.work_s).min(axis=1, keepdims=True)
     return StageSums(
-        work_s=over_vertices(least.work_s),
-        weights_bytes=over_vertices(least.weights_bytes),
-        least_a=over_vertices(least.least_a),
-        least_b=over_vertices(least.least_b),
-        fast_a=over_vertices(least.fast_a),
-        fast_b=over_vertices(least.fast_b),
+        work_s=lattice.sums(least.work_s),
+        weights_bytes=lattice.sums(least.weights_bytes),
+        least_a=lattice.sums(least.least_a),
+        least_b=lattice.sums(least.least_b),
+        fast_a=lattice.sums(least.fast_a),
+        fast_b=lattice.sums(least.fast_b),
         least_shared=if_any(least.least_shared),
         fast_shared=if_any(least.fast_shared),
         tensor_bytes=_cut_bytes(lattice, options),
-        missing=over_vertices(least.missing.astype(np.float64)).astype(np.int64),
+        missing=lattice.sums(least.missing.astype(np.float64)).astype(np.int64),
         in_bytes=over_crossing(least.in_bytes),
         out_bytes=over_crossing(least.out_bytes),
-        device_work_s=over_vertices(device_work)[:, 0].copy(),
-        replica_work_s=over_vertices(replica_work)[:, 0].copy(),
+        device_work_s=lattice.sums(device_work)[:, 0].copy(),
+        replica_work_s=lattice.sums(replica_work)[:, 0].copy(),
     )
 
 

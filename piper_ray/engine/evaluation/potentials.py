@@ -1,0 +1,284 @@
+"""Potentials of layers: devices that each is worth at a threshold, so that no set of layers is done with fewer.
+
+The dual of covering all layers by fractional stages, found stage by stage (column generation; Desaulniers, Desrosiers
+and Solomon, 2005), in a box around the best values so far (Marsten, Hogan and Blankenship, 1975). Any values give
+potentials that hold, divided by the largest ratio of a stage's to its devices: so each round bounds from below, and how
+exactly the linear program is solved does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
+from piper_ray.engine.kernels.cover import BoolArray, CoverBasis, StageKinds, dearest_stage, solve_in_box
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.layer_graph import descendants
+from piper_ray.engine.tables.problem import Problem
+
+_CELLS = 256
+_ROUNDS = 80
+_STAGES_A_ROUND = 4
+_FAR_TOO_MANY = 2.0
+"""Of all devices there are: potentials that ask for more need not be any better."""
+
+_NEARLY = 0.9
+"""Of the largest ratio in a round: what is less is no column worth having."""
+
+_BOX, _LEAST_BOX, _LARGEST_BOX = 0.1, 1e-3, 1.0
+_GROW, _SHRINK = 1.5, 0.7
+_ENOUGH = 1e-4
+"""A round that could gain no more, relative, is the last."""
+
+_MOVE_S = 1.5e-6
+"""Of a round, for each move of the labelling and kind of stage: roughly, and the same on every machine."""
+
+_PIVOTS = 300
+"""Of the inverse, before it is made anew."""
+
+_MEMORY_PRICES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
+"""Of all memory, in budgets of time: tried for each kind of stage."""
+
+_GUARD = 1e-9
+
+
+@dataclass(frozen=True)
+class Potentials:
+    """of_vertex: float64[n], devices. No layers take fewer than theirs sum to in plans that keep ``threshold_s``."""
+
+    threshold_s: float
+    of_vertex: FloatArray
+
+    @property
+    def devices(self) -> float:
+        """No plan that keeps the threshold takes fewer."""
+        return float(self.of_vertex.sum())
+
+    def serves(self, threshold_s: float) -> bool:
+        """Whether it holds for plans that keep this threshold."""
+        return threshold_s <= self.threshold_s
+
+
+class StageCover:
+    """The fractional covers of a problem's layers by stages, at any threshold."""
+
+    def __init__(self, problem: Problem, labelling: Labelling) -> None:
+        options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
+        self._problem, self._labelling = problem, labelling
+        in_s, out_s = _edges_s(problem)
+        self._charge_s = np.stack([labelling.charges_s(in_s[:, r], out_s[:, r]) for r in range(options.degree.size)])
+        self._kinds = [
+            (r, int(d))
+            for r in range(options.degree.size)
+            for d in cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]]
+            if options.degree[r] * d <= cluster.devices
+        ]
+        # What was found at a threshold keeps every higher one.
+        self._stages: list[tuple[BoolArray, float, float]] = []
+        replica_s = np.where(least.missing > 0, np.inf, least.work_s).min(axis=1)
+        behind = descendants(problem.workload.lattice.graph.successors)
+        # Of each vertex and all behind it, the least that their stages take together, of one replica.
+        self._behind_s = np.array(
+            [replica_s[[w for w in range(v + 1) if (mask | 1 << v) >> w & 1]].sum() for v, mask in enumerate(behind)]
+        )
+
+    @classmethod
+    def of(cls, problem: Problem) -> StageCover | None:
+        """None for a graph so entangled that its stages take longer to look through than that saves."""
+        labelling = Labelling.of(problem.workload.lattice.graph)
+        return None if labelling is None else cls(problem, labelling)
+
+    @staticmethod
+    def least_round_s(problem: Problem) -> float:
+        """Of the best labelling that a graph of this size can have."""
+        return _MOVE_S * 3 * problem.workload.lattice.graph.size * problem.options.degree.size
+
+    @property
+    def round_s(self) -> float:
+        """What a round takes, roughly."""
+        return _MOVE_S * self._labelling.moves.source.size * len(self._kinds)
+
+    def potentials(
+        self,
+        threshold_s: float,
+        *,
+        start: Potentials | None = None,
+        until: float = np.inf,
+        rounds: int = _ROUNDS,
+        check: Callable[[], None] = lambda: None,
+    ) -> Potentials:
+        """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
+        keep_s = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
+        kinds = self._at(keep_s)
+        alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
+        if not np.isfinite(alone).all():
+            return Potentials(threshold_s, np.zeros(alone.size))
+        trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
+        ascent = _Ascent(self._labelling, kinds)
+        for inside, devices, known_at_s in self._stages:
+            if known_at_s <= threshold_s:
+                ascent.program.add(inside, devices)
+        devices = self._problem.cluster.devices
+        found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
+        self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
+        return Potentials(threshold_s, found * (1.0 - _GUARD))
+
+    def _at(self, keep_s: float) -> StageKinds:
+        degree = self._problem.options.degree
+        rows = [self._row(r, d, keep_s) for r, d in self._kinds]
+        return StageKinds(
+            devices=np.array([degree[r] * d for r, d in self._kinds], np.int64),
+            variant=np.array([r for r, _ in self._kinds], np.int64),
+            weight_s=np.stack([weight_s for weight_s, _ in rows]),
+            budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _GUARD),
+            charge_s=self._charge_s,
+        )
+
+    def _row(self, r: int, d: int, keep_s: float) -> tuple[FloatArray, float]:
+        """Weights and budget of a kind: time, and memory at the price that binds most.
+
+        A stage with a vertex has at least the microbatches in flight that the replicas behind that vertex ask for.
+        """
+        options, memory_bytes = self._problem.options, self._problem.cluster.memory_bytes
+        budget_s = keep_s * d
+        first, last = options.option_start[r, 0], options.option_start[r, -1]
+        time_s = options.option_p_s[first:last] + (d - 1) * options.option_resync_s[first:last]
+        start = options.option_start[r, :-1] - first
+        counts = np.diff(options.option_start[r])
+        later = np.maximum(0.0, np.minimum(self._behind_s / keep_s, 2.0**40) - d)
+        in_flight = np.repeat(1.0 + np.ceil(later / d - _GUARD), counts)
+        held = options.option_a[first:last] * in_flight + options.option_b[first:last]
+        held += options.option_shared[first:last] / d
+        best: tuple[float, FloatArray, float] | None = None
+        for price in (0.0, *_MEMORY_PRICES):
+            per_byte = price * budget_s / memory_bytes if memory_bytes > 0.0 else 0.0
+            weight_s = _least_of_each(time_s + per_byte * held, start, counts)
+            within_s = budget_s + per_byte * memory_bytes
+            share = float(weight_s[counts > 0].sum()) / within_s
+            if best is None or share > best[0]:
+                best = share, weight_s, within_s
+        assert best is not None
+        return best[1], best[2]
+
+
+def _edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
+    """float64[e, r] each: the least that an edge costs the stage of its head, and of its tail."""
+    least = problem.workload.options.least
+    bytes_s = least.in_bytes + least.out_bytes
+    both_s = problem.costs.both_s[:, : bytes_s.shape[0]].T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        incoming_s = np.where(bytes_s > 0.0, both_s * (least.in_bytes / bytes_s), 0.0)
+    return incoming_s, np.maximum(0.0, both_s - incoming_s)
+
+
+def _least_of_each(values: FloatArray, start: IndexArray, counts: IndexArray) -> FloatArray:
+    """The least value of each run; inf for empty ones."""
+    found = np.full(counts.size, np.inf)
+    some = counts > 0
+    if some.any():
+        found[some] = np.minimum.reduceat(values, start[some])
+    return found
+
+
+class _Ascent:
+    """Potentials that rise from round to round."""
+
+    def __init__(self, labelling: Labelling, kinds: StageKinds) -> None:
+        self._moves, self._kinds = labelling.moves, kinds
+        self._size = kinds.weight_s.shape[1]
+        self._ratios = np.ones(kinds.devices.size)
+        self.program = _BoxProgram(self._size)
+        self.found: list[tuple[BoolArray, float]] = []
+
+    def run(self, trial: FloatArray, until: float, rounds: int, check: Callable[[], None]) -> FloatArray:
+        best, total, promised, box = trial, 0.0, np.inf, _BOX
+        for _ in range(rounds):
+            check()
+            ratio = self._look(trial)
+            value = float(trial.sum()) / ratio
+            if value > total:
+                if value - total > 0.1 * (promised - total):
+                    box = min(_LARGEST_BOX, box * _GROW)
+                best, total = trial / ratio, value
+            else:
+                box = max(box * _SHRINK, _LEAST_BOX)
+            if total > until:
+                break
+            width = box * (best + 0.25 * best.mean())
+            trial = self.program.solve(np.maximum(0.0, best - width), best + width)
+            promised = float(trial.sum())
+            if promised - total < _ENOUGH * total:
+                break
+        return best
+
+    def _look(self, potential: FloatArray) -> float:
+        """The largest ratio of all stages'; its stage, and others apart from it, become columns."""
+        inside = np.zeros(self._size, np.bool_)
+        rest = potential.copy()
+        largest, kind = dearest_stage(self._moves, self._kinds, _CELLS, rest, 1e-9, self._ratios, inside)
+        ratios = self._ratios.copy()
+        for k in range(_STAGES_A_ROUND):
+            if kind < 0:
+                break
+            devices = float(self._kinds.devices[kind])
+            if self.program.add(inside, devices):
+                self.found.append((inside.copy(), devices))
+            rest[inside] = 0.0
+            if k + 1 < _STAGES_A_ROUND:
+                _, kind = dearest_stage(self._moves, self._kinds, _CELLS, rest, _NEARLY * largest, ratios, inside)
+        return max(float(largest), 1e-9)
+
+
+class _BoxProgram:
+    """max sum of potentials, those of each stage at most its devices, each within its box."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._members = [np.array([v]) for v in range(size)] * 2
+        self._cost = [0.0] * (2 * size)
+        self._known: set[tuple[bytes, float]] = set()
+        self._basis = np.arange(size)
+        self._inverse: FloatArray = np.eye(size)
+        # Slightly apart, so that a step is seldom of length zero.
+        self._demand: FloatArray = np.array(
+            1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0), np.float64
+        )
+        self._share: FloatArray = self._demand.copy()
+
+    def add(self, inside: BoolArray, devices: float) -> bool:
+        """Whether the stage is new."""
+        key = inside.tobytes(), devices
+        if key in self._known:
+            return False
+        self._known.add(key)
+        self._members.append(np.flatnonzero(inside))
+        self._cost.append(devices)
+        return True
+
+    def solve(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
+        n = self._size
+        self._cost[:n], self._cost[n : 2 * n] = upper.tolist(), (-lower).tolist()
+        start = np.zeros(len(self._members) + 1, np.int64)
+        np.cumsum([members.size for members in self._members], out=start[1:])
+        cover = CoverBasis(
+            start, np.concatenate(self._members), np.array(self._cost), self._basis, self._inverse, self._share
+        )
+        potential = np.empty(n)
+        for _ in range(10):
+            if solve_in_box(cover, len(self._members), _PIVOTS, potential) < _PIVOTS:
+                break
+            self._invert()
+        return np.clip(potential, lower, upper)
+
+    def _invert(self) -> None:
+        """The basis anew, free of what rounding has added up to."""
+        n = self._size
+        matrix = np.zeros((n, n))
+        for k, column in enumerate(self._basis):
+            matrix[self._members[column], k] = -1.0 if n <= column < 2 * n else 1.0
+        self._inverse[:] = np.linalg.inv(matrix)
+        self._share[:] = np.maximum(0.0, self._inverse @ self._demand)

@@ -1,0 +1,272 @@
+"""Kernels: potentials of vertices, such that no stage has more of it than the devices that it takes.
+
+A plan covers each vertex by a stage. The fewest devices of a *fractional* cover bound those of every plan from below;
+its dual is a potential for each vertex, such that those of a stage sum to its devices at most. ``dearest_stage`` finds
+the stage that breaks this most, ``solve_in_box`` solves the dual for the stages known so far.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.compiled.jit import inner_kernel, kernel
+from piper_ray.engine.kernels.growth import twice
+from piper_ray.engine.kernels.order import stable_order
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class LabelMoves(NamedTuple):
+    """Moves of an automaton that labels vertices, see ``lattice.labelling``: by vertex in ``order``, then by target."""
+
+    order: IndexArray  # int64[n]: vertices
+    states: IndexArray  # int64[n + 1]: how many, before each vertex and at the end
+    move_start: IndexArray  # int64[n + 1], into the arrays of moves
+    source: IndexArray  # int64[moves]: state before the vertex
+    target: IndexArray  # int64[moves]: state after it; ascending for each vertex
+    inside: IndexArray  # int64[moves]: 1 if the vertex joins the stage
+
+
+class StageKinds(NamedTuple):
+    """What a stage of each kind, a variant with a degree d, may spend: the weights of its vertices and the charges of
+    its borders sum to its budget at most. Kinds: q.
+    """
+
+    devices: IndexArray  # int64[q]: t d
+    variant: IndexArray  # int64[q]
+    weight_s: FloatArray  # float64[q, n], inf where a vertex cannot be in such a stage
+    budget_s: FloatArray  # float64[q]
+    charge_s: FloatArray  # float64[r, moves]
+
+
+class _Partial(NamedTuple):
+    """Stages over the vertices labelled so far, for each state by rising weight and potential."""
+
+    start: IndexArray  # int64[states + 1]
+    weight_s: FloatArray
+    potential: FloatArray
+    node: IndexArray  # of the tree that tells the vertices
+
+
+@kernel
+def dearest_stage(
+    moves: LabelMoves,
+    kinds: StageKinds,
+    cells: int,
+    potential: FloatArray,
+    least_ratio: float,
+    ratios: FloatArray,
+    inside: BoolArray,
+) -> tuple[float, int]:
+    """The largest ratio of potential to devices among all stages, if above ``least_ratio``, and its kind; else -1.
+
+    Of partial stages whose weights differ by less than a budget's ``cells``-th part one is kept, with the potential of
+    the best and the weight of the lightest: so the ratio may be above that of any stage, and never below.
+
+    ratios: float64[q], each kind's largest when it was last asked for, or a bound: the order to look in, and written.
+    inside: bool[n], gets the vertices of the stage.
+    """
+    found, best = -1, least_ratio
+    chosen = np.empty(inside.size, np.bool_)
+    for kind in stable_order(-ratios, ratios.size):
+        devices, budget_s = kinds.devices[kind], kinds.budget_s[kind]
+        most = _most_potential(kinds.weight_s[kind], budget_s, cells, potential)
+        if most[0] <= best * devices:
+            ratios[kind] = most[0] / devices
+            continue
+        value = _largest(
+            moves,
+            kinds.weight_s[kind],
+            kinds.charge_s[kinds.variant[kind]],
+            budget_s,
+            most,
+            potential,
+            best * devices,
+            chosen,
+        )
+        if value > best * devices:
+            best, found = value / devices, kind
+            for v in range(inside.size):
+                inside[v] = chosen[v]
+        ratios[kind] = best
+    return best, found
+
+
+@inner_kernel
+def _most_potential(weight_s: FloatArray, budget_s: float, cells: int, potential: FloatArray) -> FloatArray:
+    """float64[cells + 1]: the most that vertices add within what is left of the budget once so many cells are spent."""
+    n = weight_s.size
+    density = np.empty(n)
+    for v in range(n):
+        density[v] = -np.inf
+        if weight_s[v] <= budget_s:
+            density[v] = potential[v] / max(weight_s[v], 1e-300)
+    order = stable_order(-density, n)
+    most = np.empty(cells + 1)
+    at, used_s, total = 0, 0.0, 0.0
+    for cell in range(cells, -1, -1):
+        room_s = budget_s * (cells - cell) / cells
+        while at < n and density[order[at]] >= 0.0 and used_s + weight_s[order[at]] <= room_s:
+            used_s += weight_s[order[at]]
+            total += potential[order[at]]
+            at += 1
+        most[cell] = total
+        if at < n and density[order[at]] > 0.0:
+            most[cell] += (room_s - used_s) * density[order[at]]
+        most[cell] *= 1.0 + 1e-12
+    return most
+
+
+@inner_kernel
+def _largest(
+    moves: LabelMoves,
+    weight_s: FloatArray,
+    charge_s: FloatArray,
+    budget_s: float,
+    most: FloatArray,
+    potential: FloatArray,
+    above: float,
+    chosen: BoolArray,
+) -> float:
+    """The largest potential of a stage, if more than ``above``; its vertices in ``chosen``.
+
+    most: as ``_most_potential`` has it.
+    """
+    cells = most.size - 1
+    per_cell = cells / budget_s
+    # A tree of choices: the stage with its latest vertex, and that without it.
+    parent, vertex = np.empty(4096, np.int64), np.empty(4096, np.int64)
+    parent[0], vertex[0] = -1, -1
+    nodes = 1
+    known = _Partial(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int64))
+    best, lightest = np.full(cells + 1, -1.0), np.empty(cells + 1)
+    node, joins = np.empty(cells + 1, np.int64), np.empty(cells + 1, np.int64)
+    for k in range(moves.order.size):
+        v = moves.order[k]
+        start = np.zeros(moves.states[k + 1] + 1, np.int64)
+        room = 0
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            room += known.start[moves.source[move] + 1] - known.start[moves.source[move]]
+        room = min(room, moves.states[k + 1] * (cells + 1))
+        found = _Partial(start, np.empty(room), np.empty(room), np.empty(room, np.int64))
+        used = 0
+        move = moves.move_start[k]
+        while move < moves.move_start[k + 1]:
+            target = moves.target[move]
+            low, high = cells + 1, -1
+            while move < moves.move_start[k + 1] and moves.target[move] == target:
+                joining = moves.inside[move] == 1
+                extra_s = charge_s[move] + (weight_s[v] if joining else 0.0)
+                gain = potential[v] if joining else 0.0
+                for at in range(known.start[moves.source[move]], known.start[moves.source[move] + 1]):
+                    total_s = known.weight_s[at] + extra_s
+                    if total_s > budget_s:
+                        break
+                    value = known.potential[at] + gain
+                    cell = min(int(total_s * per_cell), cells)
+                    if value + most[cell] <= above:
+                        continue
+                    low, high = min(low, cell), max(high, cell)
+                    if best[cell] < 0.0:
+                        lightest[cell] = total_s
+                    lightest[cell] = min(lightest[cell], total_s)
+                    if value > best[cell]:
+                        best[cell], node[cell], joins[cell] = value, known.node[at], v if joining else -1
+                move += 1
+            top = -1.0
+            for cell in range(low, high + 1):
+                if best[cell] > top:
+                    top = best[cell]
+                    found.weight_s[used], found.potential[used], found.node[used] = lightest[cell], top, node[cell]
+                    if joins[cell] >= 0:
+                        if nodes == parent.size:
+                            parent, vertex = twice(parent), twice(vertex)
+                        parent[nodes], vertex[nodes] = node[cell], joins[cell]
+                        found.node[used] = nodes
+                        nodes += 1
+                    used += 1
+                best[cell] = -1.0
+            start[target + 1] = used
+        known = _Partial(start, found.weight_s[:used], found.potential[:used], found.node[:used])
+    largest, last = above, 0
+    for at in range(known.potential.size):
+        if known.potential[at] > largest:
+            largest, last = known.potential[at], known.node[at]
+    for v in range(chosen.size):
+        chosen[v] = False
+    while last > 0:
+        chosen[vertex[last]] = True
+        last = parent[last]
+    return largest
+
+
+class CoverBasis(NamedTuple):
+    """Columns of the cover, and a basis of them. Columns 0 .. n - 1 are single vertices at the upper end of the box,
+    n .. 2 n - 1 take one back at its lower end; then come stages.
+    """
+
+    member_start: IndexArray  # int64[columns + 1], into member
+    member: IndexArray
+    cost: FloatArray  # float64[columns]
+    basis: IndexArray  # int64[n]: columns
+    inverse: FloatArray  # float64[n, n], of the basis
+    share: FloatArray  # float64[n]: how much of each is in the cover
+
+
+@kernel
+def solve_in_box(cover: CoverBasis, columns: int, steps: int, potential: FloatArray) -> int:
+    """Primal simplex steps until no column is cheaper than its vertices' potentials, or ``steps`` are done.
+
+    columns: how many there are. potential: float64[n], the dual values, written. Returns the steps taken.
+    """
+    member_start, member, cost, basis, inverse, share = cover
+    n = basis.size
+    move = np.empty(n)
+    for v in range(n):
+        potential[v] = 0.0
+    for row in range(n):
+        for v in range(n):
+            potential[v] += cost[basis[row]] * inverse[row, v]
+    for step in range(steps):
+        entering, least = -1, -1e-9
+        for v in range(n):
+            if cost[v] - potential[v] < least:
+                entering, least = v, cost[v] - potential[v]
+            if cost[n + v] + potential[v] < least:
+                entering, least = n + v, cost[n + v] + potential[v]
+        for column in range(2 * n, columns):
+            reduced = cost[column]
+            for at in range(member_start[column], member_start[column + 1]):
+                reduced -= potential[member[at]]
+            if reduced < least:
+                entering, least = column, reduced
+        if entering < 0:
+            return step
+        for row in range(n):
+            move[row] = 0.0
+            for at in range(member_start[entering], member_start[entering + 1]):
+                move[row] += inverse[row, member[at]]
+            if n <= entering < 2 * n:
+                move[row] = -move[row]
+        leaving, ratio = -1, np.inf
+        for row in range(n):
+            if move[row] > 1e-9 and share[row] / move[row] < ratio:
+                leaving, ratio = row, share[row] / move[row]
+        if leaving < 0:
+            return step
+        for v in range(n):
+            inverse[leaving, v] /= move[leaving]
+            potential[v] += least * inverse[leaving, v]
+        for row in range(n):
+            if row != leaving:
+                share[row] = max(0.0, share[row] - ratio * move[row])
+                if move[row] != 0.0:
+                    for v in range(n):
+                        inverse[row, v] -= move[row] * inverse[leaving, v]
+        share[leaving] = ratio
+        basis[leaving] = entering
+    return steps

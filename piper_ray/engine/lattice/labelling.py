@@ -1,0 +1,144 @@
+"""The stages of a layer graph as labellings of its vertices, one vertex after the other.
+
+A stage I \\ J labels each vertex: BEHIND (in J), INSIDE, or IN_FRONT (outside I). J and I are downsets exactly if along
+every edge the label does not rise from tail to head, and what the stage pays for an edge depends on the labels of its
+two ends: both are matters of single edges. So all stages are the paths through a small automaton that labels the
+vertices in some order and remembers the labels of those with neighbours still to come, the frontier. Chains have
+frontiers of one vertex, forks with their joins of two more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.engine.kernels.cover import LabelMoves
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+
+BEHIND, INSIDE, IN_FRONT = 0, 1, 2
+
+_MOST_MOVES = 100_000
+"""What is wider takes longer than it saves."""
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """charge_start, charge: int64[moves + 1], int64[..]: what a move makes the stage pay: 2 e for edge e as it comes
+    in, 2 e + 1 as it leaves.
+    """
+
+    moves: LabelMoves
+    charge_start: IndexArray
+    charge: IndexArray
+
+    @classmethod
+    def of(cls, graph: LayerGraph) -> Labelling | None:
+        """None if every order that was tried makes too many moves."""
+        neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
+        few = sorted(range(graph.size), key=lambda v: (len(neighbours[v]), v))[:2]
+        starts = dict.fromkeys((0, graph.size - 1, *few))
+        order = min((_order_from(start, neighbours) for start in starts), key=lambda found: found[0])[1]
+        return _moves(graph, order, neighbours)
+
+    def charges_s(self, incoming_s: FloatArray, outgoing_s: FloatArray) -> FloatArray:
+        """What each move costs where edges cost the stage of their head, and of their tail, so much (float64[e])."""
+        of_charge = np.stack([incoming_s, outgoing_s], axis=1).ravel()
+        move = np.repeat(np.arange(self.moves.source.size), np.diff(self.charge_start))
+        charges_s = np.zeros(self.moves.source.size)
+        np.add.at(charges_s, move, of_charge[self.charge])
+        return charges_s
+
+
+def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+    """An order that begins with ``start`` and keeps the frontier small, with what it costs: states over all steps."""
+    left = [len(of_vertex) for of_vertex in neighbours]
+    frontier: set[int] = set()
+    todo = set(range(len(neighbours)))
+    order: list[int] = []
+    cost = 0
+    near = {start}
+    while todo:
+        best_size, v = len(todo) + len(frontier) + 2, -1
+        for u in sorted(near or todo):
+            stays = any(w in todo for w in neighbours[u])
+            size = len(frontier) + stays - sum(1 for w in neighbours[u] if w in frontier and left[w] == 1)
+            if size < best_size:
+                best_size, v = size, u
+        todo.remove(v)
+        order.append(v)
+        frontier.add(v)
+        for w in neighbours[v]:
+            left[w] -= 1
+        frontier = {w for w in frontier if left[w] > 0}
+        near = {w for u in frontier for w in neighbours[u] if w in todo}
+        cost += 3 ** min(len(frontier), 30)
+    return cost, order
+
+
+def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Labelling | None:
+    edge_of = {(tail, head): e for e, (tail, head, _) in enumerate(graph.edges)}
+    left = [len(of_vertex) for of_vertex in neighbours]
+    frontier: list[int] = []
+    states: list[tuple[int, ...]] = [()]
+    counts, lengths = [1], []
+    moves: list[tuple[int, int, int, list[int]]] = []
+    labelled: set[int] = set()
+    for v in order:
+        ends = [(w, frontier.index(w)) for w in neighbours[v] if w in labelled]
+        labelled.add(v)
+        for w, _ in ends:
+            left[w] -= 1
+            left[v] -= 1
+        stays = [k for k, w in enumerate(frontier) if left[w] > 0]
+        number: dict[tuple[int, ...], int] = {}
+        found: list[tuple[int, int, int, list[int]]] = []
+        for source, labels in enumerate(states):
+            for label in (BEHIND, INSIDE, IN_FRONT):
+                paid = _paid(v, label, [(w, labels[at]) for w, at in ends], edge_of)
+                if paid is None:
+                    continue
+                after = tuple(labels[k] for k in stays) + ((label,) if left[v] > 0 else ())
+                target = number.setdefault(after, len(number))
+                found.append((target, source, int(label == INSIDE), paid))
+        moves += sorted(found)
+        if len(moves) > _MOST_MOVES:
+            return None
+        frontier = [frontier[k] for k in stays] + ([v] if left[v] > 0 else [])
+        states = list(number)
+        counts.append(len(states))
+        lengths.append(len(found))
+    return Labelling(
+        frozen(
+            LabelMoves(
+                order=np.array(order, np.int64),
+                states=np.array(counts, np.int64),
+                move_start=offsets(lengths),
+                source=np.array([source for _, source, _, _ in moves], np.int64),
+                target=np.array([target for target, _, _, _ in moves], np.int64),
+                inside=np.array([inside for _, _, inside, _ in moves], np.int64),
+            )
+        ),
+        offsets(len(paid) for _, _, _, paid in moves),
+        np.array([charge for _, _, _, paid in moves for charge in paid], np.int64),
+    )
+
+
+def _paid(v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]) -> list[int] | None:
+    """What the stage pays for the edges between v and ``ends`` (vertex, label); None if a label rises along one."""
+    paid = []
+    for w, other in ends:
+        if (v, w) in edge_of:
+            edge, tail, head = edge_of[v, w], label, other
+        else:
+            edge, tail, head = edge_of[w, v], other, label
+        if tail < head:
+            return None
+        if tail == INSIDE and head == BEHIND:
+            paid.append(2 * edge + 1)
+        elif tail == IN_FRONT and head == INSIDE:
+            paid.append(2 * edge)
+    return paid

@@ -1,0 +1,134 @@
+"""Potentials for a search, where they are worth their time: evaluations take long, and layers are hard to pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from piper_ray.engine.evaluation.outcome import Outcome
+from piper_ray.engine.evaluation.potentials import Potentials, StageCover
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE
+from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
+from piper_ray.engine.tables.problem import Problem
+
+_BUCKET_S, _CANDIDATE_S, _STAGE_S = 5e-8, 2e-7, 1.5e-6
+"""What an evaluation takes for each, knapsacks and all: roughly, and the same on every machine."""
+
+_TRIAL_ROUNDS, _FULL_ROUNDS = 3, 60
+
+_SPENT, _SPENT_IF_LARGE, _LARGE = 10.0, 1.0, 10.0
+"""So many trials evaluations must have been worth before there is one; fewer where a single one may be worth _LARGE."""
+
+_LOADING_S = 0.05
+"""Of the kernels, the first time."""
+
+_LIVE_SHARE = 0.2
+"""Of what an evaluation of all downsets takes: expected until the first plan, after which they get cheaper."""
+
+_WORTHWHILE = 0.4
+"""Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
+
+_ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
+"""Thresholds at which the lower bound is looked for, rounds at each, and how close (relative) is close."""
+
+_PROOF = 1.0 + 1e-9
+
+
+@dataclass
+class Pricing:
+    """check: may raise, to end it. What evaluations tested decides, and no clock: every run of a search is the same."""
+
+    problem: Problem
+    check: Callable[[], None]
+    _spent_s: float = 0.0
+    _latest_s: float = 0.0
+    _settled: bool = False
+    _given_up: bool = False
+    _cover: StageCover | None = None
+    _last: Potentials | None = None
+    _worthwhile: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether potentials are in use, or are to be tried next."""
+        return self._worthwhile or (not self._given_up and self._is_due(StageCover.least_round_s(self.problem)))
+
+    def record(self, outcome: Outcome) -> None:
+        """An evaluation was made."""
+        tested = outcome.tested
+        self._latest_s = float(
+            _BUCKET_S * tested[BUCKETS_TESTED]
+            + _CANDIDATE_S * tested[CANDIDATES_TESTED]
+            + _STAGE_S * tested[STAGES_COSTED]
+        )
+        self._spent_s += self._latest_s
+        self._settled = self._settled or outcome.feasible
+
+    def lower_bound_s(self, threshold_s: float) -> float | None:
+        """No plan is faster, by potentials; None where they are not worth their time, and once it was asked for.
+
+        threshold_s: what would be evaluated next.
+        """
+        if self._worthwhile or not self.wanted:
+            return None
+        if self._cover is None:
+            self._cover = StageCover.of(self.problem)
+            if self._cover is None:
+                self._given_up = True
+                return None
+        if not self._is_due(self._cover.round_s) or not self._tried(self._cover, threshold_s):
+            return None
+        return self._bound_s(self._cover, threshold_s)
+
+    def potentials(self, threshold_s: float) -> Potentials | None:
+        """For plans that keep the threshold; None where finding them would take longer than they save."""
+        if not self._worthwhile or self._cover is None:
+            return None
+        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * self._whole_s)
+        rounds = int(expected_s / self._cover.round_s)
+        if rounds < _TRIAL_ROUNDS:
+            return self._last if self._last is not None and self._last.serves(threshold_s) else None
+        self._last = self._find(self._cover, threshold_s, min(_FULL_ROUNDS, rounds))
+        return self._last
+
+    def _is_due(self, round_s: float) -> bool:
+        trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
+        return self._spent_s > (_SPENT_IF_LARGE if self._whole_s > _LARGE * trial_s else _SPENT) * trial_s
+
+    @property
+    def _whole_s(self) -> float:
+        """Of an evaluation in which every downset is live, roughly."""
+        downsets = self.problem.workload.lattice.size
+        return downsets * (downsets / BUCKET_SIZE) * _BUCKET_S
+
+    def _tried(self, cover: StageCover, threshold_s: float) -> bool:
+        """Whether a few rounds leave much less to waste than work alone does."""
+        found = self._find(cover, threshold_s, _TRIAL_ROUNDS)
+        devices = self.problem.cluster.devices
+        by_work = float(self.problem.workload.sums.device_work_s[-1]) / threshold_s
+        self._worthwhile = devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
+        self._given_up = not self._worthwhile
+        self._last = found
+        return self._worthwhile
+
+    def _bound_s(self, cover: StageCover, threshold_s: float) -> float:
+        """Devices are about inverse to the threshold: that points to where all of them are needed."""
+        devices, bound_s = self.problem.cluster.devices, 0.0
+        for _ in range(_ASKED):
+            found = cover.potentials(threshold_s, start=self._last, rounds=_BOUND_ROUNDS, check=self.check)
+            self._last = found
+            ratio = found.devices / devices
+            if ratio > _PROOF:
+                bound_s = threshold_s
+            if abs(ratio - 1.0) < _CLOSE and bound_s > 0.0:
+                break
+            threshold_s = max(bound_s, threshold_s * ratio * (1.0 - 0.5 * _CLOSE))
+        return bound_s
+
+    def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> Potentials:
+        enough = self.problem.cluster.devices * _PROOF
+        return cover.potentials(threshold_s, start=self._last, until=enough, rounds=rounds, check=self.check)
+
+    def rules_out(self, potentials: Potentials | None) -> bool:
+        """Whether no plan keeps the potentials' threshold."""
+        return potentials is not None and potentials.devices > self.problem.cluster.devices * _PROOF

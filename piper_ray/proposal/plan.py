@@ -1,0 +1,162 @@
+"""``piper_ray.plan``: the command ``piper-ray plan`` as a function, up to the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from piper_ray.model import arguments
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.settings import ALL_REPLICAS
+from piper_ray.model.solution import Solution
+from piper_ray.model.step import StepTerms
+from piper_ray.model.stop import Stop
+from piper_ray.proposal.figures import Figures, figures_of
+from piper_ray.proposal.propose import Demand, Proposed, propose
+from piper_ray.proposal.usual import usual_contexts, usual_experts
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.simulate.result import Simulation
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import ModelConfig, read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for one microbatch size and schedule. microbatch: in samples. figures: what people ask of it.
+
+    instance: the workload of that microbatch size. solution: of its solve, with what is proved. runners_up: of other
+    microbatch sizes and schedules, the fastest first.
+    """
+
+    microbatch: int
+    instance: Instance
+    plan: Plan
+    solution: Solution
+    simulation: Simulation
+    figures: Figures
+    runners_up: tuple[Planned, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Of the whole batch, simulated."""
+        return self.simulation.step_s
+
+    def __repr__(self) -> str:
+        schedule = self.simulation.schedule
+        return f"Planned({schedule.name.value}: step {self.step_s:.6g} s, microbatches of {self.microbatch}, {self.plan!r})"
+
+
+def plan(
+    model: str | os.PathLike[str],
+    gpu: str,
+    *,
+    nodes: int = 1,
+    gpus_per_node: int | None = None,
+    runtime: str = "megatron",
+    batch: int | None = None,
+    microbatch: int | None = None,
+    tokens: int | None = None,
+    schedule: str | None = None,
+    zero: int | str = 8,
+    context_parallel: Iterable[int] | None = None,
+    expert_parallel: Iterable[int] | None = None,
+    step: StepTerms = StepTerms(),
+    train_tokens: float | None = None,
+    price_per_hour: float | None = None,
+    hardware: str | os.PathLike[str] | None = None,
+    calibrate: str | os.PathLike[str] | None = None,
+    stop: Stop[Any] | None = None,
+) -> Planned:
+    """The best plan that a runtime can run, over microbatch sizes and schedules, from the name of a model.
+
+    model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
+    "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and 16
+    are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that may
+    share the optimizer's state, or "all". context_parallel, expert_parallel: degrees that are offered; None: what is
+    usual for long sequences, and for experts. train_tokens, price_per_hour: of the whole training and of one GPU, for
+    days and cost.
+
+    Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
+    where no plan fits.
+
+    >>> import piper_ray
+    >>> best = piper_ray.plan("bert-large", "A100-80", batch=64, microbatch=8, schedule="1f1b")
+    >>> best.figures.devices
+    8
+    """
+    arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
+    arguments.of_kind("step", step, StepTerms, "StepTerms")
+    read = read_model(arguments.location("model", model))
+    table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
+    named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
+
+    def given(name: str, value: int | None) -> int | None:
+        return None if value is None else arguments.positive(name, value)
+
+    def degrees(name: str, values: Iterable[int] | None) -> tuple[int, ...] | None:
+        if values is None:
+            return None
+        found = arguments.whole_numbers(name, values)
+        return tuple(sorted({arguments.positive(name, value) for value in found}))
+
+    request = EstimateRequest(
+        nodes=arguments.positive("nodes", nodes),
+        gpus_per_node=given("gpus_per_node", gpus_per_node),
+        tokens=given("tokens", tokens),
+        samples=given("microbatch", microbatch),
+        batch=given("batch", batch),
+        offer=Offer(zero=ALL_REPLICAS if zero == "all" else arguments.positive("zero", zero)),
+    )
+    node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
+    contexts, experts = degrees("context_parallel", context_parallel), degrees("expert_parallel", expert_parallel)
+    contexts = None if contexts is None else tuple(sorted({1, *contexts}))
+    request = with_offers(request, read, named, node, contexts, experts)
+    if calibrate is not None:
+        from piper_ray.calibrate.calibrated import calibrated
+        from piper_ray.calibrate.measurements import Estimated
+
+        request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
+    only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
+    found = propose(Demand(read, table, gpu, request, named, schedules_of(named, only), step), stop)
+    best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
+    return replace(best, runners_up=tuple(others))
+
+
+def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:
+    """Those tried: that one alone, or those that the runtime has of 1f1b and interleaved.
+
+    Raises UsageError for one that it does not have.
+    """
+    if only is not None:
+        runtime.require_schedule(only)
+        return (only,)
+    return tuple(x for x in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED) if x in runtime.schedules)
+
+
+def with_offers(
+    request: EstimateRequest,
+    model: ModelConfig,
+    runtime: Runtime,
+    gpus_per_node: int,
+    contexts: tuple[int, ...] | None,
+    experts: tuple[int, ...] | None,
+) -> EstimateRequest:
+    """With context and expert parallelism of these degrees; None: of what is usual."""
+    offer = replace(
+        request.offer,
+        contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
+        experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
+    )
+    return replace(request, offer=offer)
+
+
+def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:
+    figures = figures_of(one, tokens, price_per_hour)
+    return Planned(one.samples, one.instance, one.plan, one.solution, one.simulation, figures)

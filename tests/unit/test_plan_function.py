@@ -1,0 +1,51 @@
+"""``piper_ray.plan``: what the command plans, without files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import piper_ray
+from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
+
+GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "batch": BATCH}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_it_is_the_best_that_is_proposed(config: Path, tmp_path: Path) -> None:
+    from piper_ray.proposal.propose import propose
+
+    best = piper_ray.plan(config, "A100-80", schedule="1f1b", train_tokens=1e9, price_per_hour=2.0, **GPUS)  # type: ignore[arg-type]
+    expected = propose(demand(tmp_path))
+    assert best.step_s == expected.best.step_s
+    assert best.plan == expected.best.plan
+    assert [(one.microbatch, one.step_s) for one in best.runners_up] == [
+        (one.samples, one.step_s) for one in expected.found[1:]
+    ]
+    assert best.figures.days is not None
+    assert best.figures.cost == pytest.approx(best.figures.days * 24 * 4 * 2.0)
+    piper_ray.evaluate(best.instance, best.plan, schedule=best.solution.schedule)
+    assert repr(best).startswith("Planned(1f1b: step ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"runtime": "megaton"}, "megatron"),
+        ({"schedule": "gpipe"}, "has no schedule gpipe"),
+        ({"zero": 0}, "zero"),
+        ({"context_parallel": [0]}, "context_parallel"),
+        ({"nodes": "two"}, "nodes"),
+    ],
+)
+def test_what_makes_no_sense_is_said(config: Path, wrong: dict[str, object], word: str) -> None:
+    with pytest.raises(piper_ray.UsageError, match=word):
+        piper_ray.plan(config, "A100-80", **{**GPUS, **wrong})  # type: ignore[arg-type]
