@@ -49,8 +49,8 @@ class Planned:
         return self.simulation.step_s
 
     def __repr__(self) -> str:
-        schedule = self.simulation.schedule
-        return f"Planned({schedule.name.value}: step {self.step_s:.6g} s, microbatches of {self.microbatch}, {self.plan!r})"
+        schedule = self.simulation.schedule.name.value
+        return f"Planned({schedule}: step {self.step_s:.6g} s, microbatches of {self.microbatch}, {self.plan!r})"
 
 
 def plan(

@@ -10,6 +10,9 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding, setting_of
+from piper_ray.proposal.usual import usual_contexts, usual_experts
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
@@ -283,3 +286,23 @@ def test_weights_that_fill_a_device_when_gathered_are_not_sharded() -> None:
     assert result.setting.workspace_bytes < 0.25 * H100.device_bytes
     small = estimated(read_model("llama3-8b"), "H100-SXM", nodes=2, offer=replace(RICH, experts=(), expert_tensor=1))
     assert small.instance.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "name", "contexts", "experts"),
+    [
+        ("llama3-8b", 8192, RuntimeName.MEGATRON, (1,), ()),
+        ("llama3-8b", 32768, RuntimeName.MEGATRON, (1, 2, 4), ()),
+        ("llama3-8b", 131072, RuntimeName.TORCHTITAN, (1, 2, 4, 8), ()),
+        ("llama3-8b", 131072, RuntimeName.DEEPSPEED, (1,), ()),
+        ("mixtral-8x22b", 8192, RuntimeName.MEGATRON, (1,), (8,)),
+        ("mixtral-8x22b", 8192, RuntimeName.DEEPSPEED, (1,), ()),
+        ("resnet50", None, RuntimeName.MEGATRON, (1,), ()),
+    ],
+)
+def test_what_plan_tries_if_nobody_says(
+    model: str, tokens: int | None, name: RuntimeName, contexts: tuple[int, ...], experts: tuple[int, ...]
+) -> None:
+    read, runtime = read_model(model), RUNTIMES[name]
+    assert usual_contexts(read, tokens, runtime) == contexts
+    assert usual_experts(read, tokens, runtime, 8) == experts
