@@ -16,8 +16,11 @@ _BUCKET_S, _CANDIDATE_S, _STAGE_S = 5e-8, 2e-7, 1.5e-6
 
 _TRIAL_ROUNDS, _FULL_ROUNDS = 3, 60
 
-_SPENT, _SPENT_IF_LARGE, _LARGE = 20.0, 1.0, 50.0
+_SPENT, _SPENT_IF_LARGE, _LARGE = 10.0, 1.0, 10.0
 """So many trials evaluations must have been worth before there is one; fewer where a single one may be worth _LARGE."""
+
+_LOADING_S = 0.05
+"""Of the kernels, the first time."""
 
 _LIVE_SHARE = 0.2
 """Of what an evaluation of all downsets takes: expected until the first plan, after which they get cheaper."""
@@ -89,7 +92,7 @@ class Pricing:
         return self._last
 
     def _is_due(self, round_s: float) -> bool:
-        trial_s = _TRIAL_ROUNDS * round_s
+        trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
         return self._spent_s > (_SPENT_IF_LARGE if self._whole_s > _LARGE * trial_s else _SPENT) * trial_s
 
     @property
