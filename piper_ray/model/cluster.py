@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from piper_ray.model.plain import as_tuple, convert_fields, count, rate, size
 
@@ -63,8 +63,7 @@ class Cluster:
     """devices: K. memory_bytes: M, of each. links: the smallest groups first (within a node, then between nodes); the
     last one joins all devices, and is all that the paper's model knows.
 
-    packed: a plan that fits into one node lies in one. Of a search among plans of more devices it is not said, so that
-    every plan is charged alike there: see ``levels``.
+    packed: a plan that fits into one node lies in one.
 
     >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
     >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
@@ -76,7 +75,7 @@ class Cluster:
     devices: int
     memory_bytes: float
     links: tuple[Link, ...]
-    packed: bool = True
+    packed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "devices")
@@ -117,9 +116,15 @@ class Cluster:
         for index, link in enumerate(self.links):
             if link.devices is None or link.devices >= self.devices:
                 whole = self if index == len(self.links) - 1 else self._within(index)
-                return (*found, replace(whole, packed=len(whole.links) == 1))
-            found.append(replace(self._within(index), devices=link.devices, packed=index == 0))
+                return (*found, whole.spread())
+            found.append(replace(self._within(index), devices=link.devices).spread())
         raise AssertionError("the last link joins all devices")
+
+    def spread(self) -> Cluster:
+        """The same without a word on plans that fit into a smaller group."""
+        if len(self.links) == 1:
+            return self
+        return SpreadCluster(self.devices, self.memory_bytes, self.links)
 
     def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int) -> Link:
         """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
@@ -164,6 +169,12 @@ class Cluster:
         """Those that the d replicas of a stage, t devices each, can be put into whole, none left over."""
         d, t = data_parallel_degree, tensor_parallel_degree
         return [size for size in self.blocks if size % t == 0 and d % (size // t) == 0]
+
+
+class SpreadCluster(Cluster):
+    """What a search among plans of many devices is made on: all are charged alike, those that fit into a node too."""
+
+    packed = False
 
 
 def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_bytes_per_s: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from piper_ray.model.figures import plural
 from piper_ray.report.comparison import ComparedPlan, reasons
 from piper_ray.validate.proposals import Proposal, RunPlan
 
@@ -22,10 +23,8 @@ def proposal_lines(found: Sequence[tuple[str, Proposal | str]]) -> list[str]:
     lines += [_row(run, one) for run, one in rows]
     slower = sum(one.gain < -_EQUAL for _, one in rows)
     equal = sum(abs(one.gain) <= _EQUAL for _, one in rows)
-    lines += [
-        "",
-        f"{len(rows)} clusters: faster in {len(rows) - slower - equal}, equal in {equal}, slower in {slower}.",
-    ]
+    faster = len(rows) - slower - equal
+    lines += ["", f"{plural(len(rows), 'cluster')}: faster in {faster}, equal in {equal}, slower in {slower}."]
     others = [(run, one) for run, one in found if isinstance(one, str)]
     return [*lines, *(["", "Not compared:", "", *(f"- {run}: {why}" for run, why in others)] if others else [])]
 

@@ -116,7 +116,7 @@ def test_older_flags_of_megatron(flags: str, layout: str, chunks: int) -> None:
         ("--pipeline-model-parallel-size x", "argument --pipeline-model-parallel-size: invalid int"),
         ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 4", "no multiple of 4 layers"),
         ("--num-layers 10", "--num-layers 10, but the model has 12"),
-        ("--context-parallel-size 2", "plans know no context parallelism"),
+        ("--context-parallel-size 2", "the workload has no such TMPCs (estimate --context-parallel 2)"),
         ("--recompute-granularity half", "--recompute-granularity half: expected full or selective"),
         ("--micro-batch-size 2", "microbatches of 2 samples; the workload's have 1"),
         ("--global-batch-size 64", "a batch of 64 samples; the workload's has 32 (--microbatches 64)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from piper_ray.engine.evaluation.potentials import _BoxProgram
@@ -60,7 +61,7 @@ def test_potentials_in_a_box_are_the_best(seed: int) -> None:
     program = _BoxProgram(size)
     lower = np.array([rng.uniform(0, 0.5) for _ in range(size)])
     upper = lower + np.array([rng.uniform(0.1, 2) for _ in range(size)])
-    stages = []
+    stages: list[tuple[npt.NDArray[np.bool_], float]] = []
     for _ in range(4):
         for _ in range(rng.randint(1, 10)):
             inside = np.array([rng.random() < 0.4 for _ in range(size)])

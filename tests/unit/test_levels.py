@@ -12,7 +12,7 @@ import piper_ray
 from piper_ray.engine.frontier.curve_events import CurveAdvanced
 from piper_ray.engine.levels import least_s, solve_on_levels
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.cluster import Cluster, Link, SpreadCluster
 from piper_ray.model.constraints import AllDevices
 from piper_ray.model.events import silent
 from piper_ray.model.instance import Instance
@@ -58,9 +58,11 @@ def test_levels_end_with_all_devices() -> None:
     cluster = levelled().cluster
     two, four, eight = cluster.levels()
     assert two == Cluster(2, 1e6, (Link(4e9),))
-    assert four == Cluster(4, 1e6, (Link(4e9, 2), Link(2e9)), packed=False)
-    assert eight == replace(cluster, packed=False)
-    assert levelled(devices=3).cluster.levels()[1:] == (Cluster(3, 1e6, (Link(4e9, 2), Link(2e9)), packed=False),)
+    assert four == SpreadCluster(4, 1e6, (Link(4e9, 2), Link(2e9)))
+    assert eight == SpreadCluster(8, 1e6, LINKS)
+    assert levelled(devices=3).cluster.levels()[1:] == (SpreadCluster(3, 1e6, (Link(4e9, 2), Link(2e9))),)
+    assert replace(eight, devices=7).levels()[-1] == SpreadCluster(7, 1e6, LINKS), "a spread one stays so"
+    assert eight.holding(2) is eight
     assert levelled(devices=2).cluster.levels() == (Cluster(2, 1e6, (Link(4e9),)),)
     one = Cluster(8, 1e6, (Link(1.0),))
     assert one.levels() == (one,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from piper_ray.validate.runs import Run, read_runs
 from piper_ray.workloads.estimate.hardware import load_hardware
 from tests.data import DATA
 
-DOCS = Path(__file__).parents[2] / "docs" / "estimates.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "estimates.md"
 
 QUICK = [
     "bloom-182b-gbs1024",
@@ -85,3 +88,22 @@ def test_a_cluster_stands_for_its_fastest_run(runs: dict[str, Run]) -> None:
     slower = runs["falcon-180b"].model_copy(update={"id": "slower", "step_s": 1e6})
     untimed = slower.model_copy(update={"id": "untimed", "step_s": None, "tokens_per_s_per_gpu": None})
     assert one_of_each_cluster([slower, runs["falcon-180b"], untimed]) == [runs["falcon-180b"]]
+
+
+def test_the_script_prints_a_table_for_people_and_a_list_for_programs(runs: dict[str, Run], tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    of_each = [json.loads(runs[name].model_dump_json()) for name in ("nemo2502-b200-llama8b", "llama2-70b")]
+    path.write_text(json.dumps([*of_each, {"id": "odd", "model": 3}]))
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "scripts.validation", "--proposals", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    listed = json.loads(run("--runs", path, "--json").stdout)
+    assert [one["id"] for one in listed] == ["nemo2502-b200-llama8b", "llama2-70b", "odd"]
+    assert listed[0]["gain"] == pytest.approx(0.0, abs=1e-9)
+    assert listed[0]["proposed"]["step_s"] >= listed[0]["lower_bound_step_s"] * (1.0 - 1e-9)
+    assert listed[1]["reason"] == "layout, microbatch: not said"
+    printed = run("--runs", path, "--time-limit", 5).stdout
+    assert "1 cluster: faster in 0, equal in 1, slower in 0." in printed
+    assert "\n- odd: " in printed

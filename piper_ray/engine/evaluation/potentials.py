@@ -244,7 +244,9 @@ class _BoxProgram:
         self._basis = np.arange(size)
         self._inverse: FloatArray = np.eye(size)
         # Slightly apart, so that a step is seldom of length zero.
-        self._demand: FloatArray = 1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0)
+        self._demand: FloatArray = np.array(
+            1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0), np.float64
+        )
         self._share: FloatArray = self._demand.copy()
 
     def add(self, inside: BoolArray, devices: float) -> bool:

@@ -33,6 +33,7 @@ from piper_ray.workloads.estimate.software import (
     software_named,
     stack_of,
 )
+from piper_ray.workloads.estimate.undominated import undominated
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -122,7 +123,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
             mode
             for t in degrees[kind.key]
             for mode in modes_of(kind, t, request.offer)
-            if mode.devices <= devices and (heads_handed_out(kind, mode) or not _hands_out_heads(stack))
+            if heads_handed_out(kind, mode) or not _hands_out_heads(stack)
         )
         for kind in architecture.kinds
     }
@@ -146,7 +147,12 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
             f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
             f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
-    instance = replace(_instance(architecture, modes, setting, devices, links, microbatch), notes=left_out)
+    costs = {
+        kind.key: undominated({mode: costs_of(kind.on(mode.degree), mode, setting) for mode in modes[kind.key]})
+        for kind in architecture.kinds
+    }
+    modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
+    instance = replace(_instance(architecture, modes, costs, setting, devices, links, microbatch), notes=left_out)
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
     return Estimate(
         instance,
@@ -234,6 +240,7 @@ def _hands_out_heads(stack: Stack) -> bool:
 def _instance(
     architecture: Architecture,
     modes: dict[str, tuple[Mode, ...]],
+    costs: dict[str, dict[Mode, Costs]],
     setting: Setting,
     devices: int,
     links: tuple[Link, ...],
@@ -245,18 +252,13 @@ def _instance(
         for source in node.inputs:
             readers[source].append(index)
     output = [node.kind.value(node.kind.output) for node in nodes]
-    costs = {
-        (kind.key, mode): costs_of(kind.on(mode.degree), mode, setting)
-        for kind in architecture.kinds
-        for mode in modes[kind.key]
-    }
     layers = []
     for index, node in enumerate(nodes):
         arriving = {source: output[source] for source in node.inputs}
         leaving = dict.fromkeys(readers[index], output[index])
         tmpcs: dict[int, tuple[Tmpc, ...]] = {}
         for mode in modes[node.kind.key]:
-            tmpc = tmpc_of(costs[node.kind.key, mode], mode, setting, arriving, leaving)
+            tmpc = tmpc_of(costs[node.kind.key][mode], mode, setting, arriving, leaving)
             tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
         rows = {t: tmpcs[t] for t in sorted(tmpcs)}
         layers.append(Layer(index, node.kind.name, rows, node.path))

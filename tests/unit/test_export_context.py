@@ -1,0 +1,118 @@
+"""Plans with context and expert parallelism for runtimes: degrees, places of ranks, and layouts read back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from piper_ray.evaluate import evaluate
+from piper_ray.export.import_plan import RunAs, import_plan
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
+from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import ALL_REPLICAS, OneSetting, Setting, context_of, tmpcs_under
+from piper_ray.runtimes.ranks import rank_places
+from piper_ray.workloads.estimate.modes import Offer
+from tests.estimate_support import estimated, model_of
+
+ONE = Schedule(ScheduleName.ONE_F_ONE_B)
+
+
+def instance_of(experts: int = 8) -> Instance:
+    model = model_of(
+        "mixtral", tokens=1024, hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
+        intermediate_size=2816, vocab_size=32000, num_local_experts=experts,
+    )  # fmt: skip
+    offer = Offer(zero=ALL_REPLICAS, contexts=(1, 2), experts=(8,))
+    return estimated(model, "H100-SXM", nodes=4, samples=1, batch=32, offer=offer).instance
+
+
+def plan_in(instance: Instance, setting: Setting, *, t: int, d: int) -> Plan:
+    """Two stages of three layers each."""
+    rows = {layer.id: tmpcs_under(layer.tmpcs[t], setting)[0].id for layer in instance.layers}
+    ids = list(rows)
+    parts = (ids[:3], ids[3:])
+    return Plan(tuple(Stage(tuple(x), d, t, {y: rows[y] for y in x}) for x in parts), keeps_order=True)
+
+
+SETTING = Setting(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
+
+
+def test_megatron_is_told_t_of_each_group_and_reads_the_same_plan_back() -> None:
+    instance = instance_of()
+    plan = plan_in(instance, SETTING, t=8, d=2)
+    assert context_of(instance, plan) == 2
+    found = export_plan(instance, plan, ONE, Target.MEGATRON, 8)
+    lines = found.files["megatron.args"].splitlines()
+    for line in (
+        "--tensor-model-parallel-size 4",
+        "--context-parallel-size 2",
+        "--expert-model-parallel-size 8",
+        "--expert-tensor-parallel-size 1",
+        "--pipeline-model-parallel-size 2",
+        "--sequence-parallel",
+        "--use-distributed-optimizer",
+    ):
+        assert line in lines
+    back = import_plan(instance, found.files["megatron.args"], RunAs(data_parallel=2))
+    assert back.plan == plan
+    evaluate(instance, back.plan, schedule=ONE)
+    recipe = export_plan(instance, plan, ONE, Target.MEGATRON_BRIDGE, 8).files["piper_plan.py"]
+    assert "cfg.model.context_parallel_size = 2" in recipe
+    assert "cfg.model.expert_model_parallel_size = 8" in recipe
+
+
+def test_the_other_forms_hold_it_too() -> None:
+    instance = instance_of()
+    plan = plan_in(instance, SETTING, t=8, d=2)
+    found = json.loads(export_plan(instance, plan, ONE, Target.TORCHTITAN, 8).files["torchtitan.json"])["parallelism"]
+    names = (
+        "tensor_parallel_degree",
+        "context_parallel_degree",
+        "data_parallel_shard_degree",
+        "expert_parallel_degree",
+    )
+    assert [found[name] for name in names] == [4, 2, 2, 8]
+    text = export_plan(instance, plan, ONE, Target.YAML, 8).files["plan.yaml"]
+    for line in ("context_parallel_degree: 2", "tensor_parallel_degree: 4", "expert_parallel_degree: 8"):
+        assert line in text
+    with pytest.raises(InvalidPlan, match="not one for all"):
+        export_plan(instance, plan, ONE, Target.DEEPSPEED, 8)
+
+
+def test_groups_that_share_a_sequence_lie_between_shards_and_replicas() -> None:
+    """By hand: 2 pipeline ranks, 2 replicas, 2 groups of 2 shards."""
+    instance = instance_of()
+    plan = plan_in(instance, Setting(sequence_parallel=True, context=2), t=4, d=2)
+    places = list(rank_places(plan, ONE, 8, 2))
+    found = [(x.pipeline_rank, x.replica, x.context, x.shard) for x in places]
+    assert found == [(p, d, c, t) for p in range(2) for d in range(2) for c in range(2) for t in range(2)]
+
+
+def test_what_a_workload_has_no_times_of_is_not_read() -> None:
+    instance = instance_of()
+    megatron = (
+        "--pipeline-model-parallel-layout Ett|ttL --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2"
+    )
+    with pytest.raises(UsageError, match=r"estimate --context-parallel 4"):
+        import_plan(instance, f"{megatron} --context-parallel-size 4", RunAs(data_parallel=1))
+    with pytest.raises(UsageError, match=r"estimate --expert-parallel 4"):
+        import_plan(instance, f"{megatron} --expert-model-parallel-size 4", RunAs(data_parallel=1))
+
+
+def test_a_setting_has_one_context_for_all_layers() -> None:
+    instance, rule = instance_of(), OneSetting(context=True, experts=True)
+    contexts = {setting.context for setting in rule.settings(instance)}
+    assert contexts == {1, 2}
+    assert {setting.context for setting in OneSetting().settings(instance)} == {1}
+    two = rule.under(instance, Setting(context=2))
+    assert all("cp2" in tmpc.id for layer in two.layers for row in layer.tmpcs.values() for tmpc in row)
+    mixed = plan_in(instance, SETTING, t=4, d=2)
+    other = plan_in(instance, Setting(sequence_parallel=True), t=4, d=2)
+    both = Plan((mixed.stages[0], other.stages[1]), keeps_order=True)
+    assert list(rule.violations(instance, mixed)) == []
+    assert list(rule.violations(instance, both))
