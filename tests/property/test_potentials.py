@@ -73,7 +73,7 @@ def solved(instance: Instance, always: bool, monkeypatch: pytest.MonkeyPatch) ->
     """With potentials for each threshold, or with none."""
     with monkeypatch.context() as patch:
         patch.setattr(pricing, "_SPENT", -1.0 if always else 1e300)
-        patch.setattr(pricing, "_SPENT_IF_LARGE", -1.0 if always else 1e300)
+        patch.setattr(pricing, "_LARGE", 1e300)
         patch.setattr(pricing, "_WORTHWHILE", -1e300)
         patch.setattr(pricing, "_LIVE_SHARE", 1e9)
         return piper_ray.solve(instance, options=ONE_THREAD)

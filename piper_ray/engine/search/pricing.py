@@ -16,8 +16,11 @@ _BUCKET_S, _CANDIDATE_S, _STAGE_S = 5e-8, 2e-7, 1.5e-6
 
 _TRIAL_ROUNDS, _FULL_ROUNDS = 3, 60
 
-_SPENT, _SPENT_IF_LARGE, _LARGE = 10.0, 1.0, 10.0
-"""So many trials evaluations must have been worth before there is one; fewer where a single one may be worth _LARGE."""
+_SPENT = 10.0
+"""So many trials evaluations must have been worth before there is one."""
+
+_LARGE, _GROWING = 10.0, 300
+"""One will do where a single evaluation may be worth so many, or none once so many downsets were live in one."""
 
 _LOADING_S = 0.05
 """Of the kernels, the first time."""
@@ -42,6 +45,7 @@ class Pricing:
     check: Callable[[], None]
     _spent_s: float = 0.0
     _latest_s: float = 0.0
+    _live: int = 0
     _settled: bool = False
     _given_up: bool = False
     _cover: StageCover | None = None
@@ -62,6 +66,7 @@ class Pricing:
             + _STAGE_S * tested[STAGES_COSTED]
         )
         self._spent_s += self._latest_s
+        self._live = outcome.live_downsets
         self._settled = self._settled or outcome.feasible
 
     def lower_bound_s(self, threshold_s: float) -> float | None:
@@ -93,7 +98,9 @@ class Pricing:
 
     def _is_due(self, round_s: float) -> bool:
         trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
-        return self._spent_s > (_SPENT_IF_LARGE if self._whole_s > _LARGE * trial_s else _SPENT) * trial_s
+        if self._whole_s > _LARGE * trial_s:
+            return self._live >= _GROWING or self._spent_s > trial_s
+        return self._spent_s > _SPENT * trial_s
 
     @property
     def _whole_s(self) -> float:
