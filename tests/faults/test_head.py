@@ -21,13 +21,24 @@ def cluster() -> Iterator[Machines]:
         yield cluster
 
 
+TO_WORKERS = """
+from piper_ray.engine.backends.ray import pacing
+
+pacing.LEAST_BATCH_S = 0.0
+"""
+"""A ``sitecustomize`` with which workers get all levels, however fast this machine is."""
+
+
 def test_head_dies_under_a_supervised_solve(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     out, state = tmp_path / "plan.json", tmp_path / "state"
     options = ["--address", cluster.address, "--workers", "2", "--checkpoint", str(state), "--out", str(out)]
     command = [sys.executable, "-m", "piper_ray", "solve", *INCEPTION, *options, "--supervise"]
+    (tmp_path / "sitecustomize.py").write_text(TO_WORKERS)
+    paths = [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    variable = f"PYTHONPATH={os.pathsep.join(filter(None, paths))}"
     with (
         (tmp_path / "stdout").open("w+") as stdout,
-        cluster.popen(HEAD, [*command, "--json"], stdout=stdout, stderr=subprocess.PIPE) as process,
+        cluster.popen(HEAD, ["env", variable, *command, "--json"], stdout=stdout, stderr=subprocess.PIPE) as process,
     ):
         assert process.stderr is not None
         log = ""
