@@ -56,6 +56,7 @@ class Interrupts:
         self._came_at_s = 0.0
         self._ends: list[threading.Thread] = []
         self._raising = False
+        self._raised = False
         self._stop: Stop[Any] | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -95,10 +96,18 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Within, until ``run``, a signal raises KeyboardInterrupt on the main thread: there is nothing to lose yet."""
+        """Within, until ``run``, a signal raises KeyboardInterrupt on the main thread: there is nothing to lose yet.
+
+        What is being loaded then may make another error of it, as a descriptor's ``__set_name__`` does, which is told
+        as what it comes from.
+        """
         self._raising = True
         try:
             yield
+        except Exception as error:
+            if not self._raised:
+                raise
+            raise KeyboardInterrupt from error
         finally:
             self._raising = False
 
@@ -163,6 +172,7 @@ class Interrupts:
         self.stop(number)
         if self._raising:
             self._raising = False
+            self._raised = True
             raise KeyboardInterrupt
 
     def _unraisable(self, lost: Any) -> None:

@@ -318,6 +318,27 @@ def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
     assert "to go on: piper-ray sweep" in errors
 
 
+_RAISED_ANEW = """
+import os, signal
+class Descriptor:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+class Loaded(dict):
+    def __getitem__(self, name):
+        type("Owner", (), {"field": Descriptor()})
+import piper_ray.cli.app
+piper_ray.cli.app.app = lambda prog_name: Loaded()["app"]
+"""
+
+
+def test_a_signal_that_becomes_another_error_is_told_as_a_signal() -> None:
+    """As Python 3.11 makes a RuntimeError of what is raised in ``__set_name__``, as amid the loading of pydantic."""
+    with started("info", "bert64", setup=_RAISED_ANEW) as process:
+        _, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 128 + signal.SIGTERM
+    assert errors == "piper-ray: terminated\n"
+
+
 _COMMANDS = {
     "solve": ("solve", "{long}", "--json", "--checkpoint", "{folder}/kept"),
     "frontier": ("frontier", "{long}", "--devices", "8..48:8", "--json"),
