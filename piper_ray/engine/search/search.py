@@ -35,8 +35,8 @@ _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
 
 _SPENT = 0.1
-"""Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in which
-most have states."""
+"""Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in
+which most have states."""
 
 _LOWER = 0.99
 """A plan so much faster than the last one that was bounded from both sides leaves much less."""
