@@ -31,7 +31,7 @@ def test_a_stage_fits_when_some_choice_does() -> None:
     seen: Counter[int] = Counter()
     for seed in range(60):
         made, rng = random_case(seed), Random(seed)
-        cache = make_step_cache(made.problem.options)
+        cache = make_step_cache(made.problem.tables)
         costs = made.problem.costs
         for i, j in made.pairs():
             layers = made.layers(i, j)
@@ -117,7 +117,7 @@ def test_fronts_against_the_plain_recurrence(seed: int) -> None:
 def over_buckets_in_steps(states: StateTables, first: int, last: int, rng: Random) -> LevelStates:
     """Each step sees a few more of the buckets than the one before, and what that one found."""
     found, done, all_buckets = no_states(last - first), 0, states.buckets_used
-    cache = make_step_cache(states.tables.options)
+    cache = make_step_cache(states.tables)
     while done < all_buckets:
         upto = rng.randint(done + 1, all_buckets)
         seen = states.buckets._replace(used=np.array([upto], np.int64))

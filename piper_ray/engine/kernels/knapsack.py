@@ -16,6 +16,7 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 INFEASIBLE = np.inf
 TOO_HARD = -1.0
+_PRICES = 8
 _MOST_STATES = 1_000_000
 """Partial choices of one step, some 50 MB; past that the answer is TOO_HARD."""
 
@@ -95,6 +96,10 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
         return total_cost
 
     # Greedy along the hulls: its value before the last step bounds from below (LP), after it from above.
+    if any_within:
+        by_count = _by_count(items, choice, total_memory - limit, budget - total_cost)
+        if by_count > 0.0:
+            return INFEASIBLE if by_count == INFEASIBLE else total_cost + by_count
     reached, extra, saved = hull_steps(items, choice)
     multiplier = -1.0
     for c in range(reached.size):
@@ -112,6 +117,61 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
     if any_within and total_cost <= budget:
         return total_cost
     return _merge_states(items, limit, budget, any_within, multiplier, choice, total_cost)
+
+
+@inner_kernel
+def _by_count(items: Items, fastest: IndexArray, excess: float, left: float) -> float:
+    """What options cost that save ``excess`` bytes beside the fastest ones, if as few as can be do for ``left`` seconds;
+    INFEASIBLE if as few, and the cheapest, take longer; else 0: it is not known.
+
+    Where equal layers differ a little, the LP relaxation takes a fraction of one, and to tell that a whole one is needed
+    takes many partial choices.
+    """
+    start, cost, memory = items
+    count = start.size - 1
+    largest, cheapest_extra = np.empty(count), np.empty(count)
+    for k in range(count):
+        at = fastest[k]
+        largest[k], cheapest_extra[k] = 0.0, np.inf
+        for o in range(start[k], start[k + 1]):
+            if memory[o] < memory[at]:
+                largest[k] = min(largest[k], memory[o] - memory[at])
+                cheapest_extra[k] = min(cheapest_extra[k], max(0.0, cost[o] - cost[at]))
+    saved, needed = 0.0, 0
+    by_size = stable_order(largest, count)
+    while needed < count and saved < excess * (1.0 - 1e-12):
+        saved -= largest[by_size[needed]]
+        needed += 1
+    by_cost = stable_order(cheapest_extra, count)
+    least = 0.0
+    for at in range(needed):
+        least += cheapest_extra[by_cost[at]]
+    if least > left + 1e-12 * (abs(left) + least) or saved < excess * (1.0 - 1e-12):
+        return INFEASIBLE
+    # As many, of those that save most for their time, at a price of memory that is bisected.
+    low, high = 0.0, 2.0 * least / excess
+    score, extra, gain = np.empty(count), np.empty(count), np.empty(count)
+    for _ in range(_PRICES):
+        price = 0.5 * (low + high)
+        for k in range(count):
+            at = fastest[k]
+            score[k], extra[k], gain[k] = np.inf, 0.0, 0.0
+            for o in range(start[k], start[k + 1]):
+                more, less = cost[o] - cost[at], memory[at] - memory[o]
+                if less > 0.0 and more - price * less < score[k]:
+                    score[k], extra[k], gain[k] = more - price * less, more, less
+        order = stable_order(score, count)
+        total, bytes_saved = 0.0, 0.0
+        for at in range(needed):
+            total += extra[order[at]]
+            bytes_saved += gain[order[at]]
+        if bytes_saved >= excess:
+            if total <= left:
+                return max(total, np.finfo(np.float64).tiny)
+            high = price
+        else:
+            low = price
+    return 0.0
 
 
 @inner_kernel
