@@ -37,7 +37,7 @@ no answer depends on what was asked before."""
 
 
 class FitCache(NamedTuple):
-    """How much more time than the least stages take so that they fit. An evaluation asks for much the same stages as the
+    """How much more time than the least stages take so that they fit. An evaluation asks for much the same ones as the
     one before.
     """
 
@@ -48,7 +48,7 @@ class FitCache(NamedTuple):
 
 
 class StepCache(NamedTuple):
-    """Hull steps of all classes for recently used (variant, d, y), and stages known to fit or not. Private to one thread;
+    """Hull steps of all classes for recently used (variant, d, y), and stages known to fit or not. Of one thread;
     good for every evaluation of one problem, whatever the threshold, while its memory limit stays the same.
 
     Steps say what one vertex of a class saves by moving to its next option, best ratio first. They depend on d only
@@ -262,12 +262,12 @@ def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) ->
     if fits.stage[slot] != which or fits.how[slot] != how:
         fits.stage[slot], fits.how[slot] = which, how
         fits.too_short_s[slot], fits.enough_s[slot] = -np.inf, np.inf
-    return slot
+    return int(slot)
 
 
 @inner_kernel
 def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> tuple[int, float]:
-    """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is; what it takes.
+    """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is; its time.
 
     UNKNOWN if there are too many partial choices to tell.
     """

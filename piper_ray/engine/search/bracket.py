@@ -14,6 +14,7 @@ _CHAIN_QUALITY = 0.75  # a chain's best plan is seldom further from the best of 
 _NARROW = 0.01
 _FEWER = 0.99
 _FIRST_DESCENT = 2.5e-5
+_LONGER = 4.0
 
 
 class Phase(Enum):
@@ -25,6 +26,8 @@ class Phase(Enum):
     HALVING: the bracket, once a step was feasible.
     CHALLENGING: the best plan, by turns with halving from 1 % on: an infeasible evaluation just below it ends the
     search.
+    DESCENDING: from a plan that is likely to be near the best: just below it, then 0.0025 %, 0.01 %, 0.04 %, ... below
+    the one that came out, until one is infeasible.
     """
 
     DOUBTING = auto()
@@ -121,7 +124,7 @@ class Bracket:
         self.record_plan(value)
         self._pointed = threshold * share if share < _FEWER else None
         if self.phase is Phase.DESCENDING:
-            self._descent = max(_FIRST_DESCENT, 4.0 * self._descent)
+            self._descent = max(_FIRST_DESCENT, _LONGER * self._descent)
         elif threshold < self.ceiling:
             self.phase = self._closing(may_challenge=self.phase is not Phase.CHALLENGING)
 

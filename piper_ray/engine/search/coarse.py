@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import TracedStage
-from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.downsets import Lattice
 
+BoolArray = npt.NDArray[np.bool_]
+
 _LONG = 128
-"""Fewer layers are searched as fast without."""
+"""Fewer downsets are searched as fast without."""
 
-_BORDERS = 64
-"""Of the first plan, to choose from."""
+_BORDERS = 256
+"""Of the first plan to choose from, at most."""
 
-_FINER = 4
+_FINER = 2
 """Times, from one plan to the next."""
 
 _REACH = 2
@@ -31,7 +33,7 @@ def is_long_chain(lattice: Lattice) -> bool:
 
 def first_spacing(lattice: Lattice) -> int:
     """How many layers lie between two of the first plan's borders."""
-    return -(-lattice.size // _BORDERS)
+    return max(2, -(-lattice.size // _BORDERS))
 
 
 def finer(spacing: int) -> int:
@@ -39,7 +41,7 @@ def finer(spacing: int) -> int:
     return 0 if spacing == 1 else max(1, spacing // _FINER)
 
 
-def every(lattice: Lattice, spacing: int) -> BitArray:
+def every(lattice: Lattice, spacing: int) -> BoolArray:
     """bool[m]: the first and last downset, and those at every ``spacing`` between them."""
     allowed = np.zeros(lattice.size, np.bool_)
     allowed[::spacing] = True
@@ -47,7 +49,7 @@ def every(lattice: Lattice, spacing: int) -> BitArray:
     return allowed
 
 
-def near(lattice: Lattice, stages: Sequence[TracedStage], spacing: int) -> BitArray:
+def near(lattice: Lattice, stages: Sequence[TracedStage], spacing: int) -> BoolArray:
     """bool[m]: at every ``spacing``, what is near the borders of a plan; and these."""
     allowed = np.zeros(lattice.size, np.bool_)
     allowed[[0, -1]] = True
@@ -59,7 +61,7 @@ def near(lattice: Lattice, stages: Sequence[TracedStage], spacing: int) -> BitAr
     return allowed
 
 
-def within(allowed: BitArray, devices: int) -> Completion:
+def within(allowed: BoolArray, devices: int) -> Completion:
     """Of plans whose stages end at these downsets, at any threshold."""
     device_limit = np.where(allowed, devices, 0).astype(np.int64)
     device_limit.setflags(write=False)

@@ -198,12 +198,12 @@ class Search:
             self.bracket.doubt()
 
     def _begin_coarsely(self) -> None:
-        """A plan near the best of a long chain, border by border."""
+        """On a long chain: a plan with few borders to choose from, then with those near its own."""
         lattice = self.problem.workload.lattice
-        if not is_long_chain(lattice):
+        if self.incumbent is not None or not is_long_chain(lattice):
             return
         spacing, stages = first_spacing(lattice), None
-        while spacing:
+        while spacing > 1 or (spacing and stages is not None):
             allowed = every(lattice, spacing) if stages is None else near(lattice, stages, spacing)
             stages = self._on_borders(within(allowed, self.problem.cluster.devices)) or stages
             spacing = finer(spacing)
@@ -211,15 +211,13 @@ class Search:
             self.bracket.phase = Phase.DESCENDING
 
     def _on_borders(self, borders: Completion) -> Sequence[TracedStage] | None:
-        """The best plan with these, if it is better than all before."""
+        """The best plan whose stages end at these, if it is better than all before."""
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         stages = None
         while not bracket.is_done(max(self.limits.gap, _COARSE_GAP)):
             threshold_s = bracket.propose()
             backend = self.evaluations.backend
-            outcome = evaluate_threshold(
-                self.problem, backend, threshold_s, on_progress=self.check, completion=borders
-            )
+            outcome = evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=borders)
             if outcome.feasible:
                 stages = outcome.stages
                 bracket.record_feasible(threshold_s, self._take(self.problem, stages, "chain"))
