@@ -137,8 +137,8 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
 def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, choice: IndexArray) -> CountBound:
     """Bounds on what options cost, beside the fastest ones, that save ``excess`` bytes: from how many must be others.
 
-    Lagrangian, with a price for memory, bisected, and one for the count; ends once the bounds tell whether ``left``
-    seconds do: if they do, ``choice`` becomes such options.
+    Lagrangian, with a price for memory, bisected, and one for the count. Where ``left`` is not negative it ends once they
+    tell whether so many seconds do: if they do, ``choice`` becomes such options.
     """
     start, cost, memory = items
     count = start.size - 1
@@ -191,7 +191,7 @@ def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, 
             for rank in range(needed):
                 choice[order[rank]] = taken[order[rank]]
             break
-        if lower > left + 1e-12 * (abs(left) + lower):
+        if 0.0 <= left < lower - 1e-12 * (left + lower):
             break
         price = 2.0 * price if high == np.inf else 0.5 * (low + high)
     return CountBound(needed, best_price, best_prize, lower, upper)
@@ -260,7 +260,7 @@ def _merge_states(
     for k in range(start.size - 1):
         width = start[k + 1] - start[k]
         if count_bound.needed == 0 and state_cost.size * width > _MANY_STATES:
-            left = budget - rest_cost[0, 0] if any_within else -np.inf
+            left = budget - rest_cost[0, 0] if any_within else -1.0
             count_bound = _count_bound(items, option[0], rest_memory[0, 0] - limit, left, choice)
             known = rest_cost[0, 0] + count_bound.upper
             if any_within and known <= budget:
