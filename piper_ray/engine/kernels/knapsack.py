@@ -137,8 +137,8 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
 def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, choice: IndexArray) -> CountBound:
     """Bounds on what options cost, beside the fastest ones, that save ``excess`` bytes: from how many must be others.
 
-    Lagrangian, with a price for memory, bisected, and one for the count. Where ``left`` is not negative it ends once they
-    tell whether so many seconds do: if they do, ``choice`` becomes such options.
+    Lagrangian, with a price for memory, bisected, and one for the count. Where ``left`` is not negative it ends once
+    they tell whether so many seconds do: if they do, ``choice`` becomes such options.
     """
     start, cost, memory = items
     count = start.size - 1
