@@ -9,7 +9,7 @@ import numpy as np
 
 from piper_ray.certificate import certificate
 from piper_ray.certificate.joined import edge_charges
-from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints, list_downsets, sums_into, sums_over
+from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints, Room, list_downsets, sums_over
 from piper_ray.certificate.kernels.types import Claim, Cluster, Graph, Least, Tails, Ways
 from piper_ray.certificate.ways import Way
 from piper_ray.evaluate import links_holding, replicas_bytes_per_s
@@ -25,6 +25,7 @@ MARGIN_BYTES = 2.5e-10
 
 _EPSILON = 2.0**-52
 _FIRST_ROOM = 1 << 14
+_FACTOR = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, 
     # By what they are worth; of equal ones the smaller first, so that the whole comes last.
     order = np.lexsort((np.bitwise_count(bits).sum(axis=1), of_vertex))
     rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON * max(1.0, instance.devices)
-    least = _least(instance, vertices, ways, bits[order], lambda values: summed(values)[:, order])
+    least = _least(instance, vertices, ways, lambda values: np.ascontiguousarray(summed(values)[:, order]))
     start, devices, sums = _listed(bits[order], vertices, tails)
     return Claim(
         graph=graph,
@@ -113,16 +114,26 @@ def _limit(available: int, worth: Floats, rounding: float) -> Ints:
 def _downsets(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
     words = max(1, (len(vertices.layers) + 63) // 64)
     successors = _bits(vertices.successors, words)
-    room = min(_FIRST_ROOM, most)
+    before: list[list[int]] = [[] for _ in vertices.layers]
+    for u, heads in enumerate(vertices.successors):
+        for v in heads:
+            before[v].append(u)
+    before_start = np.cumsum([0, *map(len, before)]).astype(np.int64)
+    listed = np.array([u for tails in before for u in tails], np.int64)
+    size = min(_FIRST_ROOM, most)
     while True:
-        bits, parent, added = np.zeros((room, words), np.uint64), np.zeros(room, np.int64), np.zeros(room, np.int64)
-        parent[0] = added[0] = -1
-        count = int(list_downsets(successors, 1, bits, parent, added))
+        room = Room(
+            bits=np.zeros((size, words), np.uint64),
+            addable=np.zeros((size, words), np.uint64),
+            parent=np.zeros(size, np.int64),
+            added=np.zeros(size, np.int64),
+        )
+        count = int(list_downsets(successors, before_start, listed, room))
         if count > 0:
-            return bits[:count], parent[:count], added[:count]
-        if room == most:
+            return room.bits[:count], room.parent[:count], room.added[:count]
+        if size == most:
             raise LimitError(f"the graph has more than {most:,} downsets, which take more memory than there is")
-        room = min(most, 8 * room)
+        size = min(most, 8 * size)
 
 
 def _bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
@@ -268,7 +279,6 @@ def _least(
     instance: Instance,
     vertices: Vertices,
     ways: Sequence[Way],
-    bits: Bits,
     summed: Callable[[Floats], Floats],
 ) -> Least:
     """summed: float64[r, m], of float64[r, n]."""
@@ -293,12 +303,16 @@ def _least(
             for found, end in ((incoming, v), (outgoing, u)):
                 of_end = way.tmpcs[vertices.layers[end]]
                 found[r, e] = per_byte * min((_charge(vertices, e, end, x, edge_bytes) for x in of_end), default=0.0)
-    tail, head = (np.array([ends[n] for ends in vertices.edges], np.int64) for n in (0, 1))
+    # A vertex that is added to a set has all behind it there: what came into these from it crosses no more.
+    into = np.zeros((len(ways), len(vertices.layers)))
+    for e, (u, v) in enumerate(vertices.edges):
+        into[:, v] += incoming[:, e]
+        into[:, u] -= incoming[:, e]
     terms = 8.0 * (len(vertices.layers) + 2 * len(vertices.edges) + 2) * _EPSILON
     totals = {name: values.sum(axis=1) for name, values in of_vertex.items()}
     return Least(
         **{name: summed(values) for name, values in of_vertex.items()},
-        into_s=np.stack([sums_into(bits, tail, head, row) for row in incoming]),
+        into_s=summed(into),
         missing=summed(missing).astype(np.int64),
         incoming_s=incoming,
         outgoing_s=outgoing,
@@ -310,17 +324,16 @@ def _least(
 
 def _listed(bits: Bits, vertices: Vertices, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
     """The states by downset. Raises CertificateRefused for a row whose layers are no tail."""
-    words = bits.shape[1]
-    padded = np.zeros((tails.members.shape[0], 8 * words), np.uint8)
+    padded = np.zeros((tails.members.shape[0], 8 * bits.shape[1]), np.uint8)
     padded[:, : tails.members.shape[1]] = tails.members
-    key = np.dtype((np.void, 8 * words))
-    # As bytes, lowest first, whatever the machine's own order.
-    known = np.ascontiguousarray(bits.astype("<u8")).view(key).ravel()
-    rows = padded.view(key).ravel()
-    by_key = np.argsort(known, kind="stable")
-    at = np.minimum(np.searchsorted(known[by_key], rows), known.size - 1)
-    place = by_key[at]
-    if not np.array_equal(known[place], rows):
+    rows = padded.view("<u8").astype(np.uint64)
+    # Found by a hash, and then compared.
+    factors = np.array([pow(_FACTOR, power + 1, 2**64) for power in range(bits.shape[1])], np.uint64)
+    known = (bits * factors).sum(axis=1, dtype=np.uint64)
+    by_key = np.argsort(known)
+    at = np.searchsorted(known[by_key], (rows * factors).sum(axis=1, dtype=np.uint64))
+    place = by_key[np.minimum(at, known.size - 1)]
+    if not np.array_equal(bits[place], rows):
         raise CertificateRefused("the certificate lists layers that can be no tail of a pipeline")
     order = np.argsort(place, kind="stable")
     start = np.zeros(bits.shape[0] + 1, np.int64)

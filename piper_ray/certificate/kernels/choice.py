@@ -11,11 +11,10 @@ import numpy as np
 
 from piper_ray.certificate.kernels.downsets import Floats, Ints
 from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT
-from piper_ray.compiled.jit import inner_kernel, leaf_kernel
+from piper_ray.compiled.jit import leaf_kernel
 
 _PRICES = 40
 _LARGEST_PRICE = 1e12
-_MOST_CHOICES = 1_000_000
 
 
 @leaf_kernel
@@ -66,52 +65,58 @@ def by_prices(items: int, item: Ints, time: Floats, memory: Floats, guess: float
     return TOO_HARD, price
 
 
-@inner_kernel
-def by_choices(items: int, item: Ints, time: Floats, memory: Floats, price: float) -> int:
-    """FITS or UNFIT; TOO_HARD with too many choices to compare.
+@leaf_kernel
+def by_choices(
+    items: int, item: Ints, time: Floats, memory: Floats, price: float, rest: Floats, room_time: Floats,
+    room_memory: Floats,
+) -> int:
+    """FITS or UNFIT; TOO_HARD with more choices to compare than there is room for.
 
     Choices of the layers so far, by rising time and falling memory: those only that some choice of the others could
-    complete, by their least time, their least memory, and their least at the price.
+    complete, by their least time, their least memory, and their least at the price. rest: float64[3, items], these.
+    room_time, room_memory: float64[3, room]: choices known, those of the next layer's options so far, and with one more.
     """
-    rest_time, rest_memory, rest_cost = np.zeros(items + 1), np.zeros(items + 1), np.zeros(items + 1)
     for k in range(items - 1, -1, -1):
         least_time, least_memory, least_cost = np.inf, np.inf, np.inf
         for o in range(item[k], item[k + 1]):
             least_time = min(least_time, time[o])
             least_memory = min(least_memory, memory[o])
             least_cost = min(least_cost, time[o] + price * memory[o])
-        rest_time[k] = rest_time[k + 1] + least_time
-        rest_memory[k] = rest_memory[k + 1] + least_memory
-        rest_cost[k] = rest_cost[k + 1] + least_cost
-    known_time, known_memory = np.zeros(1), np.zeros(1)
+        after = k + 1 < items
+        rest[0, k] = least_time + (rest[0, k + 1] if after else 0.0)
+        rest[1, k] = least_memory + (rest[1, k + 1] if after else 0.0)
+        rest[2, k] = least_cost + (rest[2, k + 1] if after else 0.0)
+    known, merged, spare = 0, 1, 2
+    room_time[known, 0] = room_memory[known, 0] = 0.0
+    size = 1
     for k in range(items):
-        merged_time, merged_memory = np.empty(0), np.empty(0)
+        later_time, later_memory, later_cost = 0.0, 0.0, 0.0
+        if k + 1 < items:
+            later_time, later_memory, later_cost = rest[0, k + 1], rest[1, k + 1], rest[2, k + 1]
+        so_far = 0
         for o in range(item[k], item[k + 1]):
-            found_time = np.empty(merged_time.size + known_time.size)
-            found_memory = np.empty(found_time.size)
+            if so_far + size > room_time.shape[1]:
+                return TOO_HARD
             count, left, right = 0, 0, 0
-            while left < merged_time.size or right < known_time.size:
-                take_left = right == known_time.size
-                if left < merged_time.size and not take_left:
-                    take_left = merged_time[left] <= known_time[right] + time[o]
-                if take_left:
-                    total_time, total_memory = merged_time[left], merged_memory[left]
+            while left < so_far or right < size:
+                if left < so_far and (right == size or room_time[merged, left] <= room_time[known, right] + time[o]):
+                    total_time, total_memory = room_time[merged, left], room_memory[merged, left]
                     left += 1
                 else:
-                    total_time, total_memory = known_time[right] + time[o], known_memory[right] + memory[o]
+                    total_time = room_time[known, right] + time[o]
+                    total_memory = room_memory[known, right] + memory[o]
                     right += 1
-                    if total_time + rest_time[k + 1] > 1.0 or total_memory + rest_memory[k + 1] > 1.0:
+                    if total_time + later_time > 1.0 or total_memory + later_memory > 1.0:
                         continue
-                    if total_time + price * total_memory + rest_cost[k + 1] > 1.0 + price:
+                    if total_time + price * total_memory + later_cost > 1.0 + price:
                         continue
-                if count > 0 and total_memory >= found_memory[count - 1]:
-                    continue
-                found_time[count], found_memory[count] = total_time, total_memory
-                count += 1
-            merged_time, merged_memory = found_time[:count], found_memory[:count]
-            if count > _MOST_CHOICES:
-                return TOO_HARD
-        known_time, known_memory = merged_time, merged_memory
-        if known_time.size == 0:
+                if count == 0 or total_memory < room_memory[spare, count - 1]:
+                    room_time[spare, count], room_memory[spare, count] = total_time, total_memory
+                    count += 1
+            merged, spare = spare, merged
+            so_far = count
+        known, merged = merged, known
+        size = so_far
+        if size == 0:
             return UNFIT
     return FITS

@@ -6,8 +6,8 @@ import numpy as np
 
 from piper_ray.certificate.kernels.choice import by_choices, by_prices
 from piper_ray.certificate.kernels.downsets import Bits, Floats
-from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, Scratch
-from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel, leaf_kernel
+from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, Scratch, Tails
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel, part_kernel
 
 
 @inlined_kernel
@@ -28,17 +28,18 @@ def _first_above(values: Floats, limit: float) -> int:
     return low
 
 
-@leaf_kernel
-def _is_listed(i: int, devices: int, total: int, claim: Claim) -> bool:
+@inlined_kernel
+def _is_listed(i: int, devices: int, total: int, tails: Tails) -> bool:
     """Whether a state of downset i is as good as this one in both."""
-    tails = claim.tails
+    listed = False
     for state in range(tails.start[i], tails.start[i + 1]):
         if tails.devices[state] <= devices and tails.data_parallel_sum[state] <= total:
-            return True
-    return False
+            listed = True
+            break
+    return listed
 
 
-@leaf_kernel
+@part_kernel
 def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
     """The stage's options as shares of its time and memory; returns how many layers it has."""
     graph, cluster, ways, _, tails = claim
@@ -81,7 +82,7 @@ def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch
     return items
 
 
-@inner_kernel
+@leaf_kernel
 def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
     """Whether stage I without J can keep the budgets in way r, with degree k and y microbatches in flight: FITS, UNFIT,
     or TOO_HARD to tell."""
@@ -89,7 +90,16 @@ def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Sc
     found, price = by_prices(items, scratch.item, scratch.time, scratch.memory, scratch.price[r, k])
     scratch.price[r, k] = price
     if found == TOO_HARD:
-        found = by_choices(items, scratch.item, scratch.time, scratch.memory, price)
+        found = by_choices(
+            items,
+            scratch.item,
+            scratch.time,
+            scratch.memory,
+            price,
+            scratch.rest,
+            scratch.room_time,
+            scratch.room_memory,
+        )
     return found
 
 
@@ -106,7 +116,7 @@ def _least_s(i: int, j: int, r: int, crossings: int, claim: Claim, scratch: Scra
     return total_s - least.rounding_s[r]
 
 
-@inner_kernel
+@part_kernel
 def _stage_leads_out(
     i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: Scratch
 ) -> int:
@@ -132,7 +142,7 @@ def _stage_leads_out(
                 break
             if least_s + weights * ways.resync_s[r, k] > cluster.budget_s * d:
                 continue
-            if _is_listed(i, devices + t * d, later_sum + d, claim):
+            if _is_listed(i, devices + t * d, later_sum + d, tails):
                 break
             y = 1 + (later_sum + d - 1) // d
             held_bytes = a_bytes * y + b_bytes + shared_bytes / d
@@ -146,7 +156,7 @@ def _stage_leads_out(
     return UNFIT
 
 
-@kernel
+@leaf_kernel
 def first_gap(first: int, last: int, claim: Claim, scratch: Scratch) -> int:
     """Looks at all stages in front of the live tails first .. last - 1.
 

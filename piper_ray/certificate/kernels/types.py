@@ -14,6 +14,9 @@ from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints
 
 FITS, UNFIT, TOO_HARD = 1, 0, 2
 
+_MOST_CHOICES = 1_000_000
+"""Of a stage's first layers, to compare. Room for them costs nothing until it is used."""
+
 
 class Graph(NamedTuple):
     """tail, head: int64[e]. tensors: uint64[h, words], their ends; tensor_s: float64[h], what cutting one takes."""
@@ -119,6 +122,9 @@ class Scratch(NamedTuple):
     time: Floats  # float64[options of the way with the most], shares of the budget
     memory: Floats
     price: Floats  # float64[r, q], that which settled the last stage
+    rest: Floats  # float64[3, n]
+    room_time: Floats  # float64[3, room], choices
+    room_memory: Floats
     gap: Ints
     tested: Ints  # int64[2]: pairs of downsets, choices
 
@@ -132,6 +138,9 @@ def make_scratch(claim: Claim) -> Scratch:
         item=np.empty(vertices + 1, np.int64),
         time=np.empty(most),
         memory=np.empty(most),
+        rest=np.empty((3, max(1, vertices))),
+        room_time=np.empty((3, _MOST_CHOICES)),
+        room_memory=np.empty((3, _MOST_CHOICES)),
         price=np.ones((ways.degree.size, claim.cluster.degrees.size)),
         gap=np.full(4, -1, np.int64),
         tested=np.zeros(2, np.int64),
