@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.certificate import certificate
 from piper_ray.certificate.joined import edge_charges
@@ -328,10 +329,9 @@ def _listed(bits: Bits, vertices: Vertices, tails: certificate.Tails) -> tuple[I
     padded[:, : tails.members.shape[1]] = tails.members
     rows = padded.view("<u8").astype(np.uint64)
     # Found by a hash, and then compared.
-    factors = np.array([pow(_FACTOR, power + 1, 2**64) for power in range(bits.shape[1])], np.uint64)
-    known = (bits * factors).sum(axis=1, dtype=np.uint64)
+    known = _hashed(bits)
     by_key = np.argsort(known)
-    at = np.searchsorted(known[by_key], (rows * factors).sum(axis=1, dtype=np.uint64))
+    at = np.searchsorted(known[by_key], _hashed(rows))
     place = by_key[np.minimum(at, known.size - 1)]
     if not np.array_equal(bits[place], rows):
         raise CertificateRefused("the certificate lists layers that can be no tail of a pipeline")
@@ -340,3 +340,14 @@ def _listed(bits: Bits, vertices: Vertices, tails: certificate.Tails) -> tuple[I
     np.cumsum(np.bincount(place, minlength=bits.shape[0]), out=start[1:])
     devices = np.ascontiguousarray(tails.used_devices[order], np.int64)
     return start, devices, np.ascontiguousarray(tails.data_parallel_sum[order], np.int64)
+
+
+def _hashed(bits: Bits) -> npt.NDArray[np.uint64]:
+    """uint64[rows]. Mixed after each word, so that sets that are alike are told apart."""
+    found = np.zeros(bits.shape[0], np.uint64)
+    for word in bits.T:
+        found = (found ^ word) * np.uint64(_FACTOR)
+        found ^= found >> np.uint64(32)
+        found *= np.uint64(_FACTOR)
+        found ^= found >> np.uint64(29)
+    return found
