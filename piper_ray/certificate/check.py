@@ -104,14 +104,15 @@ def verify_certificate(
     require_certifiable(certificate.restrictions)
     on_levels = _levels(charged(instance, certificate.restrictions))
     if [tails.devices for tails in certificate.tails] != [level.devices for level in on_levels]:
-        raise CertificateRefused("the certificate leaves out some of the groups of devices that have links of their own")
+        raise CertificateRefused(
+            "the certificate leaves out some of the groups of devices that have links of their own"
+        )
     found = [
         _check_level(level, tails, certificate, threads or _cores(), stop or Stop())
         for level, tails in zip(on_levels, certificate.tails, strict=True)
     ]
-    return CertifiedBound(
-        certificate.bound_s, certificate.restrictions, *(int(count) for count in np.sum(found, axis=0, dtype=np.int64))
-    )
+    downsets, live, stages, choices = (sum(counts) for counts in zip(*found, strict=True))
+    return CertifiedBound(certificate.bound_s, certificate.restrictions, downsets, live, stages, choices)
 
 
 def _cores() -> int:
@@ -203,4 +204,3 @@ def _gap_text(claim: Claim, scratch: Scratch, ways: tuple[Way, ...], tails: Tail
         f"the certificate does not prove its bound: a stage of layers {some} with d = {claim.cluster.degrees[k]} and "
         f"t = {ways[r].degree} is faster, and what it leads to is not ruled out"
     )
-

@@ -1,4 +1,4 @@
-"""Which claims can be certified: Piper's own schedule, under constraints that say of each stage alone what it may be."""
+"""Which claims can be certified: of Piper's own schedule, under constraints on what a stage may be."""
 
 from __future__ import annotations
 

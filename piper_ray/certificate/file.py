@@ -125,7 +125,7 @@ def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
     devices, sums = (np.asarray(table[name].to_numpy(), np.int64) for name in ("devices", "data_parallel_sum"))
     if level.size and not 0 <= level.min() <= level.max() < len(header["levels"]):
         raise ValueError("a row is of a level that is not there")
-    if devices.size and not (0 <= min(devices.min(), sums.min()) and max(devices.max(), sums.max()) < _MOST):
+    if devices.size and not (min(devices.min(), sums.min()) >= 0 and max(devices.max(), sums.max()) < _MOST):
         raise ValueError("a row has fewer devices than none, or more than there can be")
     bound_s = math.inf if header["bound_s"] is None else float(header["bound_s"])
     if not bound_s >= 0.0:

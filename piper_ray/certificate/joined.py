@@ -7,10 +7,10 @@ plan, and move z from its stage to v's.
 stage is z's or a later one, none of z's edges runs backwards, and whatever read z does so from no earlier stage than
 before. *Backwards* the same with all edges turned round.
 
-If only the edge between z and v costs anything, and each tensor of z that does has v among its ends, no stage pays more:
-z's stage had the cut to v and has it no longer, v's likewise, others see what they saw. If z was all of its stage, that
-goes, and less is in flight in front of it. So some best plan has z where v is. Now they are one layer, and the next may
-join.
+If of z's edges only the one to v costs anything, and each tensor of z that does has v among its ends, no stage pays
+more: z's stage had the cut to v and has it no longer, v's likewise, others see what they saw. If z was all of its
+stage, that goes, and less is in flight in front of it. So some best plan has z where v is. Now they are one layer, and
+the next may join.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, 
     order = np.lexsort((np.bitwise_count(bits).sum(axis=1), of_vertex))
     rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON * max(1.0, instance.devices)
     least = _least(instance, vertices, ways, lambda values: np.ascontiguousarray(summed(values)[:, order]))
-    start, devices, sums = _listed(bits[order], vertices, tails)
+    start, devices, sums = _listed(bits[order], tails)
     return Claim(
         graph=graph,
         cluster=Cluster(
@@ -194,8 +194,7 @@ def _ways(instance: Instance, vertices: Vertices, ways: Sequence[Way]) -> Ways:
             for tmpc in _undominated(way.tmpcs[layer]):
                 options.append(tmpc)
                 charge_start.append(len(charges))
-                for e in edges_of[v]:
-                    charges.append(_charge(vertices, e, v, tmpc, edge_bytes))
+                charges += [_charge(vertices, e, v, tmpc, edge_bytes) for e in edges_of[v]]
         start[r, -1] = len(options)
     return Ways(
         degree=np.array([way.degree for way in ways], np.int64),
@@ -223,9 +222,7 @@ def _edge_bytes(instance: Instance) -> Mapping[tuple[int, int], float]:
     return found
 
 
-def _charge(
-    vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]
-) -> float:
+def _charge(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]) -> float:
     """Bytes in one direction that edge e costs the stage of its end v."""
     u, w = (vertices.layers[end] for end in vertices.edges[e])
     more = tmpc.forward_sync_bytes.get(u, 0.0) if vertices.edges[e][1] == v else tmpc.backward_sync_bytes.get(w, 0.0)
@@ -259,9 +256,9 @@ def _all_figures(tmpc: Tmpc) -> tuple[float, ...]:
 
 def _is_as_good(one: Tmpc, other: Tmpc) -> bool:
     tables = (one.forward_sync_bytes, other.forward_sync_bytes), (one.backward_sync_bytes, other.backward_sync_bytes)
-    return all(mine <= theirs for mine, theirs in zip(_all_figures(one)[:5], _all_figures(other)[:5], strict=True)) and (
-        all(size <= theirs.get(end, 0.0) for mine, theirs in tables for end, size in mine.items())
-    )
+    return all(
+        mine <= theirs for mine, theirs in zip(_all_figures(one)[:5], _all_figures(other)[:5], strict=True)
+    ) and (all(size <= theirs.get(end, 0.0) for mine, theirs in tables for end, size in mine.items()))
 
 
 def _worth(instance: Instance, vertices: Vertices, ways: Sequence[Way], budget_s: float, *, by_degree: bool) -> Floats:
@@ -323,7 +320,7 @@ def _least(
     )
 
 
-def _listed(bits: Bits, vertices: Vertices, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
+def _listed(bits: Bits, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
     """The states by downset. Raises CertificateRefused for a row whose layers are no tail."""
     padded = np.zeros((tails.members.shape[0], 8 * bits.shape[1]), np.uint8)
     padded[:, : tails.members.shape[1]] = tails.members

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
@@ -35,7 +36,7 @@ def _ways(instance: Instance, restrictions: Restrictions) -> Iterator[Way]:
             continue
         for role in _roles(restrictions.recompute):
             rows = {layer.id: _in_role(layer.tmpcs.get(t, ()), role) for layer in instance.layers}
-            for least, beyond in zip(starts, starts[1:], strict=False):
+            for least, beyond in pairwise(starts):
                 inside = tuple(d for d in degrees if least <= d < beyond)
                 if inside:
                     yield Way(

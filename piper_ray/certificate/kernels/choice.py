@@ -18,9 +18,7 @@ _LARGEST_PRICE = 1e12
 
 
 @leaf_kernel
-def _at_price(
-    items: int, item: Ints, time: Floats, memory: Floats, price: float
-) -> tuple[float, float, float]:
+def _at_price(items: int, item: Ints, time: Floats, memory: Floats, price: float) -> tuple[float, float, float]:
     """The least of time + price memory, and the time and memory of a choice that has it."""
     bound, total_time, total_memory = 0.0, 0.0, 0.0
     for k in range(items):
@@ -67,14 +65,20 @@ def by_prices(items: int, item: Ints, time: Floats, memory: Floats, guess: float
 
 @leaf_kernel
 def by_choices(
-    items: int, item: Ints, time: Floats, memory: Floats, price: float, rest: Floats, room_time: Floats,
+    items: int,
+    item: Ints,
+    time: Floats,
+    memory: Floats,
+    price: float,
+    rest: Floats,
+    room_time: Floats,
     room_memory: Floats,
 ) -> int:
     """FITS or UNFIT; TOO_HARD with more choices to compare than there is room for.
 
     Choices of the layers so far, by rising time and falling memory: those only that some choice of the others could
     complete, by their least time, their least memory, and their least at the price. rest: float64[3, items], these.
-    room_time, room_memory: float64[3, room]: choices known, those of the next layer's options so far, and with one more.
+    room_time, room_memory: float64[3, room]: choices known, those with the next layer's options so far, and one more.
     """
     for k in range(items - 1, -1, -1):
         least_time, least_memory, least_cost = np.inf, np.inf, np.inf

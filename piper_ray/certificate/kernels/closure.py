@@ -12,7 +12,7 @@ from piper_ray.compiled.jit import inlined_kernel, leaf_kernel, part_kernel
 
 @inlined_kernel
 def _holds(bits: Bits, row: int, v: int) -> bool:
-    return (bits[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
+    return bool((bits[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
 
 
 @leaf_kernel
@@ -107,7 +107,7 @@ def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Sc
 def _least_s(i: int, j: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -> float:
     """What the stage takes at least on one device, without its weights and tensors, however sums were rounded."""
     graph, _, _, least, tails = claim
-    total_s = least.time_s[r, i] - least.time_s[r, j] + least.into_s[r, i] - least.into_s[r, j]
+    total_s = float(least.time_s[r, i] - least.time_s[r, j]) + least.into_s[r, i] - least.into_s[r, j]
     # Edges into J from outside I touch no stage; those that come from I leave it.
     for n in range(crossings):
         e = scratch.crossing[n]
@@ -192,6 +192,6 @@ def first_gap(first: int, last: int, claim: Claim, scratch: Scratch) -> int:
                         continue
                     scratch.tested[0] += 1
                     found = _stage_leads_out(i, j, devices, later_sum, crossings, claim, scratch)
-                    if found == TOO_HARD or found == FITS:
+                    if found in (FITS, TOO_HARD):
                         return found
     return UNFIT
