@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,15 +61,16 @@ def write_own_certificate(
     restrictions: Restrictions,
     threads: int | None,
     unwritten: Unwritten,
-) -> str | None:
-    """Makes it, writes it, and says so in words; None where a signal came first."""
+    say: Callable[[str], object],
+) -> None:
+    """Makes it, writes it, and says so; after a signal, that there is none."""
     from piper_ray.certificate.file import write_certificate
     from piper_ray.engine.certify import certify
 
     if solution.stopped_by is StoppedBy.INTERRUPT:
         note(f"no certificate was written to {path}: the solve was interrupted")
-        return None
-    began_s, written = time.perf_counter(), None
+        return
+    began_s = time.perf_counter()
     with unwritten.noted():
         try:
             certificate = current().run(
@@ -77,12 +78,11 @@ def write_own_certificate(
             )
         except KeyboardInterrupt:
             note(f"no certificate was written to {path}: interrupted")
-            return None
+            return
         except LimitError as error:
             raise UsageError(f"--certificate {path}: nothing is written: {error}") from error
         write_certificate(certificate, path)
-        written = f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s"
-    return written
+        say(f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s")
 
 
 def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Schedule) -> CertifiedBound:

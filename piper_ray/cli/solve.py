@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -265,9 +266,8 @@ def solve(
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
-        text = write_own_certificate(certificate, instance, solution, restrictions, threads, unwritten)
-        if text is not None:
-            screen.print(text, soft_wrap=True, highlight=False)
+        say = partial(screen.print, soft_wrap=True, highlight=False)
+        write_own_certificate(certificate, instance, solution, restrictions, threads, unwritten, say)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         document = solution_document(instance, restrictions, options, solution, evaluation, simulation)

@@ -113,7 +113,7 @@ def _least_s(i: int, j: int, r: int, crossings: int, claim: Claim, scratch: Scra
         e = scratch.crossing[n]
         if _holds(tails.bits, i, graph.tail[e]):
             total_s += least.incoming_s[r, e] + least.outgoing_s[r, e]
-    return total_s - least.rounding_s[r]
+    return float(total_s - least.rounding_s[r])
 
 
 @part_kernel
