@@ -140,7 +140,10 @@ def _keeps(instance: Instance, choice: dict[int, Tmpc], d: int, y: int, bound_s:
         ),
         Fraction(0),
     )
-    if held > Fraction(instance.memory_bytes) or any(x.least_data_parallel_degree > d for x in choice.values()):
+    # Instances are made to fit to the byte, in floating point.
+    if held > Fraction(instance.memory_bytes) * (1 + Fraction(1, 10**10)) or any(
+        x.least_data_parallel_degree > d for x in choice.values()
+    ):
         return False
     if bound_s == inf:
         return True

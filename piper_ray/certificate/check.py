@@ -176,21 +176,29 @@ class _Parts:
         self._starts: Iterator[int] = iter(range(0, tails, _AT_ONCE))
         self._tails = tails
 
+    def end(self) -> None:
+        """No more for anybody."""
+        self._starts = iter(())
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        for first in self._starts:  # a step of a range's iterator is one step for all threads
+        # A step of a range's iterator is one step for all threads.
+        while (first := next(self._starts, None)) is not None:
             yield first, min(first + _AT_ONCE, self._tails)
 
 
 def _look(
     claim: Claim, parts: _Parts, scratch: Scratch, ways: tuple[Way, ...], tails: Tails, stop: Stop[Any]
 ) -> Scratch:
-    for first, last in parts:
-        stop.check()
-        found = first_gap(first, last, claim, scratch)
-        if found == TOO_HARD:
-            raise ChoiceTooHard
-        if found != UNFIT:
-            raise CertificateRefused(_gap_text(claim, scratch, ways, tails))
+    try:
+        for first, last in parts:
+            stop.check()
+            found = first_gap(first, last, claim, scratch)
+            if found == TOO_HARD:
+                raise ChoiceTooHard
+            if found != UNFIT:
+                raise CertificateRefused(_gap_text(claim, scratch, ways, tails))
+    finally:
+        parts.end()
     return scratch
 
 

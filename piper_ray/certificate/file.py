@@ -71,7 +71,7 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
         header = json.loads((table.schema.metadata or {})[_KEY])
         if not isinstance(header, dict) or header["form"] != FORM:
             raise ValueError
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise CertificateRefused(f"{path}: is no certificate, or is cut off or damaged") from error
     if header.get("schema_version") != VERSION:
         raise CertificateRefused(
@@ -80,7 +80,15 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     try:
         found = _certificate(header, table)
         written = header.get("sha256") == _digest(_header(found, checked=False), found)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, UsageError, pa.ArrowException) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        UsageError,
+        pa.ArrowException,
+    ) as error:
         raise CertificateRefused(f"{path}: is not in the form of a certificate: {error}") from error
     if not written:
         raise CertificateRefused(f"{path}: was changed after it was written: its checksum is another")

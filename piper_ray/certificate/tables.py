@@ -76,7 +76,8 @@ def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, 
 
     worth, worth_replicas = (_worth(instance, vertices, ways, budget_s, by_degree=x) for x in (True, False))
     of_vertex, of_replicas = sums_over(parent, added, worth), sums_over(parent, added, worth_replicas)
-    # By what they are worth; of equal ones the smaller first, so that the whole comes last.
+    # By what they are worth; of equal ones the smaller first. Sums are made in the order of the vertices and rounded in
+    # one direction alike, so no set is worth less than one in it: the empty one comes first, and the whole last.
     order = np.lexsort((np.bitwise_count(bits).sum(axis=1), of_vertex))
     rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON * max(1.0, instance.devices)
     least = _least(instance, vertices, ways, lambda values: np.ascontiguousarray(summed(values)[:, order]))
@@ -95,7 +96,7 @@ def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, 
         least=least,
         tails=Tails(
             bits=np.ascontiguousarray(bits[order]),
-            worth=np.maximum.accumulate(of_vertex[order]),
+            worth=np.ascontiguousarray(of_vertex[order]),
             device_limit=_limit(instance.devices, of_vertex[order], rounding),
             sum_limit=_limit(instance.data_parallel_limit, of_replicas[order], rounding),
             start=start,
