@@ -19,7 +19,7 @@ from piper_ray.version import __version__
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
     from piper_ray.calibrate.workload import estimate
-    from piper_ray.certificate.certificate import Certificate
+    from piper_ray.certificate.certificate import Certificate, Tails
     from piper_ray.certificate.check import CertifiedBound, verify_certificate
     from piper_ray.certificate.file import read_certificate, write_certificate
     from piper_ray.engine.backends.ray import RayBackend
@@ -223,6 +223,7 @@ __all__ = [
     "NodeStats",
     "BlockStats",
     "Certificate",
+    "Tails",
     "CertifiedBound",
     "Forecast",
     "Planned",
@@ -274,6 +275,7 @@ _LAZY = {
     "StageEvaluation": "piper_ray.evaluate",
     "evaluate": "piper_ray.evaluate",
     "Certificate": "piper_ray.certificate.certificate",
+    "Tails": "piper_ray.certificate.certificate",
     "CertifiedBound": "piper_ray.certificate.check",
     "verify_certificate": "piper_ray.certificate.check",
     "read_certificate": "piper_ray.certificate.file",

@@ -32,7 +32,15 @@ _MOST = 2**53
 
 
 def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) -> None:
-    """Whole or not at all. Raises UsageError if the file cannot be written."""
+    """Whole or not at all. Raises UsageError if the file cannot be written.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.write_certificate(certificate, "bert.certificate")
+    >>> piper_ray.read_certificate("bert.certificate").bound_s == certificate.bound_s
+    True
+    """
     header = _header(certificate)
     rows = [
         {
@@ -60,8 +68,18 @@ def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) ->
 
 
 def read_certificate(path: str | os.PathLike[str]) -> Certificate:
-    """Raises CertificateRefused for what is no certificate, of another version, or not as it was written, and
-    UsageError for a file that cannot be read."""
+    """What ``write_certificate`` wrote, found to be in form; whether it proves anything says ``verify_certificate``.
+
+    Raises CertificateRefused for what is no certificate, of another version, or not as it was written, and UsageError
+    for a file that cannot be read.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.write_certificate(certificate, "bert.certificate")
+    >>> piper_ray.read_certificate("bert.certificate").digest == bert.digest
+    True
+    """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
