@@ -203,7 +203,7 @@ def solve(
     if certificate is not None:
         refuse_uncertifiable(certificate, Schedule.of(asked), restrictions, options)
 
-    from piper_ray.engine.chunks.answer import most_chunks
+    from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
