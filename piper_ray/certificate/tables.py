@@ -134,7 +134,10 @@ def _downsets(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
         if count > 0:
             return room.bits[:count], room.parent[:count], room.added[:count]
         if size == most:
-            raise LimitError(f"the graph has more than {most:,} downsets, which take more memory than there is")
+            raise LimitError(
+                f"the graph has more than {most:,} downsets, which take more memory than is free; check the "
+                "certificate on a machine that has it"
+            )
         size = min(most, 8 * size)
 
 

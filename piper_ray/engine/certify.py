@@ -21,6 +21,7 @@ from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
@@ -58,7 +59,8 @@ def certify(
     instance = instance_of(instance)
     arguments.of_kind("solution", solution, Solution, "a Solution")
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
-    require_certifiable(restrictions, solution.schedule)
+    contract = Contract.SAFE if solution.blocks is None else Contract.OPERATORS
+    require_certifiable(restrictions, solution.schedule, contract)
     bound_s = certifiable_s(solution)
     if backend is not None:
         return _certify(instance, restrictions, bound_s, backend, stop or Stop())

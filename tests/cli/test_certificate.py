@@ -58,6 +58,8 @@ def test_solve_as_json_prints_one_document(small: Path) -> None:
 def test_the_same_bytes(small: Path) -> None:
     first = solved(small)[1].read_bytes()
     assert solved(small, "--threads", 1)[1].read_bytes() == first
+    for _ in range(2):  # from the start, and from a checkpoint
+        assert solved(small, "--resume", small.with_name("state"))[1].read_bytes() == first
 
 
 def test_plans_of_others_are_told_how_far_off_they_are(small: Path) -> None:

@@ -104,16 +104,15 @@ def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Sc
 
 
 @inlined_kernel
-def _least_s(i: int, j: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -> float:
-    """What the stage takes at least on one device, without its weights and tensors, however sums were rounded."""
-    graph, _, _, least, tails = claim
-    total_s = float(least.time_s[r, i] - least.time_s[r, j]) + least.into_s[r, i] - least.into_s[r, j]
-    # Edges into J from outside I touch no stage; those that come from I leave it.
+def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -> float:
+    """What edges from the stage into J take: of those into J (in ``scratch``), which were all taken off, they cross."""
+    graph, least, tails = claim.graph, claim.least, claim.tails
+    total_s = 0.0
     for n in range(crossings):
         e = scratch.crossing[n]
         if _holds(tails.bits, i, graph.tail[e]):
             total_s += least.incoming_s[r, e] + least.outgoing_s[r, e]
-    return float(total_s - least.rounding_s[r])
+    return total_s
 
 
 @part_kernel
@@ -129,9 +128,19 @@ def _stage_leads_out(
         most = min((tails.device_limit[i] - devices) // t, tails.sum_limit[i] - later_sum)
         if most < cluster.degrees[ways.first[r]]:
             continue
-        least_s = _least_s(i, j, r, crossings, claim, scratch)
+        # What it takes at least on one device, without weights and tensors, however sums were rounded.
+        least_s = least.time_s[r, i] - least.time_s[r, j] + least.into_s[r, i] - least.into_s[r, j]
+        least_s -= least.rounding_s[r]
         if least_s > cluster.budget_s * most:
             continue
+        k = ways.first[r]
+        while k < ways.end[r] and least_s > cluster.budget_s * cluster.degrees[k]:
+            k += 1
+        if k == ways.end[r] or cluster.degrees[k] > most:
+            continue
+        if _is_listed(i, devices + t * cluster.degrees[k], later_sum + cluster.degrees[k], tails):
+            continue  # and so is whatever comes of more replicas
+        least_s += _leaving_s(i, r, crossings, claim, scratch)
         weights = max(0.0, least.weights_bytes[r, i] - least.weights_bytes[r, j] - least.rounding_weights[r])
         a_bytes = least.a_bytes[r, i] - least.a_bytes[r, j]
         b_bytes = least.b_bytes[r, i] - least.b_bytes[r, j]
