@@ -45,7 +45,7 @@ def test_with_the_one_it_pays_for_alone() -> None:
     "figure", ["time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"]
 )
 def test_what_costs_something_joins_nobody(figure: str) -> None:
-    middle = {1: [replace(FREE[1][0], **{figure: 1.0})]}
+    middle = {1: [replace(FREE[1][0], **{figure: 1.0})]}  # type: ignore[arg-type] # any of its figures
     assert not may_join(chain(middle), {1: 0})
     only_memory = figure not in ("time_per_sample_s", "weights_bytes")
     assert may_join(chain(middle), {1: 0}, ample_memory=True) == only_memory
