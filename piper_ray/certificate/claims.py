@@ -43,7 +43,9 @@ def require_certifiable(
 ) -> None:
     """Raises UsageError for what no certificate is made for, by name."""
     if schedule != PAPERS_SCHEDULE:
-        raise UsageError(f"certificates are made of bounds under 2bw alone, not under {schedule.name.value}")
+        raise UsageError(
+            f"certificates are made of bounds under 2bw alone, not under {schedule.name.value}: give schedule 2bw"
+        )
     if contract is not Contract.SAFE:
         raise UsageError("the bound of a plan of operators' blocks has no certificate: leave out contract")
     unknown = [repr(x) for x in restrictions.constraints if type(x).__name__ not in _CERTIFIED]
