@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -96,8 +96,27 @@ _SHARED = {
     Sharding.WEIGHTS: "weights, gradients and optimizer state",
 }
 
-_AXES = ("context", "spread", "sequence_parallel", "gathered", "shares", "offload", "recomputation")
+_AXES = {
+    "context": "context parallelism",
+    "spread": "spread of experts",
+    "sequence_parallel": "sequence parallelism",
+    "gathered": "what is kept gathered",
+    "shares": "what replicas share",
+    "offload": "offload of activations",
+    "recomputation": "kind of recomputation",
+}
+"""What settings are made of, in words."""
+
+_FIELDS = {"spread": ("experts", "expert_tensor"), "shares": ("optimizer_shards", "sharding")}
 _PLAIN = Setting()
+_AXES_OF_ONE_DEGREE = tuple(_AXES)[1:]
+
+
+def _axis_text(setting: Setting, axis: str) -> str:
+    """``selective recomputation``, or ``no sequence parallelism``."""
+    if getattr(setting, axis) == getattr(_PLAIN, axis):
+        return f"no {_AXES[axis]}" if axis != "recomputation" else "no recomputation"
+    return replace(_PLAIN, **{name: getattr(setting, name) for name in _FIELDS.get(axis, (axis,))}).text
 
 
 def setting_of(tmpc: Tmpc) -> Setting:
@@ -154,7 +173,7 @@ def tmpcs_under(row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
     for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
     """
     left = tuple(tmpc for tmpc in row if setting_of(tmpc).context == setting.context)
-    for axis in _AXES[1:]:
+    for axis in _AXES_OF_ONE_DEGREE:
         asked = getattr(setting, axis)
         if asked is None:
             continue
@@ -166,13 +185,29 @@ def tmpcs_under(row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
     return left
 
 
+def missing_of(chosen: Iterable[tuple[Tmpc, Setting]]) -> list[str]:
+    """What no layer's TMPC has of the setting that layers were to run in, in words."""
+    asked: set[str] = set()
+    had: set[str] = set()
+    for tmpc, setting in chosen:
+        own = setting_of(tmpc)
+        for axis in _AXES:
+            value = getattr(setting, axis)
+            if value is not None and value != getattr(_PLAIN, axis):
+                text = _axis_text(setting, axis)
+                asked.add(text)
+                if getattr(own, axis) == value:
+                    had.add(text)
+    return sorted(asked - had)
+
+
 @dataclass(frozen=True)
 class OneSetting(Constraint):
     """Sequence and context parallelism, spread of experts, sharding and kind of recomputation are one for all layers.
 
     recomputations: the kinds that may be. by_layer: each layer has a kind of its own among these. sequence_parallel,
     optimizer_sharding, offload, context, experts, gathered: whether there may be any. most_sharding: what replicas may
-    share beside the optimizer's state.
+    share beside the optimizer's state. experts_in_sequence: a model with experts has sequence parallelism where t > 1.
     """
 
     recomputations: tuple[Recomputation, ...] = tuple(Recomputation)
@@ -184,6 +219,7 @@ class OneSetting(Constraint):
     experts: bool = False
     gathered: bool = False
     most_sharding: Sharding = Sharding.OPTIMIZER
+    experts_in_sequence: bool = False
 
     def __post_init__(self) -> None:
         kinds = tuple(arguments.choice("recomputations", kind, Recomputation) for kind in self.recomputations)
@@ -205,6 +241,8 @@ class OneSetting(Constraint):
                 kind for kind in Recomputation if kind in self.recomputations and _has(seen, "recomputation", kind)
             ]
         sequence = [False, True] if self.sequence_parallel and _has(seen, "sequence_parallel", True) else [False]
+        if self.experts_in_sequence and any(layer.experts for layer in instance.layers):
+            sequence = sequence[-1:]
         most = self.most_sharding if self.optimizer_sharding else Sharding.NONE
         shares = sorted({_PLAIN.shares, *(one.shares for one in seen if one.shares[0] <= most)})
         offload = [False, True] if self.offload and _has(seen, "offload", True) else [False]
@@ -252,17 +290,45 @@ class OneSetting(Constraint):
                 tmpc = next((x for x in row if x.id == stage.tmpc_ids.get(layer_id)), None)
                 if tmpc is not None:
                     chosen.append((layer_id, row, tmpc))
-        against: list[tuple[int, Tmpc]] = []
-        for setting in self.settings(instance):
-            against = [
+        settings = self.settings(instance)
+        against: dict[Setting, list[tuple[int, Tmpc]]] = {}
+        for setting in settings:
+            against[setting] = [
                 (layer_id, tmpc)
                 for layer_id, row, tmpc in chosen
                 if tmpc not in tmpcs_under(self._of_known_kinds(row), setting)
             ]
-            if not against:
+            if not against[setting]:
                 return
-        ids = list(dict.fromkeys(tmpc.id for _, _, tmpc in chosen))
-        yield f"layers run in ways that are not one for all, such as {', '.join(map(repr, ids[:4]))}"
+        nearest = min(against, key=lambda setting: len(against[setting]))
+        yield from self._differing(settings, nearest, against[nearest])
+
+    def _differing(
+        self, settings: Sequence[Setting], nearest: Setting, against: Sequence[tuple[int, Tmpc]]
+    ) -> Iterator[str]:
+        """What of the layers' TMPCs no setting has, else what is not one for all; nearest: that most layers run in."""
+        mixed: dict[str, tuple[int, Tmpc]] = {}
+        told: set[str] = set()
+        for layer, tmpc in against:
+            own = setting_of(tmpc)
+            for axis in _AXES:
+                value, asked = getattr(own, axis), getattr(nearest, axis)
+                allowed = self.recomputations if asked is None else {getattr(setting, axis) for setting in settings}
+                if value not in allowed:
+                    text = _axis_text(own, axis)
+                    if text not in told:
+                        yield f"{text} is not possible; layer {layer} runs as {tmpc.id!r}"
+                    told.add(text)
+                elif value != asked and asked is not None:
+                    mixed.setdefault(axis, (layer, tmpc))
+        for axis, (layer, tmpc) in mixed.items() if not told else ():
+            yield (
+                f"{_AXES[axis]} is not one for all layers: layer {layer} runs as {tmpc.id!r}, others with "
+                f"{_axis_text(nearest, axis)}"
+            )
+        if not told and not mixed:  # in a layer that has what is asked for and runs without it
+            layer, tmpc = against[0]
+            yield f"layers run in ways that are not one for all, such as layer {layer} as {tmpc.id!r}"
 
 
 def _has(seen: set[Setting], axis: str, value: object) -> bool:

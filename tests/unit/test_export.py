@@ -15,7 +15,7 @@ from piper_ray.export.import_plan import RunAs, import_plan
 from piper_ray.export.megatron_layout import check_layout, layout_text, parse_layout
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
-from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UsageError
+from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -208,7 +208,7 @@ def test_what_a_form_cannot_hold_is_refused_by_name() -> None:
         export(mixed, Target.TORCHTITAN)
     with pytest.raises(UsageError, match="DeepSpeed recomputes all layers in full or none"):
         export(mixed, Target.DEEPSPEED)
-    with pytest.raises(InvalidPlan, match="layers run in ways that are not one for all"):
+    with pytest.raises(UnsupportedPlan, match="selective recomputation is not possible; layer 1 runs as 'selective'"):
         export(plan_of(instance, [7, 7], setting=SELECTIVE), Target.FLAGSCALE)
     with pytest.raises(UsageError, match="Megatron has no schedule gpipe"):
         export(mixed, Target.MEGATRON, Schedule(ScheduleName.GPIPE))

@@ -10,7 +10,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.export.import_plan import RunAs, import_plan
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
-from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -80,8 +80,11 @@ def test_the_other_forms_hold_it_too() -> None:
     text = export_plan(instance, plan, ONE, Target.YAML, 8).files["plan.yaml"]
     for line in ("context_parallel_degree: 2", "tensor_parallel_degree: 4", "expert_parallel_degree: 8"):
         assert line in text
-    with pytest.raises(InvalidPlan, match="not one for all"):
+    with pytest.raises(UnsupportedPlan) as error:
         export_plan(instance, plan, ONE, Target.DEEPSPEED, 8)
+    assert str(error.value).startswith("DeepSpeed cannot run this plan:")
+    what = [text.partition(" is not possible")[0] for text in error.value.violations]
+    assert what == ["context parallelism 2", "sequence parallelism", "experts over 8 ranks"]
 
 
 def test_groups_that_share_a_sequence_lie_between_shards_and_replicas() -> None:
