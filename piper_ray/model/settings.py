@@ -172,13 +172,18 @@ def tmpcs_under(row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
     A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has; but
     for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
     """
-    left = tuple(tmpc for tmpc in row if setting_of(tmpc).context == setting.context)
+    return tuple(row[place] for place in _places_under([setting_of(tmpc) for tmpc in row], setting))
+
+
+def _places_under(row: Sequence[Setting], setting: Setting) -> tuple[int, ...]:
+    """As ``tmpcs_under``: of TMPCs of these settings."""
+    left = tuple(place for place, own in enumerate(row) if own.context == setting.context)
     for axis in _AXES_OF_ONE_DEGREE:
         asked = getattr(setting, axis)
         if asked is None:
             continue
         for wanted in (asked, getattr(_PLAIN, axis)):
-            found = tuple(tmpc for tmpc in left if getattr(setting_of(tmpc), axis) == wanted)
+            found = tuple(place for place in left if getattr(row[place], axis) == wanted)
             if found:
                 left = found
                 break
@@ -262,24 +267,39 @@ class OneSetting(Constraint):
 
     def under(self, instance: Instance, setting: Setting) -> Instance:
         """The instance whose layers have the TMPCs of that setting alone. All its plans are run in it."""
-        layers = tuple(
-            replace(
-                layer,
-                tmpcs={
-                    t: left
-                    for t, row in layer.tmpcs.items()
-                    if (left := tmpcs_under(self._of_known_kinds(row), setting))
-                },
-            )
-            for layer in instance.layers
-        )
-        found = replace(instance, layers=layers)
-        if instance.checked:
-            found.mark_checked()
-        return found
+        return next(self.under_each(instance, [setting]))
 
-    def _of_known_kinds(self, row: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
-        return tuple(tmpc for tmpc in row if setting_of(tmpc).recomputation in self.recomputations) or row
+    def under_each(self, instance: Instance, settings: Iterable[Setting]) -> Iterator[Instance]:
+        """``under`` each of these. Rows of one kind, of which there are few, are looked at once."""
+        kind_of: dict[tuple[tuple[str, bool], ...], int] = {}
+        kinds: list[tuple[list[int], list[Setting]]] = []  # places of known kinds of recomputation, their settings
+        rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # of each layer: degree, TMPCs, kind of row
+        for layer in instance.layers:
+            rows.append([])
+            for t, row in layer.tmpcs.items():
+                kind = kind_of.setdefault(tuple((tmpc.id, tmpc.recompute) for tmpc in row), len(kinds))
+                if kind == len(kinds):
+                    places = self._places_of_known_kinds(row)
+                    kinds.append((places, [setting_of(row[place]) for place in places]))
+                rows[-1].append((t, row, kind))
+        for setting in settings:
+            left = [[places[place] for place in _places_under(own, setting)] for places, own in kinds]
+            layers = tuple(
+                replace(layer, tmpcs={t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind]})
+                for layer, of_layer in zip(instance.layers, rows, strict=True)
+            )
+            found = replace(instance, layers=layers)
+            if instance.checked:
+                found.mark_checked()
+            yield found
+
+    def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
+        """Of TMPCs that recompute as the constraint allows it; all where none does."""
+        places = [place for place, tmpc in enumerate(row) if setting_of(tmpc).recomputation in self.recomputations]
+        return places or list(range(len(row)))
+
+    def _left(self, row: tuple[Tmpc, ...], setting: Setting) -> tuple[Tmpc, ...]:
+        return tmpcs_under([row[place] for place in self._places_of_known_kinds(row)], setting)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         chosen = []
@@ -296,7 +316,7 @@ class OneSetting(Constraint):
             against[setting] = [
                 (layer_id, tmpc)
                 for layer_id, row, tmpc in chosen
-                if tmpc not in tmpcs_under(self._of_known_kinds(row), setting)
+                if tmpc not in self._left(row, setting)
             ]
             if not against[setting]:
                 return
