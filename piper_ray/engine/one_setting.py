@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse
@@ -17,15 +18,23 @@ from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.settings import OneSetting
 from piper_ray.model.solution import Solution
 
 
-class _Part(NamedTuple):
-    """A setting's instance. least_s: no plan of it takes less a sample; inf: there is none."""
+class _Worth(NamedTuple):
+    """Of a setting, a sample in s. about_s: what a plan of equal ranks takes; least_s: no plan takes less. inf: none
+    fits."""
 
+    about_s: float
     least_s: float
+
+
+class _Part(NamedTuple):
+    """A setting's instance and what may be had of it."""
+
+    worth: _Worth
     instance: Instance
 
 
@@ -33,38 +42,40 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneSetting)
     parts = [
-        _Part(least_s(instance, restrictions, schedule), instance)
+        _Part(_worth(instance, restrictions, schedule), instance)
         for constraint in request.restrictions.constraints
         if isinstance(constraint, OneSetting)
         for instance in constraint.under_each(request.instance, constraint.settings(request.instance))
     ]
     found: list[_Part] = []
-    for part in sorted(parts, key=lambda part: part.least_s):  # of equal ones the plainest first
+    for part in sorted(parts, key=lambda part: part.worth):  # of equal ones the plainest first
         if not any(_never_loses(other.instance, part.instance) for other in found):
             found = [*(other for other in found if not _never_loses(part.instance, other.instance)), part]
-    requests = [(part.least_s, replace(request, instance=part.instance, restrictions=restrictions)) for part in found]
+    requests = [
+        (part.worth.least_s, replace(request, instance=part.instance, restrictions=restrictions)) for part in found
+    ]
     return best_of(request, requests, solve, "one setting for all layers")
 
 
-def least_s(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> float:
-    """No plan takes less a sample, in s; inf where none fits into the cluster's memory.
-
-    With one d and one t the busiest of p ranks does at least a p-th of a microbatch's work, m = N / d times, and under
-    a flush the first microbatch has gone through all layers before the batch is done. Without, all devices together do
-    the work.
+def _worth(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> _Worth:
+    """With one d and one t the busiest of p ranks does at least a p-th of a microbatch's work, m = N / d times, and
+    under a flush the first microbatch has gone through all layers before the batch is done. Without, all devices
+    together do the work.
     """
     degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     if not schedule.asynchronous or restrictions.has(SameDegrees):
         able = [t for t in degrees if all(layer.tmpcs.get(t) for layer in instance.layers)]
-        return min((_least_at_s(instance, restrictions, schedule, t) for t in able), default=math.inf)
+        found = [_worth_at(instance, restrictions, schedule, t) for t in able]
+        about_s, least_s = (min((one[index] for one in found), default=math.inf) for index in range(2))
+        return _Worth(about_s, least_s)
     device_s = 0.0
     for layer in instance.layers:
         rows = [(t, tmpc.time_per_sample_s) for t in degrees for tmpc in layer.tmpcs.get(t, ())]
         device_s += min((t * time_s for t, time_s in rows), default=math.inf)
-    return device_s / instance.devices
+    return _Worth(device_s / instance.devices, device_s / instance.devices)
 
 
-def _least_at_s(instance: Instance, restrictions: Restrictions, schedule: Schedule, t: int) -> float:
+def _worth_at(instance: Instance, restrictions: Restrictions, schedule: Schedule, t: int) -> _Worth:
     """Of plans with that t in all stages."""
     rows = [layer.tmpcs[t] for layer in instance.layers]
     most = max(map(len, rows))
@@ -76,22 +87,33 @@ def _least_at_s(instance: Instance, restrictions: Restrictions, schedule: Schedu
             table[index, : len(row)] = [getattr(tmpc, name) for tmpc in row]
         return table
 
-    time_s, needed_d = figures("time_per_sample_s"), figures("least_data_parallel_degree")
-    alone_bytes, shared_bytes = figures("fixed_bytes") + figures("activation_bytes"), figures("shared_bytes")
-    memory_bytes, found_s = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), math.inf
+    time_s, needed_d, weights_bytes = map(figures, ("time_per_sample_s", "least_data_parallel_degree", "weights_bytes"))
+    activation_bytes, fixed_bytes, shared_bytes = map(figures, ("activation_bytes", "fixed_bytes", "shared_bytes"))
+    memory_bytes, batch = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), instance.microbatches
+    in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
+    about_s = least_s = math.inf
     for d in restrictions.data_parallel_degrees(instance):
-        ranks = min(instance.devices // (d * t), restrictions.stage_count or len(rows), len(rows))
-        if ranks == 0:
+        most_ranks = min(instance.devices // (d * t), restrictions.stage_count or len(rows), len(rows))
+        if most_ranks == 0:
             continue
         able = needed_d <= d
-        held_bytes = np.where(able, alone_bytes + shared_bytes / d, math.inf).min(axis=1)
-        if held_bytes.max() > memory_bytes or held_bytes.sum() > ranks * memory_bytes:
+
+        def least(table: FloatArray, able: NDArray[np.bool_] = able) -> FloatArray:
+            return np.where(able, table, math.inf).min(axis=1)
+
+        held_bytes = least(activation_bytes + fixed_bytes + shared_bytes / d)
+        if held_bytes.max() > memory_bytes or held_bytes.sum() > most_ranks * memory_bytes:
             continue
-        work_s = float(np.where(able, time_s, math.inf).min(axis=1).sum())
-        found_s = min(
-            found_s, max(work_s / (d * ranks), 0.0 if schedule.asynchronous else work_s / instance.microbatches)
-        )
-    return found_s * (1.0 - PROOF)
+        work_s = float(least(time_s).sum())
+        least_s = min(least_s, max(work_s / (d * most_ranks), 0.0 if schedule.asynchronous else work_s / batch))
+        ranks, m = np.arange(1, most_ranks + 1), batch // d
+        kept_bytes = float(least(fixed_bytes + shared_bytes / d).sum()) / ranks
+        in_flight_bytes = float(least(activation_bytes).sum()) * np.minimum(m, in_flight * ranks) / ranks
+        sums_s = 4.0 * (d - 1) / d * float(least(weights_bytes).sum()) / ranks / instance.bandwidth_bytes_per_s
+        step_s = (m + fill * (ranks - 1)) * work_s / ranks + sums_s
+        fitting = kept_bytes + in_flight_bytes <= memory_bytes
+        about_s = min(about_s, float(np.where(fitting, step_s, math.inf).min()) / batch)
+    return _Worth(about_s, least_s * (1.0 - PROOF))
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:

@@ -19,8 +19,8 @@ _A_MOMENT_S = 1e-3
 
 
 def best_of(request: SolveRequest, parts: Sequence[tuple[float, SolveRequest]], solve: Solver, what: str) -> Solution:
-    """The best answer of several solves, one after the other; with each comes what no plan of it takes less than, in s.
-    what: asks for them, in words.
+    """The best answer of several solves, one after the other, the most promising first; with each comes what no plan of
+    it takes less than, in s. what: asks for them, in words.
 
     Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
     its plans can be better than the best one, and is not begun where its bound says so.
@@ -40,7 +40,7 @@ def best_of(request: SolveRequest, parts: Sequence[tuple[float, SolveRequest]], 
             together = one if so_far is None else better(so_far, one)
             return together if last else unfinished(together)
 
-        timed = in_time(request, part, others + 1)
+        timed = in_time(request, part, min(2, others + 1))
         answer = answer_of(request, timed if found is None else faster_than(found, timed), solve, answered)
         found = answer if found is None else better(found, answer)
         if answer.stopped_by is StoppedBy.INTERRUPT and others:
@@ -71,7 +71,7 @@ def faster_than(found: Solution, part: SolveRequest) -> SolveRequest:
 
 
 def in_time(request: SolveRequest, part: SolveRequest, parts_left: int) -> SolveRequest:
-    """With its share of the time that is left."""
+    """With its share of the time that is left, as if there were so many."""
     limit_s, now_s = request.options.time_limit_s, time.perf_counter()
     if limit_s is None:
         return replace(part, started_s=now_s)

@@ -314,9 +314,7 @@ class OneSetting(Constraint):
         against: dict[Setting, list[tuple[int, Tmpc]]] = {}
         for setting in settings:
             against[setting] = [
-                (layer_id, tmpc)
-                for layer_id, row, tmpc in chosen
-                if tmpc not in self._left(row, setting)
+                (layer_id, tmpc) for layer_id, row, tmpc in chosen if tmpc not in self._left(row, setting)
             ]
             if not against[setting]:
                 return
