@@ -99,7 +99,8 @@ def _worth_at(instance: Instance, restrictions: Restrictions, schedule: Schedule
         able = needed_d <= d
 
         def least(table: FloatArray, able: NDArray[np.bool_] = able) -> FloatArray:
-            return np.where(able, table, math.inf).min(axis=1)
+            found: FloatArray = np.where(able, table, math.inf).min(axis=1)
+            return found
 
         held_bytes = least(activation_bytes + fixed_bytes + shared_bytes / d)
         if held_bytes.max() > memory_bytes or held_bytes.sum() > most_ranks * memory_bytes:

@@ -199,7 +199,9 @@ def _solved(
     if name in CHUNKED and (busy_s := _busy_s(samples, found)) > best_s:
         if busy_s == math.inf:
             return "not tried, as no plan without chunks comes near the best one"
-        return f"not tried: with no rank ever idle the best plan without chunks would take {time_text(busy_s, 4)} a step"
+        return (
+            f"not tried: with no rank ever idle the best plan without chunks would take {time_text(busy_s, 4)} a step"
+        )
     within_s = min(RUNNERS_UP * best_s, without_s) if found else None
     solution = _plan(demand, of_size.instance, demand.runtime.schedule(name, None), within_s, stop)
     if solution.stopped_by is StoppedBy.TOO_SLOW:

@@ -102,7 +102,11 @@ class Estimate:
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
-    return estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
+    found = estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
+    note = hardware.choice_note(gpu_key)
+    if note is None:
+        return found
+    return replace(found, instance=replace(found.instance, notes=(note, *found.instance.notes)))
 
 
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
