@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 import piper_ray
-from piper_ray.cli.common import Unwritten
+from piper_ray.cli.common import Unwritten, note
 from piper_ray.cli.interrupts import current
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
@@ -92,6 +92,8 @@ class RuntimeSolve:
         asked = runtime.schedule(schedule, instance.schedule)
         scheduled = asked.name if isinstance(asked, Schedule) else asked
         kept = runtime.restricted(restrictions, instance, scheduled, node)
+        if (alone := runtime.on_one_rank(instance)) is not None:
+            note(f"{alone}: plans have one rank")
         return cls(runtime, node, asked if chunks is None else Schedule(scheduled, chunks), kept, restrictions)
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:

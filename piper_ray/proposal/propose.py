@@ -143,7 +143,8 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
                 break
     proposal = so_far()
     if proposal is None:
-        raise InfeasibleError("no plan fits:\n" + "\n".join(refused))
+        alone = next(filter(None, (demand.runtime.on_one_rank(one.instance) for one in estimates.values())), None)
+        raise InfeasibleError("\n".join(["no plan fits:", *refused, *([] if alone is None else [alone])]))
     return proposal
 
 
