@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -182,6 +183,9 @@ def import_plan(
     typer.echo(f"{out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
 
 
+_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
+"""What looks like a path; of layouts none does."""
+
 _LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
 """Of an exported folder: the one that says the plan, the first that is there."""
 
@@ -192,6 +196,8 @@ def _layout_text(layout: str) -> tuple[str, int | None]:
     Raises UsageError.
     """
     path, ranks = Path(layout), None
+    if not layout.strip():
+        return layout, None
     try:
         if path.is_dir():
             found = next((path / name for name in _LAYOUT_FILES if (path / name).is_file()), None)
@@ -201,6 +207,8 @@ def _layout_text(layout: str) -> tuple[str, int | None]:
                 ranks = len((path / RANKS).read_text(encoding="utf-8").splitlines()) - 1
             path = found
         if not path.is_file():
+            if _PATH_LIKE.fullmatch(layout):
+                raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
             return layout, None
         return path.read_text(encoding="utf-8-sig"), ranks
     except UnicodeDecodeError:

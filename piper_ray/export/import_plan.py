@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from piper_ray.export.megatron_arguments import read_arguments, read_string
+from piper_ray.export.megatron_arguments import are_arguments, read_arguments, read_string
 from piper_ray.export.megatron_fields import is_recipe, read_recipe, read_sections
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
@@ -55,8 +55,8 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
     text = layout.strip()
     document = _document(text)
     if isinstance(document, Mapping) and is_stage_document(document):
-        if run_as != RunAs():
-            given = ", ".join(name for name, value in vars(run_as).items() if value is not None)
+        if (asked := replace(run_as, world=None)) != RunAs():
+            given = ", ".join(name for name, value in vars(asked).items() if value is not None)
             raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
         return Imported(*read_stage_document("layout", document, instance))
     pieces = pieces_of(instance)
@@ -66,7 +66,7 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
 
 def _document(text: str) -> object:
     """What JSON, YAML or TOML says; None for a text that is none of these."""
-    if text.startswith("--") or is_recipe(text):
+    if are_arguments(text) or is_recipe(text):
         return None
     if text.startswith(("[", "{")):
         try:
@@ -89,11 +89,13 @@ def _document(text: str) -> object:
 
 
 def _read(text: str, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs) -> ReadLayout:
-    if text.startswith("--"):
+    if are_arguments(text):
         return read_arguments(text, pieces, instance)
     if is_recipe(text):
         return read_recipe(text, pieces, instance)
     if document is None:
+        if "\n" in text:
+            raise UsageError(f"layout: several lines that are no layout; expected {FORMS}")
         return ReadLayout(read_string(text, pieces, run_as.pipeline_ranks), RunAs())
     if isinstance(document, list):
         return read_parts(document, pieces)
@@ -174,7 +176,7 @@ def _require_degree(instance: Instance, run_as: RunAs, t: int) -> None:
         _require_context(known, run_as.context_parallel)
     raise UsageError(
         f"tensor parallelism {run_as.tensor_parallel or 1}{groups}: the layers have no configuration at "
-        f"tensor-parallel degree {t}; expected {' or '.join(map(str, instance.degrees))}"
+        f"tensor-parallel degree {t}; expected one of {', '.join(map(str, instance.degrees))}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
@@ -34,6 +35,20 @@ _COSTLY = (
     "--mtp-num-layers", "--encoder-",
 )  # fmt: skip
 """Flags, or how they begin, that change what a run takes and that plans do not hold."""
+
+
+_FLAG_OF = {name.replace("-", "_"): name for name in (*_NUMBERS, *_TEXTS, *_SWITCHES)}
+_IN_A_COMMAND = re.compile(r"(^|\s)--(tensor|pipeline)-model-parallel-")
+
+
+def is_known(name: str) -> bool:
+    """Whether a flag of that name in Python says something of a plan."""
+    return name in _FLAG_OF
+
+
+def are_arguments(text: str) -> bool:
+    """Whether it is Megatron's arguments, or a command or script with them."""
+    return text.startswith("--") or _IN_A_COMMAND.search(text) is not None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,10 +83,9 @@ def read_values(
 
     letters: of each stage, such as ``Ett``, where no flag says which layers it has.
     """
-    known = {name.replace("-", "_"): name for name in (*_NUMBERS, *_TEXTS, *_SWITCHES)}
     words: list[str] = []
     for name, value in values.items():
-        flag = known.get(name)
+        flag = _FLAG_OF.get(name)
         if flag is None or value is None or value is False:
             continue
         words.append(f"--{flag}" if flag in _SWITCHES else f"--{flag}={value}")

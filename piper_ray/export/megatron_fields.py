@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from piper_ray.export.megatron_arguments import read_values
+from piper_ray.export.megatron_arguments import is_known, read_values
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP
 from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
@@ -35,14 +35,19 @@ def is_recipe(text: str) -> bool:
 
 def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
     """Of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
-    values = {found["name"]: _literal(found["value"].strip()) for found in _SETTING.finditer(text)}
+    values: dict[str, object] = {}
+    for found in _SETTING.finditer(text):
+        name, value = found["name"], found["value"].strip()
+        values[name] = _literal(value)
+        if values[name] is None and value != "None" and is_known(_RENAMED.get(name, name)):
+            raise UsageError(f"cfg.{name} = {value}: expected a value that need not be worked out")
     return _of_fields(values, pieces, instance)
 
 
 def _literal(text: str) -> object:
     """None for what has to be worked out."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.partition("#")[0] if '"' not in text and "'" not in text else text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
