@@ -28,6 +28,7 @@ from piper_ray.model.settings import (
     tmpcs_under,
 )
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
+from piper_ray.simulate.actions import group_size
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.recognise import advice
 
@@ -125,7 +126,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     d = _replicas(instance, run_as, t, ranks)
     notes = list(read.notes)
     setting = _setting(instance, run_as, t, d, notes)
-    schedule = _schedule(run_as, len(stages) // ranks)
+    schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
     found, chosen = [], []
     for number, stage in enumerate(stages):
@@ -306,10 +307,13 @@ def _settings(instance: Instance) -> set[Setting]:
     return {setting_of(x) for layer in instance.layers for row in layer.tmpcs.values() for x in row}
 
 
-def _schedule(run_as: RunAs, chunks: int) -> Schedule:
+def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:
+    """microbatches: of a replica."""
     usual = ScheduleName.INTERLEAVED if chunks > 1 else ScheduleName.ONE_F_ONE_B
-    name = run_as.schedule or usual
-    return Schedule(name, chunks, run_as.group if name is ScheduleName.INTERLEAVED else None)
+    name, group = run_as.schedule or usual, run_as.group
+    if name is not ScheduleName.INTERLEAVED or group == group_size(ranks, microbatches, None):
+        group = None  # which stands for the usual one
+    return Schedule(name, chunks, group)
 
 
 def _tmpc(instance: Instance, layer: int, t: int, d: int, setting: Setting) -> Tmpc:
