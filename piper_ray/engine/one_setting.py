@@ -23,7 +23,7 @@ from piper_ray.model.settings import OneSetting
 from piper_ray.model.solution import Solution
 
 
-class _Worth(NamedTuple):
+class Worth(NamedTuple):
     """Of a setting, a sample in s. about_s: what a plan of equal ranks takes; least_s: no plan takes less. inf: none
     fits."""
 
@@ -34,7 +34,7 @@ class _Worth(NamedTuple):
 class _Part(NamedTuple):
     """A setting's instance and what may be had of it."""
 
-    worth: _Worth
+    worth: Worth
     instance: Instance
 
 
@@ -42,7 +42,7 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneSetting)
     parts = [
-        _Part(_worth(instance, restrictions, schedule), instance)
+        _Part(worth_of(instance, restrictions, schedule), instance)
         for constraint in request.restrictions.constraints
         if isinstance(constraint, OneSetting)
         for instance in constraint.under_each(request.instance, constraint.settings(request.instance))
@@ -57,7 +57,7 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
     return best_of(request, requests, solve, "one setting for all layers")
 
 
-def _worth(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> _Worth:
+def worth_of(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
     """With one d and one t the busiest of p ranks does at least a p-th of a microbatch's work, m = N / d times, and
     under a flush the first microbatch has gone through all layers before the batch is done. Without, all devices
     together do the work.
@@ -67,15 +67,15 @@ def _worth(instance: Instance, restrictions: Restrictions, schedule: Schedule) -
         able = [t for t in degrees if all(layer.tmpcs.get(t) for layer in instance.layers)]
         found = [_worth_at(instance, restrictions, schedule, t) for t in able]
         about_s, least_s = (min((one[index] for one in found), default=math.inf) for index in range(2))
-        return _Worth(about_s, least_s)
+        return Worth(about_s, least_s)
     device_s = 0.0
     for layer in instance.layers:
         rows = [(t, tmpc.time_per_sample_s) for t in degrees for tmpc in layer.tmpcs.get(t, ())]
         device_s += min((t * time_s for t, time_s in rows), default=math.inf)
-    return _Worth(device_s / instance.devices, device_s / instance.devices)
+    return Worth(device_s / instance.devices, device_s / instance.devices)
 
 
-def _worth_at(instance: Instance, restrictions: Restrictions, schedule: Schedule, t: int) -> _Worth:
+def _worth_at(instance: Instance, restrictions: Restrictions, schedule: Schedule, t: int) -> Worth:
     """Of plans with that t in all stages."""
     rows = [layer.tmpcs[t] for layer in instance.layers]
     most = max(map(len, rows))
@@ -114,7 +114,7 @@ def _worth_at(instance: Instance, restrictions: Restrictions, schedule: Schedule
         step_s = (m + fill * (ranks - 1)) * work_s / ranks + sums_s
         fitting = kept_bytes + in_flight_bytes <= memory_bytes
         about_s = min(about_s, float(np.where(fitting, step_s, math.inf).min()) / batch)
-    return _Worth(about_s, least_s * (1.0 - PROOF))
+    return Worth(about_s, least_s * (1.0 - PROOF))
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:

@@ -141,7 +141,7 @@ def _peak_bytes(
     ranks = len(stages_of)
     most = 0.0
     for rank, stages in enumerate(stages_of):
-        held = _held(schedule, ranks, rank, microbatches)
+        held = held_on(schedule, ranks, rank, microbatches)
         most = max(most, float(fixed[list(stages)].sum() + (held @ activation[list(stages)]).max()))
     return most
 
@@ -152,7 +152,7 @@ def _lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Integers]:
 
 
 @lru_cache(maxsize=10_000)
-def _held(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integers:
+def held_on(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integers:
     """int64[.., v]: microbatches of each chunk in flight on a rank, as far as that differs."""
     if schedule.name is ScheduleName.GPIPE:
         return np.array([[microbatches]])
