@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 import piper_ray
-from piper_ray.export.import_plan import RunAs, import_plan
+from piper_ray.export.import_plan import import_plan
 from piper_ray.export.megatron_layout import check_layout, layout_text, parse_layout
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError

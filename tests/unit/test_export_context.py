@@ -7,7 +7,8 @@ import json
 import pytest
 
 from piper_ray.evaluate import evaluate
-from piper_ray.export.import_plan import RunAs, import_plan
+from piper_ray.export.import_plan import import_plan
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UnsupportedPlan, UsageError

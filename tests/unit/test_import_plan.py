@@ -23,8 +23,8 @@ ONE = Schedule(ScheduleName.ONE_F_ONE_B)
 TWO = "--pipeline-model-parallel-size 2"
 
 
-def read(text: str, instance: Instance | None = None, **given: object) -> Imported:
-    return import_plan(instance or llama(), text, RunAs(**{"data_parallel": 4, **given}))  # type: ignore[arg-type]
+def read(text: str, **given: object) -> Imported:
+    return import_plan(llama(), text, RunAs(**{"data_parallel": 4, **given}))  # type: ignore[arg-type]
 
 
 def ids(found: Imported) -> set[str]:
