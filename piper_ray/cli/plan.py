@@ -135,8 +135,6 @@ def plan(
         step_terms(all_reduce, all_reduce_overlap, optimizer),
     )
     found = current().run(lambda stop: propose(demand, stop, note))
-    if (alone := named.on_one_rank(found.best.instance)) is not None:
-        note(f"{alone}: plans have one rank")
     interrupted = current().number is not None
     helps = [] if interrupted else current().run(lambda stop: list(what_would_help(found, stop)))
     written = _write(demand, found, out, command_text(context))

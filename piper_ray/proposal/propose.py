@@ -130,7 +130,14 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
     if stop is not None:
         stop.offer(so_far)
     exact = [name for name in demand.schedules if name not in CHUNKED]
-    for name in (*exact, *(name for name in demand.schedules if name in CHUNKED)):
+    chunked = [name for name in demand.schedules if name in CHUNKED]
+    alone = next(filter(None, (demand.runtime.on_one_rank(one.instance) for one in estimates.values())), None)
+    if alone is not None:
+        refused.append(f"{alone}; a config that does not tie them (tie_word_embeddings) has weights apart")
+        tell(refused[-1])
+        refused += [f"{name.value}: not tried, as it is for several pipeline ranks" for name in chunked]
+        chunked = []
+    for name in (*exact, *chunked):
         for samples, of_size in estimates.items():
             outcome = _solved(demand, samples, of_size, name, found, stop)
             if isinstance(outcome, Proposed):
@@ -143,8 +150,7 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
                 break
     proposal = so_far()
     if proposal is None:
-        alone = next(filter(None, (demand.runtime.on_one_rank(one.instance) for one in estimates.values())), None)
-        raise InfeasibleError("\n".join(["no plan fits:", *refused, *([] if alone is None else [alone])]))
+        raise InfeasibleError("no plan fits:\n" + "\n".join(refused))
     return proposal
 
 
@@ -194,9 +200,6 @@ def _solved(
     if _least_s(of_size.instance) > RUNNERS_UP * best_s:
         return slow
     without_s = min((one.step_s for one in found if one.samples == samples), default=math.inf)
-    alone = demand.runtime.on_one_rank(of_size.instance) if name in CHUNKED else None
-    if alone is not None:
-        return f"{alone}, and this schedule is for several"
     if name in CHUNKED and (busy_s := _busy_s(samples, found)) > best_s:
         if busy_s == math.inf:
             return "not tried, as no plan without chunks comes near the best one"
