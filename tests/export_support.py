@@ -17,7 +17,8 @@ import pytest
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation, Setting, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, tmpcs_under
+from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,13 +26,32 @@ PLAIN = Setting()
 
 
 @cache
-def llama(layers: int = 12, *, nodes: int = 2, batch: int = 32, zero_shards: int = 1) -> Instance:
-    """A small Llama on nodes of 8 GPUs, with the paths of its modules."""
+def llama(layers: int = 12, *, nodes: int = 2, batch: int = 32, zero_shards: int = 1, tied: bool = False) -> Instance:
+    """A small Llama on nodes of 8 GPUs, with the paths of its modules. tied: its head is its embedding's table."""
     model = model_of(
         "llama", tokens=1024, hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16,
-        num_key_value_heads=8, intermediate_size=2816, vocab_size=32000,
+        num_key_value_heads=8, intermediate_size=2816, vocab_size=32000, tie_word_embeddings=tied,
     )  # fmt: skip
     return estimated(model, "H100-SXM", nodes=nodes, samples=1, batch=batch, zero_shards=zero_shards).instance
+
+
+@cache
+def mixture(experts: int = 8) -> Instance:
+    """A small Mixtral on 4 nodes of 8 GPUs, with context parallelism, experts over 8 ranks, and shared state."""
+    model = model_of(
+        "mixtral", tokens=1024, hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
+        intermediate_size=2816, vocab_size=32000, num_local_experts=experts,
+    )  # fmt: skip
+    offer = Offer(zero=ALL_REPLICAS, contexts=(1, 2), experts=(8,))
+    return estimated(model, "H100-SXM", nodes=4, samples=1, batch=32, offer=offer).instance
+
+
+def plan_in(instance: Instance, setting: Setting, *, t: int, d: int) -> Plan:
+    """Two stages of three layers each, of a model of four blocks."""
+    rows = {layer.id: tmpcs_under(layer.tmpcs[t], setting)[0].id for layer in instance.layers}
+    ids = list(rows)
+    parts = (ids[:3], ids[3:])
+    return Plan(tuple(Stage(tuple(x), d, t, {y: rows[y] for y in x}) for x in parts), keeps_order=True)
 
 
 def plan_of(

@@ -11,25 +11,24 @@ import json
 import shlex
 import sys
 import types
+import unittest.mock
 import warnings
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+EXPERTS = 8
+"""Of the mixtures that tests export."""
+
 
 def megatron(folder: Path, blocks: int) -> object:  # noqa: ARG001
     """Launch arguments become a TransformerConfig, which reads the layout."""
-    words = shlex.split((folder / "megatron.args").read_text())
-    flags: dict[str, str | bool] = {}
-    for position, word in enumerate(words):
-        if word.startswith("--"):
-            following = words[position + 1] if position + 1 < len(words) else "--"
-            flags[word[2:].replace("-", "_")] = True if following.startswith("--") else following
+    flags = _flags(folder)
     renamed = {"microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage"}
     known = (
         "num_layers", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
         "pipeline_model_parallel_layout", "sequence_parallel", "recompute_granularity", "recompute_method",
-        "recompute_num_layers", *renamed,
+        "recompute_num_layers", "expert_model_parallel_size", "expert_tensor_parallel_size", *renamed,
     )  # fmt: skip
     fields = {
         renamed.get(name, name): int(value) if str(value).isdecimal() else value
@@ -37,6 +36,16 @@ def megatron(folder: Path, blocks: int) -> object:  # noqa: ARG001
         if name in known
     }
     return _transformer_config(fields) | {"flags": sorted(flags)}
+
+
+def _flags(folder: Path) -> dict[str, str | bool]:
+    words = shlex.split((folder / "megatron.args").read_text())
+    flags: dict[str, str | bool] = {}
+    for position, word in enumerate(words):
+        if word.startswith("--"):
+            following = words[position + 1] if position + 1 < len(words) else "--"
+            flags[word[2:].replace("-", "_")] = True if following.startswith("--") else following
+    return flags
 
 
 def megatron_bridge(folder: Path, blocks: int) -> object:
@@ -72,6 +81,8 @@ def _transformer_config(fields: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     t = fields.get("tensor_model_parallel_size", 1)
+    if "expert_model_parallel_size" in fields:
+        fields = fields | {"num_moe_experts": EXPERTS, "add_bias_linear": False}
     config = TransformerConfig(hidden_size=64 * t, num_attention_heads=8 * t, pipeline_dtype=torch.bfloat16, **fields)
     layout = config.pipeline_model_parallel_layout
     stages = None
@@ -84,7 +95,45 @@ def _transformer_config(fields: dict[str, Any]) -> dict[str, Any]:
         "recompute": [config.recompute_granularity, config.recompute_method, config.recompute_num_layers],
         "sequence_parallel": config.sequence_parallel,
         "group": config.microbatch_group_size_per_vp_stage,
+        "context": config.context_parallel_size,
+        "experts": [config.expert_model_parallel_size, config.expert_tensor_parallel_size],
     }
+
+
+def megatron_groups(folder: Path, blocks: int) -> object:
+    """The ranks that share weights, sequences, experts and stages, by Megatron's own initialisation on ranks that are
+    pretended: of rank 0 in each kind of group."""
+    import torch
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    found = megatron(folder, blocks)
+    assert isinstance(found, dict)
+    flags = _flags(folder)
+    world = len((folder / "ranks.csv").read_text().splitlines()) - 1
+    torch.distributed.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
+    parallel_state.initialize_model_parallel(
+        **{
+            name: int(flags[name])
+            for name in (
+                "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+                "expert_model_parallel_size", "expert_tensor_parallel_size",
+            )
+            if name in flags
+        },
+        create_gloo_process_groups=False,
+    )  # fmt: skip
+    groups = {
+        "tensor": parallel_state.get_tensor_model_parallel_group(),
+        "context": parallel_state.get_context_parallel_group(),
+        "replicas": parallel_state.get_data_parallel_group(),
+        "experts": parallel_state.get_expert_model_parallel_group(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_group(),
+    }
+    ranks = {name: torch.distributed.get_process_group_ranks(group) for name, group in groups.items()}
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+    return found | {"ranks": ranks}
 
 
 def megatron_layouts(folder: Path, blocks: int) -> object:  # noqa: ARG001
@@ -113,17 +162,9 @@ def torchtitan(folder: Path, blocks: int) -> object:
     config = types.SimpleNamespace(parallelism=ParallelismConfig(), training=TrainingConfig(), activation_checkpoint=0)
     _imported(folder, "piper_plan").apply(config)
     given = config.parallelism
-    ranks, degrees = given.pipeline_parallel_degree, given.data_parallel_shard_degree
-    world = ranks * degrees * given.data_parallel_replicate_degree * given.tensor_parallel_degree
-    ParallelDims(
-        dp_replicate=given.data_parallel_replicate_degree,
-        dp_shard=degrees,
-        cp=given.context_parallel_degree,
-        tp=given.tensor_parallel_degree,
-        pp=ranks,
-        ep=1,
-        world_size=world,
-    )
+    ranks = given.pipeline_parallel_degree
+    world = len((folder / "ranks.csv").read_text().splitlines()) - 1
+    dims = ParallelDims.from_config(given, world)
     policy = config.activation_checkpoint
     found: dict[str, Any] = {
         "parallelism": asdict(given),
@@ -131,6 +172,7 @@ def torchtitan(folder: Path, blocks: int) -> object:
         "policy": None if policy is None else type(policy).__qualname__,
         "is_config": policy is None or is_dataclass(policy),
         "parts": {},
+        "meshes": _meshes(dims, world),
     }
     if ranks == 1:
         return found
@@ -159,6 +201,40 @@ def torchtitan(folder: Path, blocks: int) -> object:
         found["microbatches"] = schedule._n_microbatches
         torch.distributed.destroy_process_group()
     return found
+
+
+def _meshes(dims: Any, world: int) -> dict[str, int]:
+    """Sizes of the meshes that torchtitan itself makes and checks, on ranks that are pretended."""
+    import torch
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
+    dims.build_mesh()
+    sizes = {name: mesh.size() for name, mesh in dims._single_axis_meshes.items()}
+    torch.distributed.destroy_process_group()
+    return sizes
+
+
+def torchtitan_ties(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """Whether torchtitan takes the config for a model whose embedding and head have a weight in common."""
+    if importlib.util.find_spec("triton") is None:  # which these kernels for GPUs are written in, and no config needs
+        sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = unittest.mock.MagicMock()
+    if importlib.util.find_spec("torchdata") is None:  # which the trainer reads data with
+        trainer = types.SimpleNamespace(Config=type("Config", (), {}))
+        sys.modules["torchtitan.trainer"] = types.SimpleNamespace(Trainer=trainer)  # type: ignore[assignment]
+
+    from torchtitan.config import ParallelismConfig, TrainingConfig
+    from torchtitan.models.llama3 import _1b
+
+    config = types.SimpleNamespace(parallelism=ParallelismConfig(), training=TrainingConfig(), activation_checkpoint=0)
+    _imported(folder, "piper_plan").apply(config)
+    tied = _1b("flex")
+    assert tied.enable_weight_tying
+    try:
+        tied.update_from_config(config=types.SimpleNamespace(parallelism=config.parallelism))
+    except NotImplementedError as error:
+        return str(error)
+    return None
 
 
 def _pretended_mesh(rank: int, ranks: int) -> Any:

@@ -13,6 +13,9 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.settings import ALL_REPLICAS
 
+PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
+"""Of functions that estimate, by the command's options where these have other names."""
+
 
 def _size(name: str, value: object) -> float:
     size_bytes = arguments.number(value)
@@ -28,6 +31,7 @@ def _imbalance(value: object) -> float:
     return factor
 
 
+@arguments.named_as_parameters(PARAMETERS)
 def estimate(
     model: str | os.PathLike[str],
     gpu: str,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -20,10 +20,13 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.workloads.formats import InFlight, load_text, parse_bytes, parse_bytes_per_s, parse_count
 
+if TYPE_CHECKING:
+    from piper_ray.workloads.estimate.config import ModelConfig
+
 Number = TypeVar("Number", int, float)
 
 STDIN = Path("-")
-"""The INPUT that is read from there."""
+"""The INPUT or MODEL that is read from there."""
 
 
 def option_value(parse: Callable[[str], Number]) -> Callable[[object], Number]:
@@ -203,6 +206,16 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document on stdout and nothing else there."),
 ]
+
+
+def load_model(model: str) -> ModelConfig:
+    """The model of a command's MODEL; - reads its config from stdin. What its reader notes goes to stderr."""
+    from piper_ray.workloads.estimate.config import read_config, read_model
+
+    read = read_config(sys.stdin.read(), "stdin") if model == str(STDIN) else read_model(model)
+    for text in read.notes:
+        note(text)
+    return read
 
 
 def load_instance(

@@ -10,7 +10,9 @@ import typer
 import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.plan_files import judged
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
+from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.step import AllReduce
@@ -81,7 +83,8 @@ def _compared(
         plan = piper_ray.load_plan(plan_file, instance)
         schedule = Schedule.first_of(plan_claims(plan_file).schedule, instance.schedule)
         step = step_terms(*terms, first.step_under(schedule))
-        simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+        with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
+            simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
         found.append(ComparedPlan(name, plan, simulation))
     return found
 

@@ -9,7 +9,7 @@ import typer
 
 import piper_ray
 from piper_ray.cli.calibration import Calibrate, calibrated_request
-from piper_ray.cli.common import command_text, note, parse_size
+from piper_ray.cli.common import command_text, load_model, note, parse_size
 from piper_ray.cli.offers import (
     ContextExchanged,
     ContextParallel,
@@ -34,7 +34,8 @@ def estimate(
         typer.Argument(
             metavar="MODEL",
             show_default=False,
-            help="A Hugging Face config.json, or the name of a known model, such as llama3-405b.",
+            help="A Hugging Face config.json, or the name of a known model, such as llama3-405b; - reads a config from "
+            "stdin.",
         ),
     ],
     gpu: Annotated[
@@ -123,7 +124,6 @@ def estimate(
     from piper_ray.report.estimate_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.build import estimate as run
-    from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
@@ -153,9 +153,7 @@ def estimate(
         lora=lora,
         reserve_bytes=reserve,
     )
-    read = read_model(model)
-    for text in read.notes:
-        note(text)
+    read = load_model(model)
     table = load_hardware(hardware, note)
     request = calibrated_request(calibrate, read, table, gpu, request)
     result = run(read, table, gpu, request)

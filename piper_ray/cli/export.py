@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +20,10 @@ from piper_ray.cli.common import (
     note,
     refuse_unwritable,
 )
+from piper_ray.cli.plan_files import judged
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
-from piper_ray.export.target import Target
-from piper_ray.model.errors import UsageError
+from piper_ray.export.target import RANKS, Target
+from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.settings import Recomputation
 from piper_ray.runtimes.runtime import gpus_per_node_of
@@ -51,6 +53,12 @@ def export(
         typer.Option("--out", "-o", metavar="DIR", show_default=False, help="The folder to write the files to."),
     ],
     gpus_per_node: GpusPerNode = None,
+    despite_memory: Annotated[
+        bool,
+        typer.Option(
+            "--despite-memory", help="Write a plan that needs more memory than there is, too; its README says so."
+        ),
+    ] = False,
     devices: Devices = None,
     microbatches: Microbatches = None,
     memory: Memory = None,
@@ -61,8 +69,8 @@ def export(
 ) -> None:
     """Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that starts it.
 
-    What the form cannot hold is refused or noted by name. A plan holds for one cluster: give the same --devices,
-    --microbatches, --memory and --bandwidth as to solve.
+    What the form cannot hold is refused or noted by name, and so is a plan that needs more memory than there is. A
+    plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
     from piper_ray.export.targets import export_plan
 
@@ -72,7 +80,11 @@ def export(
     planned_for = valued_schedule(schedule, chunks, known)
     if planned_for == PAPERS_SCHEDULE:
         raise UsageError(f"{plan_file}: a plan for 2bw, which no runtime has; give the --schedule that it is run under")
-    found = export_plan(instance, plan, planned_for, target, gpus_per_node_of(instance, gpus_per_node))
+    with judged(plan_file, instance):
+        found = export_plan(instance, plan, planned_for, target, gpus_per_node_of(instance, gpus_per_node))
+    if found.excess and not despite_memory:
+        # A job that waits for its cluster and then fails is dear: nobody is to start one unawares.
+        raise InvalidPlan(found.excess, f"{plan_file}: nothing is written (--despite-memory writes it all the same)")
     for path in found.write(out):
         typer.echo(str(path))
     typer.echo(found.command)
@@ -88,7 +100,8 @@ def import_plan(
             metavar="LAYOUT",
             show_default=False,
             help="Megatron's layout string, Megatron's launch arguments (one text that starts with --), torchtitan's "
-            "list of lists of module names (JSON), or a file with one of these.",
+            "list of lists of module names or configuration (JSON, TOML), FlagScale's or Megatron-Bridge's (YAML), a "
+            "file with one of these, or a folder that export wrote.",
         ),
     ],
     out: Annotated[
@@ -141,14 +154,17 @@ def import_plan(
 ) -> None:
     """Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.
 
-    What LAYOUT says itself, as launch arguments do, options need not say again.
+    What LAYOUT says itself, as launch arguments do, options need not say again. What a plan of INPUT cannot hold is
+    noted.
     """
-    from piper_ray.export.import_plan import RunAs
     from piper_ray.export.import_plan import import_plan as read_layout
+    from piper_ray.export.run_as import RunAs
 
     refuse_unwritable("--out", out)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    text, world = _layout_text(layout)
     run_as = RunAs(
+        world=world,
         pipeline_ranks=pipeline_parallel,
         tensor_parallel=tensor_parallel,
         context_parallel=context_parallel,
@@ -159,20 +175,45 @@ def import_plan(
         sequence_parallel=sequence_parallel,
         optimizer_shards=optimizer_shards,
     )
-    found = read_layout(instance, _layout_text(layout), run_as)
+    found = read_layout(instance, text, run_as)
+    for words in found.notes:
+        note(words)
     piper_ray.dump_plan(found.plan, out, instance, found.schedule)
     ranks = found.plan.by_rank(found.schedule)
     typer.echo(f"{out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
 
 
-def _layout_text(layout: str) -> str:
-    """The text itself, or what a file of that name holds."""
+_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
+"""What looks like a path; of layouts none does."""
+
+_LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
+"""Of an exported folder: the one that says the plan, the first that is there."""
+
+
+def _layout_text(layout: str) -> tuple[str, int | None]:
+    """The text itself, or what a file of that name or an exported folder holds; and the ranks that the folder is for.
+
+    Raises UsageError.
+    """
+    path, ranks = Path(layout), None
+    if not layout.strip():
+        return layout, None
     try:
-        path = Path(layout)
+        if path.is_dir():
+            found = next((path / name for name in _LAYOUT_FILES if (path / name).is_file()), None)
+            if found is None:
+                raise UsageError(f"{layout}: a folder without {', '.join(_LAYOUT_FILES[:-1])} or {_LAYOUT_FILES[-1]}")
+            if (path / RANKS).is_file():
+                ranks = len((path / RANKS).read_text(encoding="utf-8").splitlines()) - 1
+            path = found
         if not path.is_file():
-            return layout
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise UsageError(f"{layout}: is no text") from None
-        return layout
+            if _PATH_LIKE.fullmatch(layout):
+                raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
+            return layout, None
+        return path.read_text(encoding="utf-8-sig"), ranks
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is no text") from None
+    except (OSError, ValueError) as error:  # a layout that cannot be a path, or a file that cannot be read
+        if path.exists():
+            raise UsageError(f"{path}: cannot be read: {error}") from None
+        return layout, None

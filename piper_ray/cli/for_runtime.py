@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 import piper_ray
-from piper_ray.cli.common import Unwritten
+from piper_ray.cli.common import Unwritten, note
 from piper_ray.cli.interrupts import current
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
@@ -62,6 +62,9 @@ Tolerance = Annotated[
 _FREE_GAP = 5e-4
 """How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
 
+_FREE_LEAST_S = 5.0
+"""It is looked for at least so long; and no longer than the runtime's own plan, unless that was given a limit."""
+
 
 @dataclass(frozen=True)
 class RuntimeSolve:
@@ -89,11 +92,17 @@ class RuntimeSolve:
         asked = runtime.schedule(schedule, instance.schedule)
         scheduled = asked.name if isinstance(asked, Schedule) else asked
         kept = runtime.restricted(restrictions, instance, scheduled, node)
+        if (alone := runtime.on_one_rank(instance)) is not None:
+            note(f"{alone}: plans have one rank")
         return cls(runtime, node, asked if chunks is None else Schedule(scheduled, chunks), kept, restrictions)
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
         """The plan that the runtime's rules keep us from, under the same schedule."""
         asked = replace(options, gap=max(options.gap, _FREE_GAP), resume=None)
+        if options.time_limit_s is None:
+            spent = solution.stats
+            spent_s = spent.lattice_s + spent.stage_costs_s + spent.search_s
+            asked = replace(asked, time_limit_s=max(_FREE_LEAST_S, spent_s))
 
         def search(stop: Stop[Solution]) -> Solution:
             found = piper_ray.solve(
@@ -118,21 +127,25 @@ class RuntimeSolve:
         if free_s is None:
             return f"no plan was found {rules} in the same time"
         most = mine_s / free.lower_bound_s - 1.0 if free.lower_bound_s > 0 else float("inf")
-        least = max(0.0, mine_s / free_s - 1.0)
+        least = mine_s / free_s - 1.0
+        if least < 0.0:
+            bound = "" if most == float("inf") else f"; they cost {_percent(max(0.0, most))} at most"
+            return f"no faster plan {rules} was found in the time{bound}"
         known = most - least <= 2.0 * _FREE_GAP
         if known and least < _FREE_GAP:
             return f"as fast as {rules}"
         bound = "" if known or most == float("inf") else f", {_percent(most)} at most"
         return f"{_percent(least)} slower than {rules}{bound}: {time_text(free_s)}/microbatch with {_differs(free)}"
 
-    def document(self, free: Solution) -> dict[str, object]:
-        """For ``solve --json``."""
+    def document(self, solution: Solution, free: Solution) -> dict[str, object]:
+        """For ``solve --json``. The runtime's own plan is one without its rules, too."""
+        known_s = [s for s in (solution.time_per_sample_s, free.time_per_sample_s) if s is not None]
         return {
             "name": self.runtime.name.value,
             "gpus_per_node": self.gpus_per_node,
             "rank_order": self.runtime.rank_order,
             "without_rules": {
-                "time_per_sample_s": free.time_per_sample_s,
+                "time_per_sample_s": min(known_s, default=None),
                 "lower_bound_s": free.lower_bound_s if math.isfinite(free.lower_bound_s) else None,
             },
         }

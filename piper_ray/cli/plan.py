@@ -9,7 +9,7 @@ import typer
 
 import piper_ray
 from piper_ray.cli.calibration import Calibrate, calibrated_request
-from piper_ray.cli.common import command_text, note, parse_number
+from piper_ray.cli.common import command_text, load_model, note, parse_number
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, contexts_of, experts_of
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
@@ -33,7 +33,8 @@ def plan(
         typer.Argument(
             metavar="MODEL",
             show_default=False,
-            help="A Hugging Face config.json, or the name of a known model, such as llama3-70b.",
+            help="A Hugging Face config.json, or the name of a known model, such as llama3-70b; - reads a config from "
+            "stdin.",
         ),
     ],
     gpu: Annotated[
@@ -98,7 +99,6 @@ def plan(
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import Demand, propose, what_would_help
     from piper_ray.workloads.estimate.build import EstimateRequest
-    from piper_ray.workloads.estimate.config import read_model
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
@@ -108,10 +108,10 @@ def plan(
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
     named = RUNTIMES[runtime]
     schedules = schedules_of(named, schedule)
-    read = read_model(model)
-    for text in read.notes:
-        note(text)
+    read = load_model(model)
     table = load_hardware(hardware, note)
+    if (chosen := table.choice_note(gpu)) is not None:
+        note(chosen)
     node = gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts = contexts_of(context_parallel) if context_parallel else None
     experts = experts_of(expert_parallel) if expert_parallel else None

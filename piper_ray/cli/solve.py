@@ -257,7 +257,7 @@ def solve(
         free = for_runtime.without_rules(instance, solution, options)
         screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
         for_runtime.print_ranks(screen, instance, solution)
-        more["runtime"] = for_runtime.document(free)
+        more["runtime"] = for_runtime.document(solution, free)
     if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
         others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
         screen.print()

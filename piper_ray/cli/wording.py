@@ -24,6 +24,10 @@ FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """Options that had another name, without their dashes: still understood, and in no help."""
 
+TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
+"""Commands with an argument that may be another program's options, quoted."""
+
+_OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
 
 
@@ -47,6 +51,13 @@ class FlagsAsFlags:
 
 class Command(FlagsAsFlags, TyperCommand):
     """A command of piper-ray."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, but for texts of several options that are one argument: with a blank in front they are none of
+        ours."""
+        if self.name in TAKES_OPTIONS_AS_TEXT:
+            args = [f" {word}" if _OPTIONS_IN_A_TEXT.match(word) else word for word in args]
+        return super().parse_args(ctx, args)
 
 
 def reword(complaint: Any) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from piper_ray.cost.variants import never_worse, stage_variants
+from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.several import Solver, answer_of, better, faster_than, in_time, unfinished
+from piper_ray.engine.several import Solver, best_of, unfinished
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import in_order, layers_in_order
-from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.options import Contract
-from piper_ray.model.passes import passes_of, with_passes
+from piper_ray.model.passes import with_passes
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.settings import OneSetting
 from piper_ray.model.solution import Solution
-from piper_ray.model.stop import StoppedBy
 
 
 def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
@@ -37,7 +35,9 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
         chain = replace(request, instance=in_order(request.instance), restrictions=restrictions.without(KeepOrder))
         return _said(request, chain, lambda one: solve_restated(one, schedule, solve), _keeping_order)
     if restrictions.has(OneSetting):
-        return _one_setting(request, lambda one: solve_restated(one, schedule, solve))
+        from piper_ray.engine.one_setting import solve_one_setting
+
+        return solve_one_setting(request, schedule, lambda one: solve_restated(one, schedule, solve))
     for rule in restrictions.constraints:
         if isinstance(rule, WholePieces):
             return _whole_pieces(request, rule, lambda one: solve_restated(one, schedule, solve))
@@ -86,71 +86,4 @@ def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
         replace(request, restrictions=request.restrictions.with_recompute(rule))
         for rule in (Recompute.NEVER, Recompute.ALWAYS)
     ]
-    return _best_of(request, parts, solve, "recomputation one-for-all")
-
-
-def _one_setting(request: SolveRequest, solve: Solver) -> Solution:
-    """The best of all settings but those that another one never loses to."""
-    restrictions = request.restrictions.without(OneSetting)
-    found: list[Instance] = []
-    for constraint in request.restrictions.constraints:
-        if isinstance(constraint, OneSetting):
-            for setting in constraint.settings(request.instance):
-                instance = constraint.under(request.instance, setting)
-                if not any(_never_loses(other, instance) for other in found):
-                    found = [*(other for other in found if not _never_loses(instance, other)), instance]
-    parts = [replace(request, instance=instance, restrictions=restrictions) for instance in found]
-    return _best_of(request, parts, solve, "one setting for all layers")
-
-
-def _never_loses(one: Instance, other: Instance) -> bool:
-    """Whether each plan of ``other`` is one of ``one``, at no more cost, with some of its TMPCs changed for others."""
-    return all(
-        any(_as_good(better, tmpc) for better in mine.tmpcs.get(t, ()))
-        for mine, layer in zip(one.layers, other.layers, strict=True)
-        for t, row in layer.tmpcs.items()
-        for tmpc in row
-    )
-
-
-def _as_good(one: Tmpc, other: Tmpc) -> bool:
-    """In every stage, under any schedule."""
-    if one == other:
-        return True
-    mine, theirs = passes_of(one), passes_of(other)
-    split = mine.weight_s == theirs.weight_s is None
-    if mine.weight_s is not None and theirs.weight_s is not None:
-        inputs_s = mine.backward_s - mine.weight_s, theirs.backward_s - theirs.weight_s
-        split = mine.weight_s <= theirs.weight_s and inputs_s[0] <= inputs_s[1]
-    return (
-        split
-        and mine.forward_s <= theirs.forward_s
-        and mine.backward_s <= theirs.backward_s
-        and one.least_data_parallel_degree <= other.least_data_parallel_degree
-        and never_worse(one, other)
-    )
-
-
-def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver, what: str) -> Solution:
-    """The best answer of several solves, one after the other. what: asks for them, in words.
-
-    Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
-    its plans can be better than the best one.
-    """
-    if len(parts) > 1 and request.options.resume is not None:
-        raise UsageError(f"{what} takes {len(parts)} solves, which one folder cannot keep: leave out resume")
-    found: Solution | None = None
-    for index, part in enumerate(parts):
-        others, so_far = len(parts) - index - 1, found
-
-        def answered(one: Solution, so_far: Solution | None = so_far, last: bool = others == 0) -> Solution:
-            together = one if so_far is None else better(so_far, one)
-            return together if last else unfinished(together)
-
-        timed = in_time(request, part, others + 1)
-        answer = answer_of(request, timed if found is None else faster_than(found, timed), solve, answered)
-        found = answer if found is None else better(found, answer)
-        if answer.stopped_by is StoppedBy.INTERRUPT and others:
-            return unfinished(found)
-    assert found is not None
-    return found
+    return best_of(request, [(0.0, part) for part in parts], solve, "recomputation one-for-all")

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
+from piper_ray.model.errors import UsageError
 from piper_ray.model.solution import DegreeStats, Solution, Status
 from piper_ray.model.stop import StoppedBy
 
 Solver = Callable[[SolveRequest], Solution]
 
 _A_MOMENT_S = 1e-3
+
+
+def best_of(request: SolveRequest, parts: Sequence[tuple[float, SolveRequest]], solve: Solver, what: str) -> Solution:
+    """The best answer of several solves, one after the other, the most promising first; with each comes what no plan of
+    it takes less than, in s. what: asks for them, in words.
+
+    Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
+    its plans can be better than the best one, and is not begun where its bound says so.
+    """
+    if len(parts) > 1 and request.options.resume is not None:
+        raise UsageError(f"{what} takes {len(parts)} solves, which one folder cannot keep: leave out resume")
+    found: Solution | None = None
+    left_s = math.inf
+    for index, (least_s, part) in enumerate(parts):
+        so_far = found
+        others = sum(not _is_beyond(other_s, request, so_far) for other_s, _ in parts[index + 1 :])
+        if so_far is not None and _is_beyond(least_s, request, so_far):
+            left_s = min(left_s, least_s)
+            continue
+
+        def answered(one: Solution, so_far: Solution | None = so_far, last: bool = others == 0) -> Solution:
+            together = one if so_far is None else better(so_far, one)
+            return together if last else unfinished(together)
+
+        timed = in_time(request, part, min(2, others + 1))
+        answer = answer_of(request, timed if found is None else faster_than(found, timed), solve, answered)
+        found = answer if found is None else better(found, answer)
+        if answer.stopped_by is StoppedBy.INTERRUPT and others:
+            return unfinished(found)
+    assert found is not None
+    if found.time_per_sample_s is not None or left_s == math.inf:
+        return found
+    # Nothing was found, and what was not begun has no plan that is of interest.
+    lower_s = left_s if found.status is Status.INFEASIBLE else min(found.lower_bound_s, left_s)
+    stopped_by = StoppedBy.TOO_SLOW if found.status is Status.INFEASIBLE else found.stopped_by
+    return replace(found, status=Status.UNKNOWN, lower_bound_s=lower_s, infeasibility=None, stopped_by=stopped_by)
+
+
+def _is_beyond(least_s: float, request: SolveRequest, found: Solution | None) -> bool:
+    """Whether no plan of a part is as fast as is known or asked. Where there is none at all, and none of others so far,
+    the part is begun, to tell why."""
+    if least_s == math.inf:
+        return found is not None and found.status is not Status.INFEASIBLE
+    known_s = None if found is None else found.time_per_sample_s
+    within_s = request.options.within_s
+    return (known_s is not None and least_s >= known_s) or (within_s is not None and least_s > within_s)
 
 
 def faster_than(found: Solution, part: SolveRequest) -> SolveRequest:
@@ -23,7 +71,7 @@ def faster_than(found: Solution, part: SolveRequest) -> SolveRequest:
 
 
 def in_time(request: SolveRequest, part: SolveRequest, parts_left: int) -> SolveRequest:
-    """With its share of the time that is left."""
+    """With its share of the time that is left, as if there were so many."""
     limit_s, now_s = request.options.time_limit_s, time.perf_counter()
     if limit_s is None:
         return replace(part, started_s=now_s)

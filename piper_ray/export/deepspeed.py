@@ -7,7 +7,6 @@ from itertools import accumulate
 from piper_ray.export.files import Export, json_text
 from piper_ray.export.job import Job
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import printable
 from piper_ray.model.settings import Recomputation
 
 _SCRIPT = '''"""The plan for DeepSpeed: PlannedPipelineModule(layers=...), of the workload's layers in its order."""
@@ -50,11 +49,9 @@ def export_deepspeed(job: Job) -> Export:
         raise UsageError(
             "DeepSpeed recomputes all layers in full or none (activation_checkpoint_interval); this plan does otherwise"
         )
-    if job.setting.sequence_parallel:
-        raise UsageError("DeepSpeed's pipeline knows no sequence parallelism; this plan has it")
     parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
     layers = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
-    names = [printable(job.instance.layer_by_id[x].path or job.instance.layer_by_id[x].name) for x in layers]
+    names = [job.named(layer) for layer in layers]
     listed = "[\n" + "".join(f"    {name!r},\n" for name in names) + "]"
     script = _SCRIPT.format(
         parts=parts,
@@ -76,8 +73,15 @@ def export_deepspeed(job: Job) -> Export:
         notes.append(
             f"tensor parallelism, t = {job.tensor_parallel_degree}, is the layers' own: DeepSpeed divides none"
         )
+    for tied in job.tied_over_ranks:
+        places = " and ".join(str(layers.index(layer)) for layer in job.in_order(tied))
+        notes.append(
+            f"{job.tied_text}: give numbers {places} of layers= as deepspeed.pipe.TiedLayerSpec with one key, whose "
+            "gradients DeepSpeed sums; of other layers each rank trains its own copy"
+        )
     command = (
         f"deepspeed --num_nodes {job.nodes} --num_gpus {job.processes_per_node} YOUR-SCRIPT.py --deepspeed "
         "--deepspeed_config ds_config.json  # its model is planned_module.PlannedPipelineModule(layers=[...])"
     )
-    return Export({"ds_config.json": json_text(config), "planned_module.py": script}, command, (*notes, *job.notes))
+    files = {"ds_config.json": json_text(config), "planned_module.py": script}
+    return Export(files, command, (*notes, *job.sharing_notes, *job.notes))

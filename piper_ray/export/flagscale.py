@@ -17,21 +17,26 @@ def export_flagscale(job: Job) -> Export:
     d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
     context = job.setting.context
     split = [sum(map(job.pieces.is_block, stage)) for stage in job.pieces_of_stages]
+    hetero: dict[str, object] = {
+        "enable_hetero": True,
+        "hetero_pipeline_layer_split": split,
+        "hetero_process_meshes": [t, context, job.expert_ranks or 1, d, p],
+        "hetero_device_types": [_DEVICE],
+        "hetero_current_device_type": _DEVICE,
+        "standalone_embedding_stage": False,
+    }
     system: dict[str, object] = {
         "tensor_model_parallel_size": t,
         "pipeline_model_parallel_size": p,
         "context_parallel_size": context,
         "sequence_parallel": job.setting.sequence_parallel,
         "use_distributed_optimizer": job.setting.optimizer_shards > 1,
-        "hetero": {
-            "enable_hetero": True,
-            "hetero_pipeline_layer_split": split,
-            "hetero_process_meshes": [t, context, 1, d, p],
-            "hetero_device_types": [_DEVICE],
-            "hetero_current_device_type": _DEVICE,
-            "standalone_embedding_stage": False,
-        },
+        "hetero": hetero,
     }
+    if job.expert_ranks is not None:
+        system["expert_model_parallel_size"] = job.expert_ranks
+        system["expert_tensor_parallel_size"] = job.setting.expert_tensor
+        hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.setting.expert_tensor]
     if any(counts):
         m = job.microbatches
         system["recompute"] = {
@@ -50,12 +55,17 @@ def export_flagscale(job: Job) -> Export:
     if job.instance.batch.tokens_per_sample is not None:
         model["seq_length"] = job.instance.batch.tokens_per_sample
     notes = [f"hetero_device_types: {_DEVICE} stands for the name of your devices"]
+    if job.tied_over_ranks:
+        notes.append(
+            f"{job.tied_text}: FlagScale sums their gradients over these where untie_embeddings_and_output_weights of "
+            "the task's model is false"
+        )
     if 0 in split:
         stages = ", ".join(str(number) for number, count in enumerate(split, start=1) if count == 0)
         notes.append(f"stage {stages} has no transformer layer")
     text = yaml_text({"system": system, "model": model})
     command = "flagscale train ... with system.yaml's sections merged into the task's train configuration"
-    return Export({"system.yaml": text}, command, (*notes, *job.notes))
+    return Export({"system.yaml": text}, command, (*notes, *job.sharing_notes, *job.notes))
 
 
 _DEVICE = "GPU"

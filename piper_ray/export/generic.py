@@ -37,7 +37,7 @@ def export_yaml(job: Job) -> Export:
         "data_parallel_degree": job.data_parallel_degree,
         "tensor_parallel_degree": job.tensor_parallel_degree,
         "context_parallel_degree": job.setting.context,
-        "expert_parallel_degree": job.setting.experts,
+        "expert_parallel_degree": job.expert_ranks,
         "expert_tensor_parallel_degree": job.setting.expert_tensor,
         "sequence_parallel": job.setting.sequence_parallel,
         "gathered_tensors_kept": job.setting.gathered,
@@ -53,6 +53,8 @@ def export_yaml(job: Job) -> Export:
     notes = []
     if nameless:
         notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
+    if job.tied_over_ranks:
+        notes.append(f"{job.tied_text}: whoever runs the plan keeps them alike")
     return Export(
         {"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", (*notes, *job.notes)
     )

@@ -1,378 +1,332 @@
-"""Layouts that people run today, as plans: Megatron's strings and older flags, torchtitan's lists of modules."""
+"""Layouts that people run today, as plans: Megatron's strings and arguments, torchtitan's lists, what we exported."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
-from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, check_layout, parse_layout
-from piper_ray.export.torchtitan_modules import read_modules
+import yaml
+
+from piper_ray.export.megatron_arguments import are_arguments, read_arguments, read_string
+from piper_ray.export.megatron_fields import is_recipe, read_recipe, read_sections
+from piper_ray.export.run_as import ALL, ReadLayout, RunAs
+from piper_ray.export.stage_documents import is_stage_document, read_stage_document
+from piper_ray.export.torchtitan_config import read_config, read_parts
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, Sharding, setting_of, tmpcs_under
+from piper_ray.model.settings import (
+    ALL_REPLICAS,
+    Recomputation,
+    Setting,
+    Sharding,
+    missing_of,
+    setting_of,
+    tmpcs_under,
+)
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
+from piper_ray.simulate.actions import group_size
+from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.recognise import advice
 
-
-@dataclass(frozen=True)
-class RunAs:
-    """How a layout is run. None: as the layout says, or else 1, or what ranks are left for the data-parallel degree.
-
-    recomputed_layers: with full recomputation, of each stage so many first blocks; None: all.
-    """
-
-    pipeline_ranks: int | None = None
-    tensor_parallel: int | None = None
-    context_parallel: int | None = None
-    expert_parallel: int | None = None
-    expert_tensor: int | None = None
-    data_parallel: int | None = None
-    schedule: ScheduleName | None = None
-    recomputation: Recomputation | None = None
-    recomputed_layers: int | None = None
-    sequence_parallel: bool | None = None
-    optimizer_shards: int | None = None
-    weights_sharded: bool | None = None
-    group: int | None = None
-
-    def over(self, other: RunAs) -> RunAs:
-        """These, and the other's where nothing is said here."""
-        own = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(other, **own)
+FORMS = (
+    "a Megatron layout string, Megatron's launch arguments, torchtitan's list of lists of module names or its "
+    "configuration, or a file of an exported folder"
+)
+"""What is read, for people."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan with the schedule that it runs under."""
+    """A plan with the schedule that it runs under. notes: what it does not hold of the layout, a sentence each."""
 
     plan: Plan
     schedule: Schedule
+    notes: tuple[str, ...] = ()
 
 
 def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
-    """layout: a Megatron layout string, Megatron's launch arguments, torchtitan's list of lists of module names, or the
-    JSON object that ``export --to torchtitan`` writes.
+    """layout: the text of one of ``FORMS``.
 
     Raises UsageError or InputError that says where the layout is wrong, or what is missing.
     """
-    pieces = pieces_of(instance)
     text = layout.strip()
-    if text.startswith("--"):
-        stages, said = _of_arguments(text, pieces, instance)
-    elif text.startswith(("[", "{")):
-        stages, said = _of_modules(text, pieces, instance)
-    else:
-        stages, said = None, RunAs()
-    run_as = run_as.over(said)
-    if stages is None:
-        stages = _of_string(text, pieces, run_as.pipeline_ranks)
-    return _plan(instance, pieces, stages, run_as)
+    document = _document(text)
+    if isinstance(document, Mapping) and is_stage_document(document):
+        if (asked := replace(run_as, world=None)) != RunAs():
+            given = ", ".join(name for name, value in vars(asked).items() if value is not None)
+            raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
+        return Imported(*read_stage_document("layout", document, instance))
+    pieces = pieces_of(instance)
+    read = _read(text, document, pieces, instance, run_as)
+    return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 
-def _of_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tuple[int, ...], ...]:
-    parsed = parse_layout(text)
-    check_layout(parsed, text, pieces.blocks, ranks or len(parsed))
-    return _pieces_of_letters(parsed, pieces)
-
-
-def _pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tuple[int, ...], ...]:
-    block, stages = 0, []
-    for stage in letters:
-        found = []
-        for letter in stage:
-            block += letter == BLOCK
-            found.append({EMBEDDING: 0, LOSS: pieces.blocks + 1}.get(letter, block))
-        stages.append(tuple(found))
-    return tuple(stages)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"Megatron arguments: {message}")
-
-
-def _megatron_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="", add_help=False, allow_abbrev=False)
-    for name in (
-        "num-layers", "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
-        "expert-model-parallel-size", "expert-tensor-parallel-size",
-        "data-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-        "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "recompute-num-layers",
-        "micro-batch-size", "global-batch-size", "microbatch-group-size-per-virtual-pipeline-stage",
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int)
-    for name in ("pipeline-model-parallel-layout", "recompute-granularity", "recompute-method"):
-        parser.add_argument(f"--{name}")
-    for name in (
-        "sequence-parallel", "use-distributed-optimizer", "account-for-embedding-in-pipeline-split",
-        "account-for-loss-in-pipeline-split", "recompute-activations",
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", action="store_true")
-    return parser
-
-
-def _of_arguments(text: str, pieces: ModelPieces, instance: Instance) -> tuple[tuple[tuple[int, ...], ...], RunAs]:
-    """Flags that say nothing of the plan are left aside."""
+def _document(text: str) -> object:
+    """What JSON, YAML or TOML says; None for a text that is none of these."""
+    if are_arguments(text) or is_recipe(text):
+        return None
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if text.startswith("[") and "=" in text:
+                return parse_toml("layout", text)
+            raise UsageError(f"torchtitan layout: not JSON: {error}") from None
+    if ":" not in text:
+        return None
     try:
-        words = shlex.split(text, comments=True)
-    except ValueError as error:
-        raise UsageError(f"Megatron arguments: {error}") from None
-    given, _ = _megatron_parser().parse_known_args(words)
-    if given.num_layers not in (None, pieces.blocks):
-        raise UsageError(f"Megatron arguments: --num-layers {given.num_layers}, but the model has {pieces.blocks}")
-    _check_batch(instance, "Megatron arguments", given.micro_batch_size, given.global_batch_size)
-    ranks = _positive("pipeline-model-parallel-size", given.pipeline_model_parallel_size or 1)
-    said = RunAs(
-        pipeline_ranks=ranks,
-        tensor_parallel=given.tensor_model_parallel_size or 1,
-        context_parallel=_given("context-parallel-size", given.context_parallel_size),
-        expert_parallel=_given("expert-model-parallel-size", given.expert_model_parallel_size),
-        expert_tensor=_given("expert-tensor-parallel-size", given.expert_tensor_parallel_size),
-        data_parallel=given.data_parallel_size,
-        recomputation=_megatron_recomputation(given),
-        recomputed_layers=given.recompute_num_layers if given.recompute_method == "block" else None,
-        sequence_parallel=given.sequence_parallel,
-        optimizer_shards=0 if given.use_distributed_optimizer else 1,
-        group=given.microbatch_group_size_per_virtual_pipeline_stage,
-    )
-    if given.pipeline_model_parallel_layout is not None:
-        return _of_string(given.pipeline_model_parallel_layout, pieces, ranks), said
-    return _pieces_of_letters(_older_flags(given, pieces.blocks, ranks), pieces), said
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if "\n" not in text:
+            return None  # as a layout string it is told where it is wrong
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise UsageError(f"layout: {where}not YAML; expected {FORMS}") from None
+    return None if isinstance(found, str) else found
 
 
-def _given(name: str, value: int | None) -> int | None:
-    return None if value is None else _positive(name, value)
-
-
-def _megatron_recomputation(given: argparse.Namespace) -> Recomputation:
-    granularity = "selective" if given.recompute_activations else given.recompute_granularity
-    try:
-        return Recomputation(granularity or "none")
-    except ValueError:
-        raise UsageError(f"--recompute-granularity {granularity}: expected full or selective") from None
-
-
-def _older_flags(given: argparse.Namespace, blocks: int, ranks: int) -> list[str]:
-    """Megatron's even split, but for what first and last ranks are told to hold; chunks of a rank are alike."""
-    first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
-    embedding, loss = given.account_for_embedding_in_pipeline_split, given.account_for_loss_in_pipeline_split
-    if (first, last) != (None, None) and (embedding or loss):
-        raise UsageError("first or last pipeline layers cannot be given beside --account-for-... flags, says Megatron")
-    chunks = given.num_virtual_stages_per_pipeline_rank
-    per_chunk = given.num_layers_per_virtual_pipeline_stage
-    if chunks is not None and per_chunk is not None:
-        raise UsageError("layers per virtual stage and virtual stages per rank are given both; Megatron takes one")
-    middle = ranks - (first is not None) - (last is not None)
-    left = blocks + bool(embedding) + bool(loss) - (first or 0) - (last or 0)
-    if middle < 0 or left < 0 or (middle == 0 and left):
-        raise UsageError(f"{blocks} layers do not fall on {ranks} pipeline ranks as these flags have it")
-    if middle and left % middle:
-        raise UsageError(f"{left} layers do not divide evenly over {middle} pipeline ranks, which Megatron asks for")
-    even = left // middle if middle else 0
-    of_rank = [even] * ranks
-    of_rank[0] = even if first is None else first
-    of_rank[-1] = even if last is None else last
-    if per_chunk is not None:
-        if first is not None or last is not None:
-            raise UsageError("with first or last pipeline layers Megatron takes --num-virtual-stages-per-pipeline-rank")
-        if even % _positive("num-layers-per-virtual-pipeline-stage", per_chunk):
-            raise UsageError(f"{even} layers of a rank are no multiple of {per_chunk} layers per virtual stage")
-        chunks = even // per_chunk
-    chunks = _positive("num-virtual-stages-per-pipeline-rank", 1 if chunks is None else chunks)
-    if any(count % chunks for count in of_rank):
-        raise UsageError(
-            f"{' or '.join(map(str, sorted(set(of_rank))))} layers of a rank are not {chunks} equal chunks"
-        )
-    counts = [count // chunks for _ in range(chunks) for count in of_rank]
-    return _with_ends(counts, embedding=bool(embedding), loss=bool(loss))
-
-
-def _with_ends(counts: list[int], *, embedding: bool, loss: bool) -> list[str]:
-    """Letters of each stage. embedding, loss: counted as a layer where they are."""
-    counts[0] -= embedding
-    counts[-1] -= loss
-    if min(counts) < 0:
-        raise UsageError("a stage has no room for the embedding or the loss layer that are to count as layers")
-    letters = [BLOCK * count for count in counts]
-    letters[0] = EMBEDDING + letters[0]
-    letters[-1] += LOSS
-    return letters
-
-
-def _check_batch(instance: Instance, source: str, microbatch: object, batch: object) -> None:
-    """Raises UsageError where the samples that the layout is run with are not the workload's."""
-    samples = instance.batch.samples_per_microbatch
-    if isinstance(microbatch, int) and samples is not None and microbatch != samples:
-        raise UsageError(
-            f"{source}: microbatches of {microbatch} samples; the workload's have {samples}, and its times are of these"
-        )
-    of_each = microbatch if isinstance(microbatch, int) else samples
-    if isinstance(batch, int) and of_each and batch != instance.microbatches * of_each:
-        raise UsageError(
-            f"{source}: a batch of {batch} samples; the workload's has {instance.microbatches * of_each} "
-            f"(--microbatches {batch // of_each})"
-        )
-
-
-def _positive(flag: str, value: int) -> int:
-    if value < 1:
-        raise UsageError(f"--{flag} {value}: expected a positive number")
-    return value
-
-
-def _of_modules(text: str, pieces: ModelPieces, instance: Instance) -> tuple[tuple[tuple[int, ...], ...], RunAs]:
-    source = "torchtitan layout"
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{source}: not JSON: {error}") from None
+def _read(text: str, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs) -> ReadLayout:
+    if are_arguments(text):
+        return read_arguments(text, pieces, instance)
+    if is_recipe(text):
+        return read_recipe(text, pieces, instance)
+    if document is None:
+        if "\n" in text:
+            raise UsageError(f"layout: several lines that are no layout; expected {FORMS}")
+        return ReadLayout(read_string(text, pieces, run_as.pipeline_ranks), RunAs())
+    if isinstance(document, list):
+        return read_parts(document, pieces)
     if not isinstance(document, Mapping):
-        return read_modules(source, document, pieces), RunAs()
-    parallelism, training = document.get("parallelism"), document.get("training")
-    if not isinstance(parallelism, Mapping):
-        raise UsageError(f"{source}: parallelism is missing; expected torchtitan's fields, or a list of lists")
-    said = _titan_run(source, parallelism, document)
-    batch = training.get("global_batch_size") if isinstance(training, Mapping) else None
-    _check_batch(instance, source, parallelism.get("pipeline_parallel_microbatch_size"), batch)
-    parts = parallelism.get("module_fqns_per_model_part")
-    if parts is None:
-        if said.pipeline_ranks not in (None, 1):
-            raise UsageError(f"{source}: parallelism.module_fqns_per_model_part is missing")
-        return (tuple(range(pieces.blocks + 2)),), said
-    return read_modules(source, parts, pieces, "parallelism.module_fqns_per_model_part"), said
+        raise UsageError(f"layout: no layout; expected {FORMS}")
+    if "parallelism" in document:
+        return read_config(document, pieces, instance)
+    if (found := read_sections(document, pieces, instance)) is not None:
+        return found
+    kind = advice(document)
+    what = "parallelism is missing" if kind is None else f"not a layout but {kind}"
+    raise UsageError(f"layout: {what}; expected {FORMS}")
 
 
-def _titan_run(source: str, parallelism: Mapping[str, object], document: Mapping[str, object]) -> RunAs:
-    from piper_ray.export.actions import TORCH_NAMES
-
-    def number(name: str, usual: int) -> int:
-        value = parallelism.get(name, usual)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{source}: parallelism.{name}: {value!r} is no positive number")
-        return value
-
-    named = parallelism.get("pipeline_parallel_schedule")
-    schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
-    if named is not None and named not in schedules:
-        raise UsageError(f"{source}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
-    shards = number("data_parallel_shard_degree", 1)
-    recomputation = document.get("activation_checkpoint", "none")
-    if recomputation not in {kind.value for kind in Recomputation}:
-        raise UsageError(f"{source}: activation_checkpoint: {recomputation!r}; expected none, selective or full")
-    return RunAs(
-        pipeline_ranks=number("pipeline_parallel_degree", 1),
-        tensor_parallel=number("tensor_parallel_degree", 1),
-        context_parallel=number("context_parallel_degree", 1),
-        expert_parallel=number("expert_parallel_degree", 1),
-        data_parallel=number("data_parallel_replicate_degree", 1) * shards,
-        schedule=None if named is None else schedules[str(named)],
-        recomputation=Recomputation(str(recomputation)),
-        sequence_parallel=bool(parallelism.get("enable_sequence_parallel", True)),
-        optimizer_shards=shards,
-        weights_sharded=parallelism.get("fsdp_reshard_after_forward") == "always",
-    )
-
-
-def _plan(instance: Instance, pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> Imported:
+def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: RunAs) -> Imported:
+    stages = read.stages
     for number, stage in enumerate(stages, start=1):
         if not any(pieces.members[piece] for piece in stage):
             raise UsageError(f"stage {number} holds nothing; plans have no empty stages")
     ranks = run_as.pipeline_ranks or len(stages)
     if len(stages) % ranks:
         raise UsageError(f"{len(stages)} stages are no multiple of {ranks} pipeline ranks")
+    firsts = _first_recomputed(pieces, stages, run_as)
     context = run_as.context_parallel or 1
     t = (run_as.tensor_parallel or 1) * context  # a plan's counts the devices of all groups
-    d = run_as.data_parallel or max(1, instance.devices // (t * ranks))
-    if d * t * ranks > instance.devices:
-        raise UsageError(
-            f"{d} replicas of {ranks} pipeline ranks with {t} devices each are {d * t * ranks}; "
-            f"the workload has {instance.devices} devices (--devices)"
-        )
-    if instance.microbatches % d:
-        raise UsageError(f"{d} replicas do not divide the {instance.microbatches} microbatches of a batch")
-    schedule = _schedule(run_as, len(stages) // ranks)
-    sharding = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
-    shards = 1 if run_as.optimizer_shards is None else run_as.optimizer_shards
-    if sharding is Sharding.WEIGHTS:
-        shards *= context  # torchtitan's groups that share a sequence share weights, too
-    experts = None if run_as.expert_parallel in (None, 1) else run_as.expert_parallel
-    setting = Setting(
-        run_as.recomputation or Recomputation.NONE,
-        bool(run_as.sequence_parallel) and t > context,
-        _shards(instance, d * context) if shards == 0 else shards,
-        context=context,
-        experts=experts,
-        expert_tensor=1 if experts is None else run_as.expert_tensor or 1,
-        sharding=sharding,
-    )
-    _check_known(instance, setting)
+    _require_degree(instance, run_as, t)
+    d = _replicas(instance, run_as, t, ranks)
+    notes = list(read.notes)
+    setting = _setting(instance, run_as, t, d, notes)
+    schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
-    found = []
-    for stage in stages:
+    found, chosen = [], []
+    for number, stage in enumerate(stages):
         blocks, tmpc_ids = 0, {}
         for piece in stage:
-            is_block, first = pieces.is_block(piece), run_as.recomputed_layers
+            is_block, first = pieces.is_block(piece), firsts[number]
             recomputes = not is_block or first is None or blocks < first
             blocks += is_block
             for layer in pieces.members[piece]:
-                tmpc_ids[layer] = _tmpc(instance, layer, t, d, setting if recomputes else plain).id
+                wanted = setting if recomputes else plain
+                tmpc = _tmpc(instance, layer, t, d, wanted)
+                tmpc_ids[layer] = tmpc.id
+                chosen.append((tmpc, wanted))
         layers = tuple(layer.id for layer in instance.layers if layer.id in tmpc_ids)
         found.append(Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers}))
-    return Imported(Plan(tuple(found), keeps_order=True), schedule)
+    notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
+    notes += _left_over(instance, d * t * ranks)
+    return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes))
 
 
-def _shards(instance: Instance, d: int) -> int:
-    """Megatron shares the state among all replicas; the workload knows it shared among all, or so many at most."""
-    known = {one.optimizer_shards for one in _settings(instance) if one.shares[0] <= Sharding.OPTIMIZER}
-    if ALL_REPLICAS in known:
-        return ALL_REPLICAS
-    return max((count for count in known if count <= d), default=1)
+def _first_recomputed(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> list[int | None]:
+    """Of each stage how many first blocks recompute; None: all. Raises UsageError for more than any stage has."""
+    given = run_as.recomputed_layers
+    if given is None:
+        return [None] * len(stages)
+    if run_as.recomputation is not Recomputation.FULL:
+        raise UsageError(
+            f"{given} recomputed layers of each stage are for full recomputation alone; expected it beside them"
+        )
+    blocks = [sum(map(pieces.is_block, stage)) for stage in stages]
+    counts = [given] * len(stages) if isinstance(given, int) else list(given)
+    if len(counts) != len(stages):
+        raise UsageError(f"recomputed layers of {len(counts)} stages, where there are {len(stages)}")
+    if max(counts) > max(blocks):
+        raise UsageError(
+            f"{max(counts)} layers of a stage are to recompute; no stage has more than {plural(max(blocks), 'layer')}"
+        )
+    return list(counts)
+
+
+def _require_degree(instance: Instance, run_as: RunAs, t: int) -> None:
+    """Raises UsageError where the workload knows no such degree."""
+    if t in instance.degrees:
+        return
+    groups = f" in each of {run_as.context_parallel} groups" if (run_as.context_parallel or 1) > 1 else ""
+    known = {setting_of(tmpc).context for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
+    if run_as.context_parallel and run_as.context_parallel not in known:
+        _require_context(known, run_as.context_parallel)
+    raise UsageError(
+        f"tensor parallelism {run_as.tensor_parallel or 1}{groups}: the layers have no configuration at "
+        f"tensor-parallel degree {t}; expected one of {', '.join(map(str, instance.degrees))}"
+    )
+
+
+def _require_context(known: set[int], context: int) -> None:
+    """Raises UsageError for context parallelism that the workload has no times of."""
+    if context not in known:
+        raise UsageError(
+            f"context parallelism {context}: the workload has no such TMPCs (estimate --context-parallel {context})"
+        )
+
+
+def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
+    """d, as given or what the devices leave. Raises UsageError where it does not fit the cluster or the batch."""
+    devices = run_as.world or instance.devices
+    d = run_as.data_parallel or devices // (t * ranks)
+    if d < 1 or d * t * ranks > instance.devices:
+        each = f"{plural(ranks, 'pipeline rank')} with {plural(t, 'device')} each"
+        raise UsageError(
+            f"{plural(max(d, 1), 'replica')} of {each} are {max(d, 1) * t * ranks}; "
+            f"the workload has {instance.devices} devices (--devices)"
+        )
+    if instance.microbatches % d:
+        why = "" if run_as.data_parallel else f", as {devices} devices leave them where nobody says how many"
+        raise UsageError(
+            f"{plural(d, 'replica')} do not divide the {instance.microbatches} microbatches of a batch{why}; expected "
+            "a data-parallel degree that does"
+        )
+    return d
+
+
+def _left_over(instance: Instance, used: int) -> Iterator[str]:
+    if used < instance.devices:
+        yield f"{instance.devices - used} of the workload's {instance.devices} devices are left over"
+
+
+def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]) -> Setting:
+    """What the layers are asked to run as. notes: gets what the workload has otherwise. Raises UsageError for context
+    or expert parallelism that it has no times of."""
+    context = run_as.context_parallel or 1
+    known = _settings(instance)
+    _require_context({one.context for one in known}, context)
+    sequence = bool(run_as.sequence_parallel)
+    if sequence and t == context:
+        notes.append("sequence parallelism does nothing at tensor-parallel degree 1: the plan is without it")
+        sequence = False
+    sharding, shards = _shards(known, run_as, d * context, notes)
+    experts, each = _spread(instance, known, run_as, t // context, notes)
+    return Setting(
+        run_as.recomputation or Recomputation.NONE,
+        sequence,
+        shards,
+        context=context,
+        experts=experts,
+        expert_tensor=each,
+        sharding=sharding,
+    )
+
+
+def _spread(instance: Instance, known: set[Setting], run_as: RunAs, t: int, notes: list[str]) -> tuple[int | None, int]:
+    """How experts lie; None: over the t devices, which workloads have TMPCs of unless they are asked for others."""
+    experts, each = run_as.expert_parallel, run_as.expert_tensor or 1
+    if experts is None or not any(layer.experts for layer in instance.layers):
+        if experts in (None, 1):
+            return None, 1
+    elif (experts, each) == (t, 1):
+        return None, 1
+    if any(one.spread == (experts, each) for one in known):
+        return experts, each
+    if experts == 1:
+        notes.append(
+            f"expert parallelism 1, each expert on {plural(each, 'device')}: the workload has no such TMPCs; the plan "
+            f"spreads experts over its {plural(t, 'device')}"
+        )
+        return None, 1
+    divided = f" --expert-tensor-parallel {each}" if each > 1 else ""
+    raise UsageError(
+        f"expert parallelism {experts}: the workload has no such TMPCs (estimate --expert-parallel {experts}{divided})"
+    )
+
+
+_SHARED = {Sharding.OPTIMIZER: "the optimizer's state", Sharding.WEIGHTS: "weights, gradients and optimizer state"}
+_OFFERS = {Sharding.OPTIMIZER: "estimate --zero all", Sharding.WEIGHTS: "estimate --fsdp SHARDS"}
+
+
+def _shards(known: set[Setting], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
+    """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
+
+    replicas: of a weight.
+    """
+    asked = replicas if run_as.optimizer_shards == ALL else run_as.optimizer_shards or 1
+    what = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
+    if asked > replicas:
+        raise UsageError(f"{asked} shards of {_SHARED[what]}, but {plural(replicas, 'replica')}; expected no more")
+    if asked == 1:
+        return Sharding.OPTIMIZER, 1
+    by_kind = {
+        sharding: {one.optimizer_shards for one in known if one.shares[0] is sharding}
+        for sharding in (Sharding.WEIGHTS, Sharding.OPTIMIZER)
+    }
+    kinds = [what] if what is Sharding.OPTIMIZER else [what, Sharding.OPTIMIZER]
+    for kind in kinds:
+        counts = by_kind[kind]
+        if asked in counts:
+            found = asked
+        elif ALL_REPLICAS in counts and asked == replicas:
+            found = ALL_REPLICAS
+        else:
+            found = max((count for count in counts if 1 < count <= asked), default=1)
+        if found == 1:
+            continue
+        if kind is not what:
+            notes.append(f"{_SHARED[what]} in {asked} shards: the workload has {_SHARED[kind]} shared alone")
+        if found not in (asked, ALL_REPLICAS):
+            notes.append(
+                f"{_SHARED[kind]} in {asked} shards: the workload has {found} at most, which takes more memory "
+                f"({_OFFERS[kind]})"
+            )
+        return kind, found
+    notes.append(
+        f"{_SHARED[what]} in {asked} shards: the workload has no such TMPCs, and each replica of the plan holds all of "
+        f"it ({_OFFERS[what]})"
+    )
+    return Sharding.OPTIMIZER, 1
 
 
 def _settings(instance: Instance) -> set[Setting]:
     return {setting_of(x) for layer in instance.layers for row in layer.tmpcs.values() for x in row}
 
 
-def _check_known(instance: Instance, setting: Setting) -> None:
-    """Raises UsageError for context or expert parallelism that the workload has no times of."""
-    known = _settings(instance)
-    if all(one.context != setting.context for one in known):
-        raise UsageError(
-            f"context parallelism {setting.context}: the workload has no such TMPCs "
-            f"(estimate --context-parallel {setting.context})"
-        )
-    if all(one.spread != setting.spread for one in known):
-        each = f" --expert-tensor-parallel {setting.expert_tensor}" if setting.expert_tensor > 1 else ""
-        raise UsageError(
-            f"expert parallelism {setting.experts}: the workload has no such TMPCs "
-            f"(estimate --expert-parallel {setting.experts}{each})"
-        )
-
-
-def _schedule(run_as: RunAs, chunks: int) -> Schedule:
+def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:
+    """microbatches: of a replica."""
     usual = ScheduleName.INTERLEAVED if chunks > 1 else ScheduleName.ONE_F_ONE_B
-    name = run_as.schedule or usual
-    return Schedule(name, chunks, run_as.group if name is ScheduleName.INTERLEAVED else None)
+    name, group = run_as.schedule or usual, run_as.group
+    if name is not ScheduleName.INTERLEAVED or group == group_size(ranks, microbatches, None):
+        group = None  # which stands for the usual one
+    return Schedule(name, chunks, group)
 
 
 def _tmpc(instance: Instance, layer: int, t: int, d: int, setting: Setting) -> Tmpc:
     found = instance.layer_by_id[layer]
+    named = f'layer {layer} ("{printable(found.name)}")'
     row = tuple(x for x in found.tmpcs.get(t, ()) if x.least_data_parallel_degree <= d)
     if not row:
         able = ", ".join(map(str, sorted(found.tmpcs)))
-        raise UsageError(
-            f'layer {layer} ("{found.name}") has no configuration at tensor-parallel degree {t} for {d} replicas; '
-            f"it has some at {able}"
-        )
+        for_replicas = f"at tensor-parallel degree {t} for {plural(d, 'replica')}"
+        raise UsageError(f"{named} has no configuration {for_replicas}; it has some at {able}")
     left = tmpcs_under(row, setting)
     if not left:
         raise UsageError(
-            f'layer {layer} ("{found.name}") has no configuration with context parallelism {setting.context} '
-            f"on {t} devices"
+            f"{named} has no configuration with context parallelism {setting.context} on {plural(t, 'device')}"
         )
     return left[0]

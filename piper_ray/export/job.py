@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.model.constraints import Constraint, FilledPipeline, SameDegrees, TensorParallelDegrees
-from piper_ray.model.errors import InvalidPlan
-from piper_ray.model.figures import plural
+from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParallelDegrees
+from piper_ray.model.errors import InvalidPlan, UnsupportedPlan
+from piper_ray.model.figures import plural, printable
 from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan
@@ -48,6 +48,18 @@ class Job:
     def weight_replicas(self) -> int:
         """Ranks that have the same weights: d c."""
         return self.data_parallel_degree * self.setting.context
+
+    @cached_property
+    def experts(self) -> int:
+        """Of a layer whose tokens are routed to some; 0 where none is."""
+        return max(layer.experts for layer in self.instance.layers)
+
+    @property
+    def expert_ranks(self) -> int | None:
+        """That experts are spread over, apart from t or over just these devices; None where nobody knows of any."""
+        if self.setting.experts is not None:
+            return self.setting.experts
+        return self.tensor_parallel_degree if self.experts else None
 
     @property
     def shards_in_groups(self) -> bool:
@@ -187,6 +199,28 @@ class Job:
         stages[-1] = sorted({last, *stages[-1]})
         return tuple(map(tuple, stages))
 
+    @cached_property
+    def tied_over_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Layers with weights in common that are on different ranks of a pipeline."""
+        p = self.pipeline_ranks
+        rank_of = {stage: rank for rank in range(p) for stage in self.schedule.stages_of_rank(rank, p)}
+        ranks = {layer: rank_of[number] for number, stage in enumerate(self.plan.stages) for layer in stage.layers}
+        return tuple(
+            layers for layers in self.instance.tied_layers.values() if len({ranks[layer] for layer in layers}) > 1
+        )
+
+    @property
+    def tied_text(self) -> str:
+        """``model.embed_tokens and lm_head have a weight in common, on different pipeline ranks``; empty where none."""
+        texts = (" and ".join(self.named(layer) for layer in layers) for layers in self.tied_over_ranks)
+        found = "; ".join(texts)
+        return found and f"{found} have weights in common, on different pipeline ranks"
+
+    def named(self, layer: int) -> str:
+        """A layer for people: its path, else its name."""
+        found = self.instance.layer_by_id[layer]
+        return printable(found.path or found.name)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What no runtime here holds, or was assumed."""
@@ -198,44 +232,64 @@ class Job:
                 f"{self.ranks} ranks are not whole nodes of {self.gpus_per_node} GPUs: "
                 f"{plural(self.nodes, 'node')} of {self.processes_per_node} GPUs are written"
             )
-        if self.setting.optimizer_shards not in (1, self.weight_replicas) and not self.shards_in_groups:
-            found.append(
-                f"the plan shares the optimizer's state among {self.setting.optimizer_shards} replicas; runtimes do so "
-                f"among all {self.weight_replicas}, which takes less memory"
-            )
         return tuple(found)
+
+    @property
+    def sharing_notes(self) -> tuple[str, ...]:
+        """For runtimes whose optimizers share their state among all replicas."""
+        if self.setting.optimizer_shards in (1, self.weight_replicas):
+            return ()
+        told = (
+            f"the plan shares the optimizer's state among {self.setting.optimizer_shards} replicas; this runtime does "
+            f"so among all {self.weight_replicas}, which takes less memory"
+        )
+        return (told,)
 
 
 def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int) -> Job:
-    """Raises UsageError for a schedule that the runtime has not got, and InvalidPlan with every rule that is broken."""
+    """Raises UsageError for a schedule that the runtime has not got, InvalidPlan with every rule that is broken, and
+    UnsupportedPlan with all that the runtime cannot run.
+    """
     runtime.require_schedule(schedule.name)
     violations = [*partition_violations(instance, plan), *order_violations(instance, plan)]
     for number, stage in enumerate(plan.stages, start=1):
         violations += chosen_tmpcs(instance, stage, number)[1]
-    violations += SameDegrees().violations(instance, plan)
     if not violations:
-        violations += _job_violations(instance, plan, schedule, runtime, gpus_per_node)
+        violations += _size_violations(instance, plan, schedule)
     if violations:
         raise InvalidPlan(violations)
+    unsupported = list(SameDegrees().violations(instance, plan))
+    if not unsupported:
+        unsupported += _unsupported(instance, plan, schedule, runtime, gpus_per_node)
+    if unsupported:
+        raise UnsupportedPlan(runtime.title, unsupported)
     return Job(instance, plan, schedule, runtime, gpus_per_node)
 
 
-def _job_violations(
-    instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int
-) -> Iterator[str]:
+def _size_violations(instance: Instance, plan: Plan, schedule: Schedule) -> Iterator[str]:
     if len(plan.stages) % schedule.v:
         yield f"{len(plan.stages)} stages are no multiple of the schedule's {schedule.v} chunks a rank"
         return
-    stage = plan.stages[0]
-    d, devices = stage.data_parallel_degree, plan.devices // schedule.v
-    if instance.microbatches % d:
-        yield f"data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
+    for d in sorted({stage.data_parallel_degree for stage in plan.stages}):
+        if d < 1 or instance.microbatches % d:
+            yield f"data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
+    devices = plan.devices // schedule.v
     if devices > instance.devices:
         yield f"the plan uses {devices} devices, {instance.devices} are there"
-    constraints = runtime.constraints(instance, schedule.name, gpus_per_node)
-    kept: list[Constraint] = [x for x in constraints if isinstance(x, (TensorParallelDegrees, FilledPipeline))]
-    for constraint in kept:
-        yield from dict.fromkeys(constraint.violations(instance, plan.by_rank(schedule)))
+
+
+def _unsupported(
+    instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int
+) -> Iterator[str]:
+    """Of a plan with one d and one t."""
+    ranks, t = plan.by_rank(schedule), plan.stages[0].tensor_parallel_degree
+    for constraint in runtime.constraints(instance, schedule.name, gpus_per_node):
+        if isinstance(constraint, FilledPipeline):
+            yield from constraint.violations(instance, ranks)
+        elif isinstance(constraint, TensorParallelDegrees) and t not in constraint.degrees:
+            yield f"tensor-parallel degree {t}, not one of {', '.join(map(str, constraint.degrees))}"
+    if len(ranks.stages) > 1 and (alone := runtime.on_one_rank(instance)) is not None:
+        yield f"{alone}; this plan has {len(ranks.stages)} ranks"
     if schedule.v > 1 and len(plan.stages) == schedule.v:
         yield f"{schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
     yield from replace(runtime.setting, by_layer=True).violations(instance, plan)

@@ -16,7 +16,7 @@ from piper_ray.simulate.actions import group_size
 class MegatronSettings:
     """What Megatron is told of a plan. layout: None where one rank has the whole model.
 
-    experts, expert_tensor: ranks that experts are spread over, apart from t, and those that share one; None: over t.
+    expert_ranks, expert_tensor: ranks that experts are spread over, and those that share one; None: there are none.
     group: microbatches that an interleaved schedule runs through one chunk before the next; None: p, Megatron's own.
     recompute_granularity, recompute_method, recompute_layers: as the flags of these names; None: not given.
     """
@@ -24,7 +24,7 @@ class MegatronSettings:
     blocks: int
     tensor_parallel: int
     context_parallel: int
-    experts: int | None
+    expert_ranks: int | None
     expert_tensor: int
     pipeline_parallel: int
     chunks: int
@@ -54,7 +54,7 @@ def settings_of(job: Job) -> MegatronSettings:
         blocks=job.pieces.blocks,
         tensor_parallel=job.tensor_parallel_degree,
         context_parallel=job.setting.context,
-        experts=job.setting.experts,
+        expert_ranks=job.expert_ranks,
         expert_tensor=job.setting.expert_tensor,
         pipeline_parallel=p,
         chunks=v,
@@ -104,8 +104,8 @@ def arguments_of(settings: MegatronSettings) -> list[list[str]]:
         ["--micro-batch-size", str(settings.microbatch_samples)],
         ["--global-batch-size", str(settings.global_batch_samples)],
     ]
-    if settings.experts is not None:
-        found.append(["--expert-model-parallel-size", str(settings.experts)])
+    if settings.expert_ranks is not None:
+        found.append(["--expert-model-parallel-size", str(settings.expert_ranks)])
         found.append(["--expert-tensor-parallel-size", str(settings.expert_tensor)])
     if settings.tokens is not None:
         found.append(["--seq-length", str(settings.tokens)])
@@ -143,7 +143,7 @@ def export_megatron(job: Job) -> Export:
         "set -euo pipefail\nset -f\n" + shell_lines(["exec " + launch[0], *launch[1:]])
     )
     files = {"megatron.args": "".join(" ".join(words) + "\n" for words in arguments), "launch.sh": script}
-    return Export(files, "bash launch.sh MODEL-ARGUMENTS...", (*_notes(job, settings), *job.notes))
+    return Export(files, "bash launch.sh MODEL-ARGUMENTS...", (*_notes(job, settings), *job.sharing_notes, *job.notes))
 
 
 def _notes(job: Job, settings: MegatronSettings) -> list[str]:
@@ -154,6 +154,11 @@ def _notes(job: Job, settings: MegatronSettings) -> list[str]:
         found.append(
             "selective recomputation: Megatron recomputes what --recompute-modules names, core_attn by default; the "
             "plan's estimate takes norms and activation functions where attention is fused, else the attention core"
+        )
+    if job.tied_over_ranks:
+        found.append(
+            f"{job.tied_text}: Megatron sums their gradients over these, if it is not told to untie them "
+            "(--untie-embeddings-and-output-weights, model.share_embeddings_and_output_weights)"
         )
     if settings.layout is None:
         found.append("one pipeline rank holds the whole model: there is no layout")
@@ -179,9 +184,9 @@ def export_bridge(job: Job) -> Export:
         ("ddp.use_distributed_optimizer", settings.distributed_optimizer),
         ("optimizer.use_distributed_optimizer", settings.distributed_optimizer),
     ]
-    if settings.experts is not None:
+    if settings.expert_ranks is not None:
         lines += [
-            ("model.expert_model_parallel_size", settings.experts),
+            ("model.expert_model_parallel_size", settings.expert_ranks),
             ("model.expert_tensor_parallel_size", settings.expert_tensor),
         ]
     if settings.tokens is not None:
@@ -199,7 +204,7 @@ def export_bridge(job: Job) -> Export:
         f"torchrun --nnodes {job.nodes} --nproc-per-node {job.processes_per_node} YOUR-SCRIPT.py  "
         "# which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
     )
-    return Export({"piper_plan.py": script}, command, (*_notes(job, settings), *job.notes))
+    return Export({"piper_plan.py": script}, command, (*_notes(job, settings), *job.sharing_notes, *job.notes))
 
 
 def _literal(value: object) -> str:

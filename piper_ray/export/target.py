@@ -1,4 +1,4 @@
-"""The names of the forms that a plan can be written in."""
+"""The names of the forms that a plan can be written in, and of a file that all have."""
 
 from __future__ import annotations
 
@@ -15,3 +15,7 @@ class Target(str, Enum):
     DEEPSPEED = "deepspeed"
     FLAGSCALE = "flagscale"
     YAML = "yaml"
+
+
+RANKS = "ranks.csv"
+"""Which rank is which, a line for each below the columns' names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed
@@ -11,7 +12,7 @@ from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.generic import export_yaml
 from piper_ray.export.job import Job, make_job
 from piper_ray.export.megatron import export_bridge, export_megatron
-from piper_ray.export.target import Target
+from piper_ray.export.target import RANKS, Target
 from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.model.figures import plural
@@ -22,6 +23,7 @@ from piper_ray.model.settings import OneSetting, Sharding
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.simulate.run import simulate
 
 _ANY_RUNTIME = Runtime(
     RuntimeName.TORCH,
@@ -46,13 +48,16 @@ _WRITERS: dict[Target, tuple[Runtime, Callable[[Job], Export]]] = {
 def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Target, gpus_per_node: int) -> Export:
     """The plan in a target's form, with ``README.md`` and ``ranks.csv`` beside it.
 
-    Raises UsageError for what the form cannot hold, by name, and InvalidPlan for a plan that the runtime cannot run.
+    Raises UsageError for what the form cannot hold, by name, UnsupportedPlan for a plan that the runtime cannot run,
+    and InvalidPlan for one that breaks a rule of the problem. More memory than there is is noted (``Export.excess``).
     """
     runtime, write = _WRITERS[target]
     job = make_job(instance, plan, schedule, runtime, gpus_per_node)
-    found = write(job)
-    readme = _readme(job, target, found)
-    return Export({**found.files, "ranks.csv": _ranks_csv(job), "README.md": readme}, found.command, found.notes)
+    excess = tuple(simulate(instance, plan, schedule).memory_violations)
+    written = write(job)
+    notes = (*(f"more memory is needed than there is: {text}" for text in excess), *written.notes)
+    found = replace(written, notes=notes, excess=excess)
+    return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
 
 
 def _ranks_csv(job: Job) -> str:

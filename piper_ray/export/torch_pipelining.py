@@ -108,4 +108,9 @@ def export_torch(job: Job) -> Export:
             "the optimizer's state is shared out in the plan; pipeline.py wraps stages in DistributedDataParallel: use "
             "ZeroRedundancyOptimizer over the mesh's dp, or fully_shard"
         )
-    return Export(files, command, (*notes, *job.notes))
+    if job.tied_over_ranks:
+        notes.append(
+            f"{job.tied_text}: torch trains a copy on each; start them alike and add their gradients up after each "
+            "step's passes, over a group of these ranks, or untie them"
+        )
+    return Export(files, command, (*notes, *job.sharing_notes, *job.notes))

@@ -7,6 +7,7 @@ from piper_ray.export.files import Export, json_text
 from piper_ray.export.job import Job
 from piper_ray.export.torchtitan_modules import module_names
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import divisors
 from piper_ray.model.settings import Recomputation
 
 _CONFIG = '''"""torchtitan's config of the plan: --module piper_plan --config planned, with this folder on PYTHONPATH.
@@ -48,6 +49,7 @@ def titan_document(job: Job) -> dict[str, object]:
     """The fields of torchtitan 0.3's config that the plan decides. Raises UsageError for what it has no field for."""
     if job.recomputation is None:
         raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
+    _require_experts(job)
     d, p, context = job.data_parallel_degree, job.pipeline_ranks, job.setting.context
     shards = _shard_degree(job)
     samples = job.microbatch_samples
@@ -59,10 +61,10 @@ def titan_document(job: Job) -> dict[str, object]:
         "enable_sequence_parallel": job.setting.sequence_parallel,
         "context_parallel_degree": context,
     }
-    if shards > 1 or (context > 1 and job.setting.optimizer_shards > 1):
+    if shards * context > 1:
         parallelism["fsdp_reshard_after_forward"] = "always" if job.shards_in_groups else "never"
-    if job.setting.experts is not None:
-        parallelism["expert_parallel_degree"] = _expert_degree(job, job.setting.experts, shards)
+    if job.expert_ranks is not None:
+        parallelism["expert_parallel_degree"] = job.expert_ranks
     if p > 1:
         parallelism |= {
             "pipeline_parallel_schedule": TORCH_NAMES[job.schedule.name],
@@ -85,32 +87,19 @@ def titan_document(job: Job) -> dict[str, object]:
 
 
 def _shard_degree(job: Job) -> int:
-    """data_parallel_shard_degree: replicas of a stage that share; torchtitan's groups of context parallelism always do.
-
-    Raises UsageError where these do not make whole groups.
-    """
-    d, context, shards = job.data_parallel_degree, job.setting.context, job.setting.optimizer_shards
-    if shards == 1:
-        return 1
-    if shards % context or d % (shards // context):
-        raise UsageError(
-            f"torchtitan shards in groups of replicas; the plan's {shards} shards do not divide its "
-            f"{d * context} replicas of each weight"
-        )
-    return shards // context
+    """data_parallel_shard_degree, the least that divides d and holds as many shards as the plan and as many ranks as
+    its experts need: torchtitan spreads experts over these replicas, cp and t."""
+    d, context = job.data_parallel_degree, job.setting.context
+    wanted = 1 if job.setting.optimizer_shards == 1 else -(-job.setting.optimizer_shards // context)
+    ranks = job.expert_ranks or 1
+    within = context * job.tensor_parallel_degree
+    return next((n for n in divisors(d) if n >= wanted and n * within % ranks == 0), d)
 
 
-def _expert_degree(job: Job, experts: int, shards: int) -> int:
+def _require_experts(job: Job) -> None:
     """Raises UsageError where torchtitan cannot lay experts out so."""
-    within = shards * job.setting.context * job.tensor_parallel_degree
     if job.setting.expert_tensor > 1:
         raise UsageError("torchtitan has no tensor parallelism of experts apart from the others'; this plan has it")
-    if within % experts:
-        raise UsageError(
-            f"torchtitan spreads experts over data_parallel_shard_degree, cp and t: {within} ranks here are no "
-            f"multiple of the plan's {experts}"
-        )
-    return experts
 
 
 def export_torchtitan(job: Job) -> Export:
@@ -129,15 +118,21 @@ def export_torchtitan(job: Job) -> Export:
 
 def _notes(job: Job) -> list[str]:
     found = []
-    if job.setting.context > 1 and job.setting.optimizer_shards == 1:
+    planned, written = job.setting.optimizer_shards, _shard_degree(job) * job.setting.context
+    if written > 1 and planned == 1:
         found.append(
-            "torchtitan shards weights over the groups that share a sequence, too, which takes less memory and other "
-            "messages than the plan counts on"
+            f"torchtitan shards weights over {written} ranks, those that share a sequence or its experts, which takes "
+            "less memory and other messages than the plan counts on"
         )
-    if job.setting.optimizer_shards > 1 and not job.shards_in_groups:
+    elif planned > 1 and not job.shards_in_groups:
         found.append(
             "the plan shards the optimizer's state alone (ZeRO-1); torchtitan's data_parallel_shard_degree shards "
             "weights and gradients too, which takes less memory and other messages"
+        )
+    if written != planned > 1:
+        found.append(
+            f"the plan shares among {planned} ranks, which are no whole groups here: {written} are written, which "
+            "takes less memory"
         )
     if job.recomputation is Recomputation.SELECTIVE:
         found.append(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import Enum
 from reprlib import Repr
@@ -166,3 +168,19 @@ def cluster_figures(
     if wrong:
         raise UsageError("; ".join(wrong))
     return cast(ClusterFigures, found)
+
+
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+
+
+@contextmanager
+def named_as_parameters(others: Mapping[str, str]) -> Iterator[None]:
+    """For functions that share their work with a command: complaints name its options; these are named as parameters.
+
+    others: parameters by options that have another name, such as ``{"global-batch": "batch"}``.
+    """
+    try:
+        yield
+    except UsageError as error:
+        text = _OPTION.sub(lambda found: others.get(found[1], found[1].replace("-", "_")), str(error))
+        raise UsageError(text) from error.__cause__

@@ -83,9 +83,19 @@ class InvalidPlan(PiperRayError):
 
     exit_code = 6
 
-    def __init__(self, violations: Iterable[str]) -> None:
+    HEADING: ClassVar[str] = "the plan is not valid"
+
+    def __init__(self, violations: Iterable[str], heading: str = HEADING) -> None:
         self.violations: Sequence[str] = tuple(violations)
-        super().__init__("the plan is not valid:\n" + "\n".join(f"  {text}" for text in self.violations))
+        self.heading = heading
+        super().__init__(f"{heading}:\n" + "\n".join(f"  {text}" for text in self.violations))
+
+
+class UnsupportedPlan(InvalidPlan):
+    """A plan that keeps the rules of the problem, and that a runtime cannot run; ``violations`` says why."""
+
+    def __init__(self, runtime: str, violations: Iterable[str]) -> None:
+        super().__init__(violations, f"{runtime} cannot run this plan")
 
 
 class CertificateRefused(PiperRayError):

@@ -96,7 +96,9 @@ class Tmpc:
 class Layer:
     """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
 
-    path: the module's name in the user's model, as "model.layers.17"; empty where nobody says.
+    path: the module's name in the user's model, as "model.layers.17"; empty where nobody says. tied: a name for weights
+    that the layer has in common with each other layer that gives this name; empty where it has none. experts:
+    how many its tokens are routed to, 0 without such.
 
     >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
     0.02
@@ -106,9 +108,11 @@ class Layer:
     name: str
     tmpcs: Mapping[int, tuple[Tmpc, ...]]
     path: str = ""
+    tied: str = ""
+    experts: int = 0
 
     def __post_init__(self) -> None:
-        convert_fields(self, count, "id")
+        convert_fields(self, count, "id", "experts")
         convert_fields(self, _rows, "tmpcs")
 
 
@@ -270,6 +274,15 @@ class Instance:
     def layer_by_id(self) -> Mapping[int, Layer]:
         """Its layers by their ids."""
         return {layer.id: layer for layer in self.layers}
+
+    @cached_property
+    def tied_layers(self) -> Mapping[str, tuple[int, ...]]:
+        """For each name of tied weights the ids of the layers that have them, where these are several."""
+        found: dict[str, tuple[int, ...]] = {}
+        for layer in self.layers:
+            if layer.tied:
+                found[layer.tied] = (*found.get(layer.tied, ()), layer.id)
+        return {name: layers for name, layers in found.items() if len(layers) > 1}
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -96,8 +96,27 @@ _SHARED = {
     Sharding.WEIGHTS: "weights, gradients and optimizer state",
 }
 
-_AXES = ("context", "spread", "sequence_parallel", "gathered", "shares", "offload", "recomputation")
+_AXES = {
+    "context": "context parallelism",
+    "spread": "spread of experts",
+    "sequence_parallel": "sequence parallelism",
+    "gathered": "what is kept gathered",
+    "shares": "what replicas share",
+    "offload": "offload of activations",
+    "recomputation": "kind of recomputation",
+}
+"""What settings are made of, in words."""
+
+_FIELDS = {"spread": ("experts", "expert_tensor"), "shares": ("optimizer_shards", "sharding")}
 _PLAIN = Setting()
+_AXES_OF_ONE_DEGREE = tuple(_AXES)[1:]
+
+
+def _axis_text(setting: Setting, axis: str) -> str:
+    """``selective recomputation``, or ``no sequence parallelism``."""
+    if getattr(setting, axis) == getattr(_PLAIN, axis):
+        return f"no {_AXES[axis]}" if axis != "recomputation" else "no recomputation"
+    return replace(_PLAIN, **{name: getattr(setting, name) for name in _FIELDS.get(axis, (axis,))}).text
 
 
 def setting_of(tmpc: Tmpc) -> Setting:
@@ -153,17 +172,38 @@ def tmpcs_under(row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
     A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has; but
     for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
     """
-    left = tuple(tmpc for tmpc in row if setting_of(tmpc).context == setting.context)
-    for axis in _AXES[1:]:
+    return tuple(row[place] for place in _places_under([setting_of(tmpc) for tmpc in row], setting))
+
+
+def _places_under(row: Sequence[Setting], setting: Setting) -> tuple[int, ...]:
+    """As ``tmpcs_under``: of TMPCs of these settings."""
+    left = tuple(place for place, own in enumerate(row) if own.context == setting.context)
+    for axis in _AXES_OF_ONE_DEGREE:
         asked = getattr(setting, axis)
         if asked is None:
             continue
         for wanted in (asked, getattr(_PLAIN, axis)):
-            found = tuple(tmpc for tmpc in left if getattr(setting_of(tmpc), axis) == wanted)
+            found = tuple(place for place in left if getattr(row[place], axis) == wanted)
             if found:
                 left = found
                 break
     return left
+
+
+def missing_of(chosen: Iterable[tuple[Tmpc, Setting]]) -> list[str]:
+    """What no layer's TMPC has of the setting that layers were to run in, in words."""
+    asked: set[str] = set()
+    had: set[str] = set()
+    for tmpc, setting in chosen:
+        own = setting_of(tmpc)
+        for axis in _AXES:
+            value = getattr(setting, axis)
+            if value is not None and value != getattr(_PLAIN, axis):
+                text = _axis_text(setting, axis)
+                asked.add(text)
+                if getattr(own, axis) == value:
+                    had.add(text)
+    return sorted(asked - had)
 
 
 @dataclass(frozen=True)
@@ -172,7 +212,7 @@ class OneSetting(Constraint):
 
     recomputations: the kinds that may be. by_layer: each layer has a kind of its own among these. sequence_parallel,
     optimizer_sharding, offload, context, experts, gathered: whether there may be any. most_sharding: what replicas may
-    share beside the optimizer's state.
+    share beside the optimizer's state. experts_in_sequence: a model with experts has sequence parallelism where t > 1.
     """
 
     recomputations: tuple[Recomputation, ...] = tuple(Recomputation)
@@ -184,6 +224,7 @@ class OneSetting(Constraint):
     experts: bool = False
     gathered: bool = False
     most_sharding: Sharding = Sharding.OPTIMIZER
+    experts_in_sequence: bool = False
 
     def __post_init__(self) -> None:
         kinds = tuple(arguments.choice("recomputations", kind, Recomputation) for kind in self.recomputations)
@@ -205,6 +246,8 @@ class OneSetting(Constraint):
                 kind for kind in Recomputation if kind in self.recomputations and _has(seen, "recomputation", kind)
             ]
         sequence = [False, True] if self.sequence_parallel and _has(seen, "sequence_parallel", True) else [False]
+        if self.experts_in_sequence and any(layer.experts for layer in instance.layers):
+            sequence = sequence[-1:]
         most = self.most_sharding if self.optimizer_sharding else Sharding.NONE
         shares = sorted({_PLAIN.shares, *(one.shares for one in seen if one.shares[0] <= most)})
         offload = [False, True] if self.offload and _has(seen, "offload", True) else [False]
@@ -224,24 +267,39 @@ class OneSetting(Constraint):
 
     def under(self, instance: Instance, setting: Setting) -> Instance:
         """The instance whose layers have the TMPCs of that setting alone. All its plans are run in it."""
-        layers = tuple(
-            replace(
-                layer,
-                tmpcs={
-                    t: left
-                    for t, row in layer.tmpcs.items()
-                    if (left := tmpcs_under(self._of_known_kinds(row), setting))
-                },
-            )
-            for layer in instance.layers
-        )
-        found = replace(instance, layers=layers)
-        if instance.checked:
-            found.mark_checked()
-        return found
+        return next(self.under_each(instance, [setting]))
 
-    def _of_known_kinds(self, row: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
-        return tuple(tmpc for tmpc in row if setting_of(tmpc).recomputation in self.recomputations) or row
+    def under_each(self, instance: Instance, settings: Iterable[Setting]) -> Iterator[Instance]:
+        """``under`` each of these. Rows of one kind, of which there are few, are looked at once."""
+        kind_of: dict[tuple[tuple[str, bool], ...], int] = {}
+        kinds: list[tuple[list[int], list[Setting]]] = []  # places of known kinds of recomputation, their settings
+        rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # of each layer: degree, TMPCs, kind of row
+        for layer in instance.layers:
+            rows.append([])
+            for t, row in layer.tmpcs.items():
+                kind = kind_of.setdefault(tuple((tmpc.id, tmpc.recompute) for tmpc in row), len(kinds))
+                if kind == len(kinds):
+                    places = self._places_of_known_kinds(row)
+                    kinds.append((places, [setting_of(row[place]) for place in places]))
+                rows[-1].append((t, row, kind))
+        for setting in settings:
+            left = [[places[place] for place in _places_under(own, setting)] for places, own in kinds]
+            layers = tuple(
+                replace(layer, tmpcs={t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind]})
+                for layer, of_layer in zip(instance.layers, rows, strict=True)
+            )
+            found = replace(instance, layers=layers)
+            if instance.checked:
+                found.mark_checked()
+            yield found
+
+    def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
+        """Of TMPCs that recompute as the constraint allows it; all where none does."""
+        places = [place for place, tmpc in enumerate(row) if setting_of(tmpc).recomputation in self.recomputations]
+        return places or list(range(len(row)))
+
+    def _left(self, row: tuple[Tmpc, ...], setting: Setting) -> tuple[Tmpc, ...]:
+        return tmpcs_under([row[place] for place in self._places_of_known_kinds(row)], setting)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         chosen = []
@@ -252,17 +310,43 @@ class OneSetting(Constraint):
                 tmpc = next((x for x in row if x.id == stage.tmpc_ids.get(layer_id)), None)
                 if tmpc is not None:
                     chosen.append((layer_id, row, tmpc))
-        against: list[tuple[int, Tmpc]] = []
-        for setting in self.settings(instance):
-            against = [
-                (layer_id, tmpc)
-                for layer_id, row, tmpc in chosen
-                if tmpc not in tmpcs_under(self._of_known_kinds(row), setting)
+        settings = self.settings(instance)
+        against: dict[Setting, list[tuple[int, Tmpc]]] = {}
+        for setting in settings:
+            against[setting] = [
+                (layer_id, tmpc) for layer_id, row, tmpc in chosen if tmpc not in self._left(row, setting)
             ]
-            if not against:
+            if not against[setting]:
                 return
-        ids = list(dict.fromkeys(tmpc.id for _, _, tmpc in chosen))
-        yield f"layers run in ways that are not one for all, such as {', '.join(map(repr, ids[:4]))}"
+        nearest = min(against, key=lambda setting: len(against[setting]))
+        yield from self._differing(settings, nearest, against[nearest])
+
+    def _differing(
+        self, settings: Sequence[Setting], nearest: Setting, against: Sequence[tuple[int, Tmpc]]
+    ) -> Iterator[str]:
+        """What of the layers' TMPCs no setting has, else what is not one for all; nearest: that most layers run in."""
+        mixed: dict[str, tuple[int, Tmpc]] = {}
+        told: set[str] = set()
+        for layer, tmpc in against:
+            own = setting_of(tmpc)
+            for axis in _AXES:
+                value, asked = getattr(own, axis), getattr(nearest, axis)
+                allowed = self.recomputations if asked is None else {getattr(setting, axis) for setting in settings}
+                if value not in allowed:
+                    text = _axis_text(own, axis)
+                    if text not in told:
+                        yield f"{text} is not possible; layer {layer} runs as {tmpc.id!r}"
+                    told.add(text)
+                elif value != asked and asked is not None:
+                    mixed.setdefault(axis, (layer, tmpc))
+        for axis, (layer, tmpc) in mixed.items() if not told else ():
+            yield (
+                f"{_AXES[axis]} is not one for all layers: layer {layer} runs as {tmpc.id!r}, others with "
+                f"{_axis_text(nearest, axis)}"
+            )
+        if not told and not mixed:  # in a layer that has what is asked for and runs without it
+            layer, tmpc = against[0]
+            yield f"layers run in ways that are not one for all, such as layer {layer} as {tmpc.id!r}"
 
 
 def _has(seen: set[Setting], axis: str, value: object) -> bool:

@@ -21,6 +21,9 @@ from piper_ray.simulate.actions import ActionKind, flush_lists, stage_of_chunk
 _ROUNDING = 1e-9
 """Relative. Sums of the same seconds in another order differ by less."""
 
+_LARGEST = 2**31
+"""Of a digit's place: with as many times as there are microbatches it is still an int64."""
+
 _SPLIT = frozenset({ScheduleName.ZB_H1, ScheduleName.ZB_V, ScheduleName.DUALPIPE_V})
 """Schedules in which a rank may end with gradients of weights, after its last word to the rank before it."""
 
@@ -138,7 +141,7 @@ def _peak_bytes(
     ranks = len(stages_of)
     most = 0.0
     for rank, stages in enumerate(stages_of):
-        held = _held(schedule, ranks, rank, microbatches)
+        held = held_on(schedule, ranks, rank, microbatches)
         most = max(most, float(fixed[list(stages)].sum() + (held @ activation[list(stages)]).max()))
     return most
 
@@ -149,7 +152,7 @@ def _lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Integers]:
 
 
 @lru_cache(maxsize=10_000)
-def _held(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integers:
+def held_on(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integers:
     """int64[.., v]: microbatches of each chunk in flight on a rank, as far as that differs."""
     if schedule.name is ScheduleName.GPIPE:
         return np.array([[microbatches]])
@@ -158,4 +161,8 @@ def _held(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integ
     actions = _lists(schedule, ranks, microbatches)[rank]
     change = np.where(actions[:, 0] == ActionKind.F, 1, -1) * (actions[:, 0] != ActionKind.I)
     in_chunk = actions[:, 1:2] == np.arange(schedule.v)
-    return np.unique(np.cumsum(change[:, None] * in_chunk, axis=0), axis=0)
+    held = np.cumsum(change[:, None] * in_chunk, axis=0)
+    place = (microbatches + 1) ** np.arange(schedule.v, dtype=object)  # of digits of a number that stands for a row
+    if place[-1] > _LARGEST:
+        return np.unique(held, axis=0)
+    return held[np.unique(held @ place.astype(np.int64), return_index=True)[1]]

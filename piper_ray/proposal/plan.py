@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from piper_ray.calibrate.workload import PARAMETERS
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -53,6 +54,7 @@ class Planned:
         return f"Planned({schedule}: step {self.step_s:.6g} s, microbatches of {self.microbatch}, {self.plan!r})"
 
 
+@arguments.named_as_parameters(PARAMETERS)
 def plan(
     model: str | os.PathLike[str],
     gpu: str,

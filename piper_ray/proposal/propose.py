@@ -10,6 +10,7 @@ from typing import Any
 
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.figures import time_text
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -32,8 +33,8 @@ MOST_SAMPLES = 16
 CHUNKED_S = 3.0
 """What the search under a schedule with chunks, which ends with a gap, may take for one microbatch size."""
 
-CHUNKED_WITHIN = 1.1
-"""Schedules with chunks are for microbatch sizes whose step without chunks is within so many times the best."""
+CHUNKED_HELP_S = 1.0
+"""And the search for a plan on another cluster, which is compared with the one at hand."""
 
 RUNNERS_UP = 1.25
 """A search ends once no plan is within so many times the best step."""
@@ -129,7 +130,14 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
     if stop is not None:
         stop.offer(so_far)
     exact = [name for name in demand.schedules if name not in CHUNKED]
-    for name in (*exact, *(name for name in demand.schedules if name in CHUNKED)):
+    chunked = [name for name in demand.schedules if name in CHUNKED]
+    alone = next(filter(None, (demand.runtime.on_one_rank(one.instance) for one in estimates.values())), None)
+    if alone is not None:
+        refused.append(f"{alone}; a config that does not tie them (tie_word_embeddings) has weights apart")
+        tell(refused[-1])
+        refused += [f"{name.value}: not tried, as it is for several pipeline ranks" for name in chunked]
+        chunked = []
+    for name in (*exact, *chunked):
         for samples, of_size in estimates.items():
             outcome = _solved(demand, samples, of_size, name, found, stop)
             if isinstance(outcome, Proposed):
@@ -157,7 +165,7 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterat
     )
     for what, changed in changes:
         changed_instance = replace(instance, **changed)
-        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop)
+        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop, CHUNKED_HELP_S)
         plans = [best.plan] if found.plan is None else [best.plan, found.plan]
         yield Help(what, min(_simulated(demand, changed_instance, plan, best.solution).step_s for plan in plans))
 
@@ -192,12 +200,16 @@ def _solved(
     if _least_s(of_size.instance) > RUNNERS_UP * best_s:
         return slow
     without_s = min((one.step_s for one in found if one.samples == samples), default=math.inf)
-    if name in CHUNKED and found and without_s > CHUNKED_WITHIN * best_s:
-        return "not tried, since these microbatches are far slower without chunks"
-    within_s = RUNNERS_UP * best_s if found else None
+    if name in CHUNKED and (busy_s := _busy_s(samples, found)) > best_s:
+        if busy_s == math.inf:
+            return "not tried, as no plan without chunks comes near the best one"
+        return (
+            f"not tried: with no rank ever idle the best plan without chunks would take {time_text(busy_s, 4)} a step"
+        )
+    within_s = min(RUNNERS_UP * best_s, without_s) if found else None
     solution = _plan(demand, of_size.instance, demand.runtime.schedule(name, None), within_s, stop)
     if solution.stopped_by is StoppedBy.TOO_SLOW:
-        return slow
+        return slow if without_s == math.inf else "no plan is faster than without chunks"
     if solution.plan is not None:
         simulation = _simulated(demand, of_size.instance, solution.plan, solution)
         if name in CHUNKED and simulation.step_s >= without_s:
@@ -206,6 +218,16 @@ def _solved(
     if solution.infeasibility is not None:
         return solution.infeasibility.reason
     return "no plan was found in time"
+
+
+def _busy_s(samples: int, found: Sequence[Proposed]) -> float:
+    """What the best plan of that size would take if nothing were idle, which is all that chunks shrink; inf if there is
+    none beside those of other sizes."""
+    alike = [one for one in found if one.samples == samples]
+    if not alike:
+        return math.inf if found else 0.0
+    best = min(alike, key=lambda one: one.step_s)
+    return best.step_s * (1.0 - best.simulation.bubble_share)
 
 
 def _least_s(instance: Instance) -> float:
@@ -222,6 +244,7 @@ def _plan(
     schedule: Schedule | ScheduleName,
     within_s: float | None,
     stop: Stop[Any] | None,
+    chunked_s: float = CHUNKED_S,
 ) -> Solution:
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     node = demand.request.gpus_per_node or demand.hardware.gpu(demand.gpu).gpus_per_node
@@ -230,7 +253,7 @@ def _plan(
         restrictions=demand.runtime.restricted(Restrictions(), instance, name, min(node, instance.devices)),
         options=SolveOptions(
             gap=_CHUNKED_GAP if name in CHUNKED else _GAP,
-            time_limit_s=CHUNKED_S if name in CHUNKED else None,
+            time_limit_s=chunked_s if name in CHUNKED else None,
             within_s=None if within_s is None else within_s / instance.microbatches,
         ),
         schedule=schedule,

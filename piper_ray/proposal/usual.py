@@ -30,8 +30,8 @@ def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> 
 
 def usual_experts(model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int) -> tuple[int, ...]:
     """As many ranks as a node has GPUs, beside those of tensor parallelism, where experts divide so."""
-    routed = [kind for kind in _kinds(model, tokens) if any(operator.routed for operator in kind.operators)]
-    even = routed and all(kind.value("E") % gpus_per_node == 0 for kind in routed)
+    routed = [kind for kind in _kinds(model, tokens) if kind.experts]
+    even = routed and all(kind.experts % gpus_per_node == 0 for kind in routed)
     return (gpus_per_node,) if even and gpus_per_node > 1 and runtime.setting.experts else ()
 
 

@@ -20,21 +20,24 @@ _TORCH_SCHEDULES = (
 
 RUNTIMES: dict[RuntimeName, Runtime] = {
     # megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
-    # groups of microbatches hold p at least and m at most.
+    # groups of microbatches hold p at least and m at most. finalize_model_grads sums gradients of a tied embedding
+    # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism.
     RuntimeName.MEGATRON: Runtime(
         RuntimeName.MEGATRON,
         "Megatron",
         (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
-        OneSetting(context=True, experts=True),
+        OneSetting(context=True, experts=True, experts_in_sequence=True),
         fills_interleaved=True,
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
-    # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so.
+    # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
+    # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1.
     RuntimeName.TORCHTITAN: Runtime(
         RuntimeName.TORCHTITAN,
         "torchtitan",
         _TORCH_SCHEDULES,
         OneSetting(context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
+        ties_ends=False,
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
     ),
     # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
@@ -61,7 +64,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.FLAGSCALE,
         "FlagScale",
         (ScheduleName.ONE_F_ONE_B,),
-        OneSetting(_WHOLE_LAYERS, by_layer=True, context=True),
+        OneSetting(_WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True),
         first_k=True,
     ),
 }

@@ -12,13 +12,14 @@ from piper_ray.model.constraints import (
     Recompute,
     RecomputeRule,
     SameDegrees,
+    StageCount,
     TensorParallelDegrees,
     WholePieces,
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.settings import OneSetting, setting_of
 from piper_ray.runtimes.pieces import pieces_of
 
@@ -42,7 +43,8 @@ class Runtime:
 
     setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
     tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
-    head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks.
+    head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
+    keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
     rank_order: of parallel groups, from neighbouring ranks to distant ones.
     """
 
@@ -54,6 +56,7 @@ class Runtime:
     tensor_parallelism: bool = True
     blocks: bool = True
     fills_interleaved: bool = False
+    ties_ends: bool = True
     rank_order: str = "tp-cp-ep-dp-pp"
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
@@ -83,11 +86,30 @@ class Runtime:
             divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
             if divided:
                 asked.append(WholePieces(divided))
+        if self.on_one_rank(instance) is not None:
+            asked.append(StageCount(1))
         if self.first_k:
             asked.append(RecomputeRule(Recompute.FIRST_K))
         if self.fills_interleaved and schedule is ScheduleName.INTERLEAVED:
             asked.append(FilledPipeline())
         return tuple(asked)
+
+    def on_one_rank(self, instance: Instance) -> str | None:
+        """Why a plan of the model has one pipeline rank alone, in words; None where it may have several.
+
+        Raises UsageError for a model that the runtime does not know.
+        """
+        if self.ties_ends or not instance.tied_layers:
+            return None
+        pieces = pieces_of(instance)
+        ends = {0, pieces.blocks + 1}
+        for layers in instance.tied_layers.values():
+            if ends <= {pieces.of_layer[layer] for layer in layers}:
+                return (
+                    f"{self.title} runs no model over several pipeline ranks whose embedding and head have a weight in "
+                    "common"
+                )
+        return None
 
     def _contexts(self, instance: Instance) -> set[int]:
         """Degrees of context parallelism; the planner's t counts the devices of all groups."""
@@ -99,8 +121,13 @@ class Runtime:
     def restricted(
         self, restrictions: Restrictions, instance: Instance, schedule: ScheduleName, gpus_per_node: int
     ) -> Restrictions:
-        """The user's restrictions and the runtime's. Raises UsageError where no degree is left."""
+        """The user's restrictions and the runtime's. Raises UsageError where they contradict each other."""
         found = restrictions
+        if (alone := self.on_one_rank(instance)) is not None:
+            if schedule in CHUNKED:
+                raise UsageError(f"{alone}, and {schedule.value} is for several; expected another schedule")
+            if restrictions.stage_count not in (None, 1):
+                raise UsageError(f"{alone}, and {restrictions.stage_count} are asked for; expected 1, or weights apart")
         for constraint in self.constraints(instance, schedule, gpus_per_node):
             if isinstance(constraint, TensorParallelDegrees):
                 degrees = tuple(t for t in constraint.degrees if restrictions.admits_tensor_parallel_degree(t))

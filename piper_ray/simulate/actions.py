@@ -144,12 +144,11 @@ def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
 
 def _grouped_order(m: int, v: int, group: int) -> tuple[Actions, Actions]:
     """(chunk, microbatch) of the forward and of the backward passes, group after group and chunk after chunk."""
-    microbatch = np.concatenate(
-        [np.tile(np.arange(first, min(first + group, m)), v) for first in range(0, m, group)] or [np.zeros(0, np.int64)]
-    )
-    chunk = np.concatenate(
-        [np.repeat(np.arange(v), min(group, m - first)) for first in range(0, m, group)] or [np.zeros(0, np.int64)]
-    )
+    number = np.arange(m * v)
+    first = number // (group * v) * group
+    size = np.minimum(group, m - first)  # of the last group less
+    chunk, place = np.divmod(number - first * v, size)
+    microbatch = first + place
     return np.stack([chunk, microbatch], axis=1), np.stack([v - 1 - chunk, microbatch], axis=1)
 
 

@@ -139,3 +139,73 @@ def test_a_plan_with_first_layers_recomputed_comes_back(source: Path, tmp_path: 
     good("export", source, plan, "--to", "megatron", "-o", tmp_path / "m")
     good("import-plan", source, tmp_path / "m" / "megatron.args", "--data-parallel", 1, "-o", again)
     assert piper_ray.load_plan(again, llama()).stages == piper_ray.load_plan(plan, llama()).stages
+
+
+def test_arguments_of_megatron_are_one_argument_of_ours(source: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    found = good("import-plan", source, "--tensor-model-parallel-size 2 --use-distributed-optimizer", "-o", plan)
+    assert "piper-ray: note: the optimizer's state in 8 shards: the workload has no such TMPCs" in found.stderr
+    assert piper_ray.load_plan(plan, llama()).stages[0].tensor_parallel_degree == 2
+    unknown = run("import-plan", source, "Et*12L", "--tensor-parallell", 2, "-o", plan)
+    assert unknown.returncode == 2
+    assert "did you mean --tensor-parallel?" in " ".join(unknown.stderr.split())
+
+
+def test_a_folder_that_was_exported_is_read_with_its_ranks(source: Path, tmp_path: Path) -> None:
+    plan, again = tmp_path / "plan.json", tmp_path / "again.json"
+    piper_ray.dump_plan(plan_of(llama(), [7, 7], d=2, t=2), plan, llama())
+    for target in ("megatron", "megatron-bridge", "torchtitan", "torch", "flagscale", "yaml"):
+        one = plan_of(llama(), [7, 7], d=2) if target == "torch" else plan_of(llama(), [7, 7], d=2, t=2)
+        piper_ray.dump_plan(one, plan, llama())
+        good("export", source, plan, "--to", target, "-o", tmp_path / target)
+        good("import-plan", source, tmp_path / target, "-o", again)
+        assert piper_ray.load_plan(again, llama()) == one, target
+    for name, told in (("nothing", "a folder without megatron.args"), ("none.yaml", "there is no such file or folder")):
+        (tmp_path / "nothing").mkdir(exist_ok=True)
+        refused = run("import-plan", source, tmp_path / name, "-o", again)
+        assert refused.returncode == 2
+        assert told in refused.stderr
+
+
+def test_a_plan_that_does_not_fit_is_written_only_if_asked(source: Path, tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    piper_ray.dump_plan(plan_of(llama(), [7, 7]), plan, llama())
+    little = ("--to", "megatron", "-o", out, "--memory", "500MiB")
+    refused = run("export", source, plan, *little)
+    assert refused.returncode == 6
+    assert "nothing is written (--despite-memory writes it all the same):\n  stage 1 needs " in refused.stderr
+    assert not out.exists()
+    written = good("export", source, plan, *little, "--despite-memory")
+    assert "note: more memory is needed than there is: stage 1 needs" in written.stderr
+    assert "more memory is needed than there is: stage 1 needs" in (out / "README.md").read_text()
+
+
+def test_a_plan_of_another_workload_is_one_line_that_names_it(source: Path, tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine.json", tmp_path / "other.json"
+    piper_ray.dump_plan(plan_of(llama(), [7, 7]), mine, llama())
+    wider = llama(nodes=4, zero_shards=2)
+    piper_ray.dump_plan(plan_of(wider, [7, 7], d=2, t=8), other, wider)
+    document = json.loads(other.read_text())
+    for stage in document["stages"]:  # as one whose layers are called the same
+        stage["dataParallelDegree"] = 16
+    other.write_text(json.dumps(document))
+    for words in (("compare", source, mine, other), ("export", source, other, "--to", "yaml", "-o", tmp_path / "y")):
+        refused = run(*words)
+        assert refused.returncode in (3, 6)
+        lines = without_notes(refused.stderr).strip().splitlines()
+        assert len(lines) == 2, lines
+        assert "a plan of another workload" in lines[1]
+    assert lines
+    assert str(other) in run("compare", source, mine, other).stderr
+
+
+def test_a_model_whose_ends_are_tied_is_told_and_kept_on_one_rank(tmp_path: Path) -> None:
+    source, plan = tmp_path / "tied.json", tmp_path / "plan.json"
+    piper_ray.dump(llama(tied=True), source)
+    solved = good("solve", source, "--runtime", "torchtitan", "--out", plan)
+    assert "have a weight in common: plans have one rank" in " ".join(solved.stderr.split())
+    assert len(piper_ray.load_plan(plan, llama(tied=True)).stages) == 1
+    good("solve", source, "--runtime", "megatron", "--stages", 2, "--out", plan)
+    refused = run("export", source, plan, "--to", "torchtitan", "-o", tmp_path / "t")
+    assert refused.returncode == 6
+    assert refused.stderr.startswith("piper-ray: torchtitan cannot run this plan:")

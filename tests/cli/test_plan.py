@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.cli_cases import run
+from tests.export_support import ROOT
 from tests.unit.test_propose import CONFIG
 
 
@@ -42,3 +46,27 @@ def test_a_price_needs_a_training(tmp_path: Path) -> None:
     finished = run("plan", "llama3-70b", "--gpu", "H100", "--nodes", "8", "-o", str(tmp_path), "--price", "2")
     assert finished.returncode == 2
     assert "--train-tokens" in finished.stderr
+
+
+def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "piper_ray", *words],
+        cwd=ROOT, input=text, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_a_config_from_stdin_for_a_gpu_whose_name_leaves_a_choice(tmp_path: Path) -> None:
+    cluster = ("--gpus-per-node", "2", "--global-batch", "4", "--tokens", "512", "--microbatch-size", "1")
+    config = json.dumps(CONFIG)
+    finished = piped(
+        config, "plan", "-", "--gpu", "h100", "--nodes", "1", *cluster, "--schedule", "1f1b", "-o", str(tmp_path)
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "GPU h100: H100-SXM is taken; H100-PCIe and H100-NVL are called so too" in finished.stderr
+    made = piped(config, "estimate", "-", "--gpu", "H100-SXM", "--nodes", "1")
+    assert made.returncode == 0
+    assert "called so too" not in made.stderr
+    assert 'name = "model"' in made.stdout
+    nothing = piped("", "estimate", "-", "--gpu", "H100-SXM", "--nodes", "1")
+    assert nothing.returncode == 3
+    assert nothing.stderr.startswith("piper-ray: stdin: 1 fault found")

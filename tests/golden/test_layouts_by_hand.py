@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import piper_ray
 from piper_ray.engine.solve import solve
-from piper_ray.export.import_plan import RunAs, import_plan
+from piper_ray.export.import_plan import import_plan
+from piper_ray.export.run_as import RunAs
 from piper_ray.model.constraints import StageCount, TensorParallelDegrees
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions

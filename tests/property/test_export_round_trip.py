@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from piper_ray.export.import_plan import RunAs, import_plan
+from piper_ray.export.import_plan import import_plan
 from piper_ray.export.megatron_layout import layout_text, parse_layout
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UsageError

@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from random import Random
+from typing import Any
 
 import pytest
 
 import piper_ray
-from piper_ray.model.constraints import KeepOrder, WholePieces
+from piper_ray.engine import several
+from piper_ray.engine.one_setting import worth_of
+from piper_ray.engine.request import SolveRequest
+from piper_ray.model.constraints import KeepOrder, SameDegrees, WholePieces
 from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.settings import OneSetting, Recomputation
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.settings import OneSetting, Recomputation, tmpcs_under
+from piper_ray.model.solution import Solution
+from tests.export_support import mixture
 from tests.flush_brute_force import plan_batch_s
 from tests.instances import build
 from tests.solver_support import ONE_THREAD
@@ -154,3 +161,51 @@ def test_whole_pieces_stay_whole() -> None:
         expected_s = best_s(instance, lambda _: True, pieces)
         feasible += check(instance, Restrictions(constraints=[KeepOrder(), WholePieces(pieces)]), expected_s)
     assert feasible > 10
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
+def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str) -> None:
+    instance = instance_of(seed)
+    rules = Restrictions(constraints=[SameDegrees()] if seed % 2 or schedule != "2bw" else [])
+    worth = worth_of(instance, rules, Schedule.of(schedule))
+    found = piper_ray.solve(instance, restrictions=rules, schedule=schedule, options=ONE_THREAD)
+    if worth.least_s == float("inf"):
+        assert found.plan is None
+    elif found.time_per_sample_s is not None:
+        assert worth.least_s <= found.time_per_sample_s
+
+
+def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a mixture with context and expert parallelism and shared state, bounds rule out most settings."""
+    begun: list[SolveRequest] = []
+    plain = several.answer_of
+
+    def counted(request: SolveRequest, part: SolveRequest, *others: Any) -> Solution:
+        begun.append(part)
+        return plain(request, part, *others)
+
+    monkeypatch.setattr(several, "answer_of", counted)
+    instance, rule = mixture(), OneSetting(context=True, experts=True)
+    found = piper_ray.solve(
+        instance, restrictions=Restrictions(constraints=[SameDegrees(), rule]), schedule="1f1b", options=ONE_THREAD
+    )
+    assert found.status.value == "optimal"
+    each = [
+        piper_ray.solve(
+            one, restrictions=Restrictions(constraints=[SameDegrees()]), schedule="1f1b", options=ONE_THREAD
+        )
+        for one in rule.under_each(instance, rule.settings(instance))
+    ]
+    assert found.time_per_sample_s == min(one.time_per_sample_s for one in each if one.time_per_sample_s is not None)
+    assert len(begun) < len(each) / 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_settings_together_are_each_by_itself(seed: int) -> None:
+    instance, rule = instance_of(seed), OneSetting()
+    settings = rule.settings(instance)
+    assert list(rule.under_each(instance, settings)) == [rule.under(instance, setting) for setting in settings]
+    for one, setting in zip(rule.under_each(instance, settings), settings, strict=True):
+        for layer, mine in zip(instance.layers, one.layers, strict=True):
+            assert mine.tmpcs == {t: left for t, row in layer.tmpcs.items() if (left := tmpcs_under(row, setting))}

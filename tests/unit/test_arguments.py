@@ -211,3 +211,20 @@ def test_a_solve_from_a_path_hears_its_notes(tmp_path: Path) -> None:
     events.clear()
     solve(load(path), options=ONE_THREAD, listener=events.append)  # whoever loaded it has its notes
     assert not any(isinstance(event, Note) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", batch=7, microbatch=2), "batch 7 is no multiple"),
+        (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", reserve_bytes=9e10), "reserve_bytes 90,000,000,000B"),
+        (lambda: piper_ray.estimate("llama3-8b", "h10"), "gpu h10: unknown"),
+        (lambda: piper_ray.plan("llama3-8b", "H100-SXM", context_parallel=(3,)), "context_parallel 3: "),
+        (lambda: piper_ray.plan("llama3-8b", "H100-SXM", expert_parallel=(3,)), "expert_parallel: llama3-8b has no"),
+    ],
+)
+def test_functions_name_parameters_where_commands_name_options(call: Callable[[], object], told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert str(error.value).startswith(told)
+    assert "--" not in str(error.value)

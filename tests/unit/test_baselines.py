@@ -12,9 +12,12 @@ from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners import PLANNERS, DataParallel, EqualRuns, Megatron, PipeDream2BW, PiperPublished, plan
 from piper_ray.planners.choices import uniform_choices
+from piper_ray.planners.flushed_runs import held_on
 from piper_ray.planners.order import run_order, topological_order
+from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.instances import RECOMPUTE, VANILLA, build, equal_chain, named_instances, tmpc
 
 ALWAYS, NEVER = Restrictions(recompute=Recompute.ALWAYS), Restrictions(recompute=Recompute.NEVER)
@@ -245,3 +248,21 @@ def test_listing_the_planners_loads_no_kernels() -> None:
     code = "import sys, piper_ray.planners; print(len(piper_ray.planners.PLANNERS), 'numba' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["7", "False"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"),
+    [
+        (Schedule(ScheduleName.INTERLEAVED, 3), 8),
+        (Schedule(ScheduleName.ZB_H1), 9),
+        (Schedule(ScheduleName.ZB_V), 8),
+        (Schedule(ScheduleName.INTERLEAVED, 8), 40),  # whose rows no int64 stands for
+    ],
+)
+def test_what_a_rank_holds_is_counted_along_its_list(schedule: Schedule, microbatches: int) -> None:
+    for rank, actions in enumerate(flush_lists(schedule, 4, microbatches)):
+        now, seen = [0] * schedule.v, set()
+        for kind, chunk, _ in actions.tolist():
+            now[chunk] += {ActionKind.F: 1, ActionKind.I: 0}.get(ActionKind(kind), -1)
+            seen.add(tuple(now))
+        assert {tuple(row) for row in held_on(schedule, 4, rank, microbatches).tolist()} == seen

@@ -11,16 +11,18 @@ from random import Random
 import pytest
 import yaml
 
-from piper_ray.export.import_plan import RunAs, import_plan
+import piper_ray
+from piper_ray.export.import_plan import import_plan
 from piper_ray.export.megatron_layout import check_layout, layout_text, parse_layout
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
-from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UsageError
+from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.settings import Recomputation, Setting
-from tests.export_support import llama, plan_of
+from tests.export_support import llama, mixture, plan_in, plan_of
 from tests.report_cases import small_instance
 
 NVIDIA = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
@@ -208,7 +210,7 @@ def test_what_a_form_cannot_hold_is_refused_by_name() -> None:
         export(mixed, Target.TORCHTITAN)
     with pytest.raises(UsageError, match="DeepSpeed recomputes all layers in full or none"):
         export(mixed, Target.DEEPSPEED)
-    with pytest.raises(InvalidPlan, match="layers run in ways that are not one for all"):
+    with pytest.raises(UnsupportedPlan, match="selective recomputation is not possible; layer 1 runs as 'selective'"):
         export(plan_of(instance, [7, 7], setting=SELECTIVE), Target.FLAGSCALE)
     with pytest.raises(UsageError, match="Megatron has no schedule gpipe"):
         export(mixed, Target.MEGATRON, Schedule(ScheduleName.GPIPE))
@@ -280,3 +282,60 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be made a folder"):
         found.write(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (Target.MEGATRON, "Megatron sums their gradients"),
+        (Target.MEGATRON_BRIDGE, "Megatron sums their gradients"),
+        (Target.FLAGSCALE, "untie_embeddings_and_output_weights"),
+        (Target.DEEPSPEED, "give numbers 0 and 13 of layers= as deepspeed.pipe.TiedLayerSpec"),
+        (Target.TORCH, "add their gradients up after each step"),
+        (Target.YAML, "whoever runs the plan keeps them alike"),
+    ],
+)
+def test_weights_in_common_are_told_where_they_are_on_several_ranks(target: Target, told: str) -> None:
+    tied = llama(tied=True)
+    (note,) = [text for text in export(plan_of(tied, [7, 7]), target, instance=tied) if "in common" in text]
+    assert note.startswith("model.embed_tokens and lm_head have weights in common, on different pipeline ranks")
+    assert told in note
+    assert not any("in common" in text for text in export(plan_of(tied, [14]), target, instance=tied))
+    assert not any("in common" in text for text in export(plan_of(llama(), [7, 7]), target))
+
+
+def test_more_memory_than_there_is_is_told_by_rank() -> None:
+    plan = plan_of(llama(), [10, 4])
+    first, second = (rank.peak_memory_bytes for rank in piper_ray.simulate(llama(), plan, ONE_F_ONE_B).ranks)
+    assert first > second
+    small = llama().replace(memory_bytes=(first + second) / 2)
+    found = export_plan(small, plan, ONE_F_ONE_B, Target.MEGATRON, 8)
+    (told,) = found.excess
+    assert told.startswith("stage 1 needs ")
+    assert found.notes[0] == f"more memory is needed than there is: {told}"
+    assert f"- {found.notes[0]}" in found.files["README.md"]
+    assert export_plan(llama(), plan_of(llama(), [10, 4]), ONE_F_ONE_B, Target.MEGATRON, 8).excess == ()
+
+
+def test_experts_are_in_every_form() -> None:
+    """Over the t = 4 devices, as the workload's TMPCs have them where nothing is said."""
+    instance = mixture()
+    plan = plan_in(instance, Setting(sequence_parallel=True), t=4, d=4)
+    found = {target: export_plan(instance, plan, ONE_F_ONE_B, target, 8) for target in (
+        Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.FLAGSCALE, Target.YAML,
+    )}  # fmt: skip
+    lines = found[Target.MEGATRON].files["megatron.args"].splitlines()
+    assert {"--expert-model-parallel-size 4", "--expert-tensor-parallel-size 1"} <= set(lines)
+    assert "cfg.model.expert_model_parallel_size = 4" in found[Target.MEGATRON_BRIDGE].files["piper_plan.py"]
+    titan = json.loads(found[Target.TORCHTITAN].files["torchtitan.json"])["parallelism"]
+    assert titan["expert_parallel_degree"] == 4
+    system = yaml.safe_load(found[Target.FLAGSCALE].files["system.yaml"])["system"]
+    assert (system["expert_model_parallel_size"], system["expert_tensor_parallel_size"]) == (4, 1)
+    assert system["hetero"]["hetero_process_meshes"] == [4, 1, 4, 4, 2]
+    assert yaml.safe_load(found[Target.YAML].files["plan.yaml"])["expert_parallel_degree"] == 4
+    with pytest.raises(UnsupportedPlan, match="no sequence parallelism is not possible"):
+        export_plan(instance, plan_in(instance, Setting(), t=4, d=4), ONE_F_ONE_B, Target.MEGATRON, 8)
+    assert (
+        "--expert"
+        not in export_plan(llama(), plan_of(llama(), [7, 7]), ONE_F_ONE_B, Target.MEGATRON, 8).files["megatron.args"]
+    )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from piper_ray.export.megatron_layout import parse_layout
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
-from piper_ray.model.errors import UsageError
+from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation, Setting
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting
 from piper_ray.simulate.actions import ActionKind, flush_lists
-from tests.export_support import llama, plan_of, random_counts, runtime_says
+from tests.export_support import llama, mixture, plan_in, plan_of, random_counts, runtime_says
 
 FULL, SELECTIVE = Setting(Recomputation.FULL), Setting(Recomputation.SELECTIVE)
 
@@ -157,3 +161,67 @@ def test_deepspeed_divides_and_runs_as_planned(tmp_path: Path) -> None:
     for row, place in zip(rows, found["ranks"], strict=True):
         _, _, _, pipeline_rank, _, replica, _, shard = row.split(",")
         assert place == {"pipe": int(pipeline_rank), "data": int(replica), "model": int(shard)}
+
+
+MOE = Setting(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
+
+
+def test_megatron_makes_the_groups_of_context_and_expert_parallelism(tmp_path: Path) -> None:
+    """By hand: 2 pipeline ranks, 2 replicas, 2 groups that share a sequence, 4 shards; experts over 8 ranks, or over
+    the 4 shards where nothing is said of them."""
+    instance, schedule = mixture(), Schedule(ScheduleName.ONE_F_ONE_B)
+    spread = plan_in(instance, MOE, t=8, d=2)
+    within = plan_in(instance, replace(MOE, experts=None), t=8, d=2)
+    folders = [
+        exported(tmp_path / name, instance, plan, schedule, Target.MEGATRON)
+        for name, plan in (("spread", spread), ("within", within))
+    ]
+    bridge = exported(tmp_path / "bridge", instance, within, schedule, Target.MEGATRON_BRIDGE)
+    found, inside, recipe = runtime_says(
+        "megatron", *(("megatron_groups", folder, 4) for folder in folders), ("megatron_bridge", bridge, 4)
+    )
+    assert (found["context"], found["experts"]) == (2, [8, 1])
+    assert (inside["context"], inside["experts"]) == (2, [4, 1])
+    assert (recipe["context"], recipe["experts"]) == (2, [4, 1])
+    same = {"tensor": [0, 1, 2, 3], "context": [0, 4], "replicas": [0, 8], "pipeline": [0, 16]}
+    assert found["ranks"] == {**same, "experts": list(range(8))}
+    assert inside["ranks"] == {**same, "experts": list(range(4))}
+    places = list(csv.DictReader((folders[0] / "ranks.csv").read_text().splitlines()))
+    columns = {"tensor": "shard", "context": "context", "replicas": "replica", "pipeline": "pipeline_rank"}
+    for name, own in columns.items():
+        members = [places[rank] for rank in found["ranks"][name]]
+        assert [place[own] for place in members] == [str(number) for number in range(len(members))]
+        assert all(place[other] == "0" for place in members for other in columns.values() if other != own)
+
+
+def test_torchtitan_makes_the_meshes_of_context_and_expert_parallelism(tmp_path: Path) -> None:
+    instance, schedule = mixture(), Schedule(ScheduleName.ONE_F_ONE_B)
+    cases = [
+        (plan_in(instance, MOE, t=8, d=2), {"cp": 2, "tp": 4, "ep": 8, "pp": 2, "dp_shard": 2, "efsdp": 2}),
+        (plan_in(instance, replace(MOE, experts=None), t=8, d=2), {"ep": 4, "efsdp": 4}),
+        # Replicas that share nothing but experts: torchtitan spreads these over shards alone.
+        (plan_in(instance, Setting(experts=8), t=1, d=8), {"ep": 8, "dp_shard": 8, "efsdp": 1, "dp_replicate": 1}),
+        (
+            plan_in(instance, Setting(sequence_parallel=True, experts=8), t=4, d=4),
+            {"ep": 8, "dp_shard": 2, "dp_replicate": 2},
+        ),
+    ]
+    folders = [
+        exported(tmp_path / str(number), instance, plan, schedule, Target.TORCHTITAN)
+        for number, (plan, _) in enumerate(cases)
+    ]
+    answers = runtime_says("torchtitan", *(("torchtitan", folder, 4) for folder in folders))
+    for (_, meshes), found in zip(cases, answers, strict=True):
+        assert {name: found["meshes"][name] for name in meshes} == meshes
+
+
+def test_torchtitan_ties_an_embedding_and_a_head_on_one_rank_alone(tmp_path: Path) -> None:
+    schedule = Schedule(ScheduleName.ONE_F_ONE_B)
+    alone, tied = llama(), llama(tied=True)
+    split = exported(tmp_path / "split", alone, plan_of(alone, [7, 7]), schedule, Target.TORCHTITAN)
+    whole = exported(tmp_path / "whole", tied, plan_of(tied, [14]), schedule, Target.TORCHTITAN)
+    refused, taken = runtime_says("torchtitan", ("torchtitan_ties", split, 12), ("torchtitan_ties", whole, 12))
+    assert refused == "Weight tying is not supported with Pipeline Parallel."
+    assert taken is None
+    with pytest.raises(UnsupportedPlan, match="embedding and head have a weight in common; this plan has 2 ranks"):
+        export_plan(tied, plan_of(tied, [7, 7]), schedule, Target.TORCHTITAN, 8)

@@ -7,43 +7,25 @@ import json
 import pytest
 
 from piper_ray.evaluate import evaluate
-from piper_ray.export.import_plan import RunAs, import_plan
+from piper_ray.export.import_plan import import_plan
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
-from piper_ray.model.errors import InvalidPlan, UsageError
-from piper_ray.model.instance import Instance
-from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.errors import UnsupportedPlan, UsageError
+from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, OneSetting, Setting, context_of, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, OneSetting, Setting, context_of
 from piper_ray.runtimes.ranks import rank_places
-from piper_ray.workloads.estimate.modes import Offer
-from tests.estimate_support import estimated, model_of
+from tests.export_support import mixture, plan_in
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
-
-
-def instance_of(experts: int = 8) -> Instance:
-    model = model_of(
-        "mixtral", tokens=1024, hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
-        intermediate_size=2816, vocab_size=32000, num_local_experts=experts,
-    )  # fmt: skip
-    offer = Offer(zero=ALL_REPLICAS, contexts=(1, 2), experts=(8,))
-    return estimated(model, "H100-SXM", nodes=4, samples=1, batch=32, offer=offer).instance
-
-
-def plan_in(instance: Instance, setting: Setting, *, t: int, d: int) -> Plan:
-    """Two stages of three layers each."""
-    rows = {layer.id: tmpcs_under(layer.tmpcs[t], setting)[0].id for layer in instance.layers}
-    ids = list(rows)
-    parts = (ids[:3], ids[3:])
-    return Plan(tuple(Stage(tuple(x), d, t, {y: rows[y] for y in x}) for x in parts), keeps_order=True)
 
 
 SETTING = Setting(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
 
 
 def test_megatron_is_told_t_of_each_group_and_reads_the_same_plan_back() -> None:
-    instance = instance_of()
+    instance = mixture()
     plan = plan_in(instance, SETTING, t=8, d=2)
     assert context_of(instance, plan) == 2
     found = export_plan(instance, plan, ONE, Target.MEGATRON, 8)
@@ -67,7 +49,7 @@ def test_megatron_is_told_t_of_each_group_and_reads_the_same_plan_back() -> None
 
 
 def test_the_other_forms_hold_it_too() -> None:
-    instance = instance_of()
+    instance = mixture()
     plan = plan_in(instance, SETTING, t=8, d=2)
     found = json.loads(export_plan(instance, plan, ONE, Target.TORCHTITAN, 8).files["torchtitan.json"])["parallelism"]
     names = (
@@ -80,13 +62,16 @@ def test_the_other_forms_hold_it_too() -> None:
     text = export_plan(instance, plan, ONE, Target.YAML, 8).files["plan.yaml"]
     for line in ("context_parallel_degree: 2", "tensor_parallel_degree: 4", "expert_parallel_degree: 8"):
         assert line in text
-    with pytest.raises(InvalidPlan, match="not one for all"):
+    with pytest.raises(UnsupportedPlan) as error:
         export_plan(instance, plan, ONE, Target.DEEPSPEED, 8)
+    assert str(error.value).startswith("DeepSpeed cannot run this plan:")
+    what = [text.partition(" is not possible")[0] for text in error.value.violations]
+    assert what == ["context parallelism 2", "sequence parallelism", "experts over 8 ranks"]
 
 
 def test_groups_that_share_a_sequence_lie_between_shards_and_replicas() -> None:
     """By hand: 2 pipeline ranks, 2 replicas, 2 groups of 2 shards."""
-    instance = instance_of()
+    instance = mixture()
     plan = plan_in(instance, Setting(sequence_parallel=True, context=2), t=4, d=2)
     places = list(rank_places(plan, ONE, 8, 2))
     found = [(x.pipeline_rank, x.replica, x.context, x.shard) for x in places]
@@ -94,7 +79,7 @@ def test_groups_that_share_a_sequence_lie_between_shards_and_replicas() -> None:
 
 
 def test_what_a_workload_has_no_times_of_is_not_read() -> None:
-    instance = instance_of()
+    instance = mixture()
     megatron = (
         "--pipeline-model-parallel-layout Ett|ttL --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2"
     )
@@ -105,7 +90,7 @@ def test_what_a_workload_has_no_times_of_is_not_read() -> None:
 
 
 def test_a_setting_has_one_context_for_all_layers() -> None:
-    instance, rule = instance_of(), OneSetting(context=True, experts=True)
+    instance, rule = mixture(), OneSetting(context=True, experts=True)
     contexts = {setting.context for setting in rule.settings(instance)}
     assert contexts == {1, 2}
     assert {setting.context for setting in OneSetting().settings(instance)} == {1}

@@ -102,3 +102,21 @@ def test_narrower_numbers_are_multiplied_at_twice_the_rate_or_faster(key: str) -
     assert gpu.matrix_tf32_flop_per_s in (0.0, pytest.approx(gpu.matrix_flop_per_s / 2, rel=0.02))
     assert gpu.matrix_fp8_flop_per_s in (0.0, pytest.approx(gpu.matrix_flop_per_s * 2, rel=0.02))
     assert gpu.matrix_fp4_flop_per_s == 0.0 or gpu.matrix_fp4_flop_per_s > 1.9 * gpu.matrix_fp8_flop_per_s
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("h100", "GPU h100: H100-SXM is taken; H100-PCIe and H100-NVL are called so too"),
+        ("A100", "GPU A100: A100-80 is taken; A100-PCIe-80 and A100-40 and A100-PCIe-40 are called so too"),
+        ("H100-SXM", None),
+        ("mi300x", None),
+        ("nothing", None),
+    ],
+)
+def test_a_name_that_leaves_a_choice_is_told(asked: str, told: str | None) -> None:
+    found = HARDWARE.choice_note(asked)
+    assert (found is None) == (told is None)
+    if told is not None and found is not None:
+        assert found.split(";")[0] == told.split(";")[0]
+        assert set(found.replace(" and ", " ").split()) == set(told.replace(" and ", " ").split())

@@ -312,6 +312,8 @@ def test_other_forms_keep_passes_and_refuse_what_they_cannot_hold(form: str, tmp
     plain = chain((3.0, 1.0))
     for instance, words in [
         (replace(plain, layers=(replace(plain.layers[0], path="a.b"),)), "the paths of layers"),
+        (replace(plain, layers=(replace(plain.layers[0], tied="table"),)), "which layers have weights in common"),
+        (replace(plain, layers=(replace(plain.layers[0], experts=8),)), "the experts of layers"),
         (replace(plain, batch=Batch(4, 2)), "samples of a microbatch"),
         (replace(plain, cluster=Cluster(4, 1e6, (Link(9.0, 2), Link(4.0)))), "links of smaller groups"),
     ]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,37 @@ def test_more_never_hurts(proposal: Proposal) -> None:
 def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError, match="fits on 4 devices"):
         propose(demand(tmp_path, hidden=131072))
+
+
+def test_chunks_are_tried_where_idle_time_could_make_up_for_the_difference(
+    tmp_path: Path,
+) -> None:
+    asked = demand(tmp_path)
+    asked = replace(asked, schedules=(ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED))
+    found = propose(asked)
+    plain = {one.samples: one for one in found.found if one.simulation.schedule.name is ScheduleName.ONE_F_ONE_B}
+    best_s = min(one.step_s for one in plain.values())
+    reasons = {
+        samples: text
+        for samples in plain
+        for text in found.refused
+        if text.startswith(f"microbatches of {samples}, interleaved: ")
+    }
+    for samples, one in plain.items():
+        if one.step_s * (1.0 - one.simulation.bubble_share) > best_s:
+            assert "not tried" in reasons[samples] or "no plan is within" in reasons[samples]
+        if one.step_s == best_s:
+            assert "not tried" not in reasons.get(samples, "")
+    assert any("with no rank ever idle" in reason for reason in reasons.values())
+
+
+def test_a_tied_model_has_one_rank_under_torchtitan(tmp_path: Path) -> None:
+    config = tmp_path / "tied.json"
+    config.write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    asked = demand(tmp_path, 2)
+    schedules = (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED)
+    titan = RUNTIMES[RuntimeName.TORCHTITAN]
+    told: list[str] = []
+    found = propose(replace(asked, model=read_model(str(config)), runtime=titan, schedules=schedules), tell=told.append)
+    assert {len(one.plan.stages) for one in found.found} == {1}
+    assert sum("tie_word_embeddings" in text for text in told) == 1

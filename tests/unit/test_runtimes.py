@@ -8,7 +8,14 @@ import pytest
 
 import piper_ray
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.constraints import FilledPipeline, Recompute, RecomputeRule, TensorParallelDegrees, WholePieces
+from piper_ray.model.constraints import (
+    FilledPipeline,
+    Recompute,
+    RecomputeRule,
+    StageCount,
+    TensorParallelDegrees,
+    WholePieces,
+)
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan
@@ -19,7 +26,7 @@ from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import RuntimeName, gpus_per_node_of
-from tests.export_support import llama, plan_of
+from tests.export_support import llama, mixture, plan_of
 
 INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 
@@ -166,3 +173,40 @@ def test_plans_for_a_runtime_keep_its_rules(name: RuntimeName) -> None:
     assert free.time_per_sample_s is not None
     assert solution.time_per_sample_s is not None
     assert free.time_per_sample_s <= solution.time_per_sample_s * (1 + 1e-9)
+
+
+def test_a_tied_model_is_on_one_rank_where_the_runtime_asks_for_it() -> None:
+    tied = llama(tied=True)
+    assert tied.tied_layers == {"token embedding": (0, 13)}
+    assert llama().tied_layers == {}
+    titan, megatron = RUNTIMES[RuntimeName.TORCHTITAN], RUNTIMES[RuntimeName.MEGATRON]
+    kept = titan.restricted(Restrictions(), tied, ScheduleName.ONE_F_ONE_B, 8)
+    assert kept.stage_count == 1
+    solution = piper_ray.solve(tied, restrictions=kept, schedule="1f1b")
+    assert solution.plan is not None
+    assert len(solution.plan.stages) == 1
+    assert megatron.restricted(Restrictions(), tied, ScheduleName.ONE_F_ONE_B, 8).stage_count is None
+    assert titan.restricted(Restrictions(), llama(), ScheduleName.ONE_F_ONE_B, 8).stage_count is None
+    with pytest.raises(UsageError, match="weight in common, and 2 are asked for"):
+        titan.restricted(Restrictions(constraints=[StageCount(2)]), tied, ScheduleName.ONE_F_ONE_B, 8)
+    with pytest.raises(UsageError, match="weight in common, and interleaved is for several"):
+        titan.restricted(Restrictions(), tied, ScheduleName.INTERLEAVED, 8)
+
+
+def test_experts_ask_for_sequence_parallelism_in_megatron() -> None:
+    """Its MoELayer refuses to train without, where t > 1."""
+    for name, expected in ((RuntimeName.MEGATRON, {True}), (RuntimeName.TORCHTITAN, {False, True})):
+        rule = RUNTIMES[name].setting
+        assert {setting.sequence_parallel for setting in rule.settings(mixture())} == expected
+        assert {setting.sequence_parallel for setting in rule.settings(llama())} == {False, True}
+
+
+def test_what_is_not_one_for_all_is_said() -> None:
+    instance, rule = llama(zero_shards=2), OneSetting()
+    plain, sequence = (plan_of(instance, [7, 7], d=2, t=2, setting=Setting(sequence_parallel=x)) for x in (False, True))
+    mixed = Plan((plain.stages[0], sequence.stages[1]), keeps_order=True)
+    (told,) = rule.violations(instance, mixed)
+    assert told.startswith("sequence parallelism is not one for all layers: layer ")
+    (told,) = OneSetting(sequence_parallel=False).violations(instance, sequence)
+    assert told == "sequence parallelism is not possible; layer 0 runs as 'sp'"
+    assert list(rule.violations(instance, sequence)) == []

@@ -165,3 +165,21 @@ def test_no_pass_is_doubled_among_the_ranks() -> None:
 def test_dualpipe_needs_enough_microbatches() -> None:
     with pytest.raises(UsageError, match="dualpipe-v on 4 ranks needs at least 8 microbatches a replica, not 7"):
         flush_lists(Schedule(ScheduleName.DUALPIPE_V), 4, 7)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "chunks"), [(1, 3, 2), (2, 5, 3), (4, 14, 2), (3, 12, 3), (4, 21, 1)]
+)
+def test_groups_pass_through_chunk_after_chunk(ranks: int, microbatches: int, chunks: int) -> None:
+    """A slow twin of the order of passes: group after group, chunk after chunk, microbatch after microbatch."""
+    group = group_size(ranks, microbatches, None)
+    expected = [
+        (chunk, microbatch)
+        for first in range(0, microbatches, group)
+        for chunk in range(chunks)
+        for microbatch in range(first, min(first + group, microbatches))
+    ]
+    for actions in flush_lists(Schedule(ScheduleName.INTERLEAVED, chunks), ranks, microbatches):
+        passes = actions.tolist()
+        assert [(chunk, one) for kind, chunk, one in passes if kind == ActionKind.F] == expected
+        assert [(chunks - 1 - chunk, one) for kind, chunk, one in passes if kind == ActionKind.B] == expected

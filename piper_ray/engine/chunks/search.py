@@ -292,13 +292,14 @@ class ChunkSearch:
             self._wait()
 
     def _promising(self, within: float) -> list[int]:
-        """Nodes by the times of their plans, which take at most so many times the best one's."""
+        """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
         found = [
             (node.candidates.best.batch_s, index)
             for index, node in self._nodes.items()
             if node.candidates is not None and node.candidates.best is not None
         ]
-        return [index for batch_s, index in sorted(found) if batch_s <= within * self.upper_s]
+        most_s = within * min(self.upper_s, self.within_s)
+        return [index for batch_s, index in sorted(found) if batch_s <= most_s]
 
     def _bound(self, pool: ThreadPoolExecutor) -> None:
         """It is always the least bound's turn."""

@@ -22,7 +22,7 @@ from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, Mode, Offer, degrees_of, modes_of
 from piper_ray.workloads.estimate.offered import heads_handed_out, require_offered
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
@@ -102,7 +102,11 @@ class Estimate:
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
-    return estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
+    found = estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
+    note = hardware.choice_note(gpu_key)
+    if note is None:
+        return found
+    return replace(found, instance=replace(found.instance, notes=(note, *found.instance.notes)))
 
 
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
@@ -252,6 +256,7 @@ def _instance(
         for source in node.inputs:
             readers[source].append(index)
     output = [node.kind.value(node.kind.output) for node in nodes]
+    tied = architecture.tied_nodes
     layers = []
     for index, node in enumerate(nodes):
         arriving = {source: output[source] for source in node.inputs}
@@ -261,7 +266,8 @@ def _instance(
             tmpc = tmpc_of(costs[node.kind.key][mode], mode, setting, arriving, leaving)
             tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
         rows = {t: tmpcs[t] for t in sorted(tmpcs)}
-        layers.append(Layer(index, node.kind.name, rows, node.path))
+        common = TOKEN_EMBEDDING if index in tied else ""
+        layers.append(Layer(index, node.kind.name, rows, node.path, common, node.kind.experts))
     edges = tuple(
         Edge(source, index, float(round(edge_bytes(output[source], setting))))
         for index, node in enumerate(nodes)

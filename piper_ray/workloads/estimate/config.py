@@ -54,9 +54,8 @@ def read_model(model: str) -> ModelConfig:
         text = read_text(model)
         toml = path.suffix.lower() == ".toml"
         document = parse_toml(model, text) if toml else parse_json(model, text)
-        faults = Faults(repeated_keys(document))
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
-        return _model(model, name, document, {}, faults)
+        return _model(model, name, document, {}, Faults(repeated_keys(document)))
     known = _known()
     spelt = {_squeezed(name): name for name in known}
     found = spelt.get(_squeezed(model))
@@ -67,6 +66,15 @@ def read_model(model: str) -> ModelConfig:
         )
     entry = known[found]
     return _model(model, found, entry["config"], entry, Faults())
+
+
+def read_config(text: str, source: str) -> ModelConfig:
+    """The model of a config.json's text. source: what stands for its path in errors, and "model" for its name if the
+    text has none. Raises InputError."""
+    document = parse_json(source, text)
+    name = document.get("_name_or_path")
+    stem = Path(name).name if isinstance(name, str) else ""
+    return _model(source, stem or "model", document, {}, Faults(repeated_keys(document)))
 
 
 def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:

@@ -29,16 +29,21 @@ class Named(Protocol):
 
 def find_gpu(asked: str, gpus: Mapping[str, Named]) -> str | None:
     """The key of the GPU that is meant, in any spelling; None if there is none of that model with those details."""
-    for key in gpus:
-        if _squeezed(key) == _squeezed(asked):
-            return key
+    return next(iter(meant_gpus(asked, gpus)), None)
+
+
+def meant_gpus(asked: str, gpus: Mapping[str, Named]) -> list[str]:
+    """The keys of all GPUs that may be meant, the one that is taken first."""
+    for key, gpu in gpus.items():
+        if _squeezed(asked) in (_squeezed(key), _squeezed(gpu.name)):
+            return [key]
     model, details = _parts(asked)
     found = []
     for key, gpu in gpus.items():
         own, own_details = _parts(key)
         if model and own in (model, f"rtx{model}") and details <= own_details | _parts(gpu.name)[1]:
             found.append(key)
-    return min(found, key=lambda key: not gpus[key].usual, default=None)
+    return sorted(found, key=lambda key: not gpus[key].usual)
 
 
 def near_gpus(asked: str, gpus: Mapping[str, Named]) -> list[str]:

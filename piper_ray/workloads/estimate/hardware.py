@@ -12,7 +12,7 @@ from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.units import OnNote, doubtful
-from piper_ray.workloads.estimate.gpu_names import find_gpu, near_gpus
+from piper_ray.workloads.estimate.gpu_names import find_gpu, meant_gpus, near_gpus
 from piper_ray.workloads.formats.documents import parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
@@ -100,6 +100,14 @@ class Hardware:
         raise UsageError(
             f"--gpu {key}: unknown; expected one of {', '.join(self.gpus)} (--hardware FILE adds others){guess}"
         )
+
+    def choice_note(self, key: str) -> str | None:
+        """What is said where several GPUs are called so and one is taken; None where it is clear."""
+        taken, *others = meant_gpus(key, self.gpus) or [key]
+        if not others:
+            return None
+        are = "is" if len(others) == 1 else "are"
+        return f"GPU {key}: {taken} is taken; {' and '.join(others)} {are} called so too"
 
 
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005

@@ -23,7 +23,7 @@ def require_offered(architecture: Architecture, offer: Offer) -> None:
                     "each group takes two pieces of a sequence, an early and a late one, so that causal attention is "
                     "shared evenly"
                 )
-    routed = [kind for kind in architecture.kinds if any(operator.routed for operator in kind.operators)]
+    routed = [kind for kind in architecture.kinds if kind.experts]
     if offer.experts and not routed:
         raise UsageError(f"--expert-parallel: {architecture.name} has no experts; leave it out")
     for kind in routed:

@@ -16,6 +16,9 @@ from piper_ray.workloads.estimate.formulas import evaluate
 LOSS = "loss"
 """The name of the operator that turns logits into a loss."""
 
+TOKEN_EMBEDDING = "token embedding"
+"""The name of the operator that looks tokens up, whose table other layers may have too."""
+
 
 class Split(Enum):
     """TENSOR: each of t devices has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all."""
@@ -136,6 +139,15 @@ class LayerKind:
             return self
         return replace(self, symbols={**self.symbols, "g": degree})
 
+    def has(self, operator: str) -> bool:
+        """Whether an operator of that name is in it."""
+        return any(one.name == operator for one in self.operators)
+
+    @property
+    def experts(self) -> int:
+        """That its tokens are routed to; 0 without such."""
+        return round(self.value("E")) if any(operator.routed for operator in self.operators) else 0
+
     @property
     def frozen_parameters(self) -> int:
         """Those that are not trained, those of tied weights left out."""
@@ -190,6 +202,13 @@ class Architecture:
     def training_only_parameters(self) -> int:
         """Of layers that the finished model does without."""
         return _counted(node for node in self.nodes if node.training_only)
+
+    @property
+    def tied_nodes(self) -> frozenset[int]:
+        """Indices of those that have the token embedding's table in common; none where it is a layer's own."""
+        tied = [index for index, node in enumerate(self.nodes) if node.kind.value(node.kind.tied)]
+        tables = [index for index, node in enumerate(self.nodes) if node.kind.has(TOKEN_EMBEDDING)]
+        return frozenset([*tied, *tables[:1]] if tied else ())
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

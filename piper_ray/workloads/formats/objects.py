@@ -190,8 +190,11 @@ def _check_edge(edge: Edge, path: str, faults: Faults) -> bool:
 
 def _check_layer(layer: Layer, path: str, ends: _Ends, faults: Faults) -> None:
     _check_text(layer.name, f"{path}.name", faults)
-    if layer.path != "":
-        _check_text(layer.path, f"{path}.path", faults)
+    for name in ("path", "tied"):
+        if getattr(layer, name) != "":
+            _check_text(getattr(layer, name), f"{path}.{name}", faults)
+    if layer.experts != 0:
+        _keeps(_COUNT, layer.experts, f"{path}.experts", COUNT_WORDS, faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
         faults.at(f"{path}.tmpcs", f"not a dict ({shown(tmpcs_of)}); expected tuples of TMPCs by degree")

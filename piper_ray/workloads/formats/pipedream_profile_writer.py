@@ -61,6 +61,10 @@ def unwritten(instance: Instance) -> list[str]:
     found = []
     if any(layer.path for layer in instance.layers):
         found.append("the paths of layers in the user's model")
+    if any(layer.tied for layer in instance.layers):
+        found.append("which layers have weights in common")
+    if any(layer.experts for layer in instance.layers):
+        found.append("the experts of layers")
     if instance.batch.samples_per_microbatch is not None or instance.batch.tokens_per_sample is not None:
         found.append("samples of a microbatch and tokens of a sample")
     if len(instance.cluster.links) > 1:

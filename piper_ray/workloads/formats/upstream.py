@@ -6,8 +6,9 @@ upstream's model does not have is written only where it is there: a TMPC's ``mem
 ``leastDataParallelDegree``; a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``; a TMPC's
 ``forwardTimePerSample`` (and ``backwardTimePerSample`` where it is not just the rest of ``timePerSample``) and
 ``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
-module's name in the user's model; ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks``
-and ``group``; and ``innerLinks``, a list of
+module's name in the user's model, and ``tied``, a name for weights that it has in common with others of that name, and
+``experts``, how many its tokens are routed to; ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``,
+``chunks`` and ``group``; and ``innerLinks``, a list of
 ``{"devices": 8, "bandwidth": x}`` for links within groups of so many devices, ``bandwidth`` being that of all.
 """
 
@@ -78,6 +79,8 @@ class _Node(Open):
     id: LayerId = Field(description=ID_WORDS)
     name: str | None = Field(default=None, description="a text")
     path: str = Field(default="", description="a text")
+    tied: str = Field(default="", description="a text")
+    experts: Count | None = Field(default=None, description=COUNT_WORDS)
 
 
 class _Tmpc(Open):
@@ -185,6 +188,8 @@ def to_upstream(instance: Instance) -> dict[str, object]:
                 "id": layer.id,
                 "name": layer.name,
                 **({"path": layer.path} if layer.path else {}),
+                **({"tied": layer.tied} if layer.tied else {}),
+                **({"experts": layer.experts} if layer.experts else {}),
                 "TMPCs": {
                     str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
                     for t, tmpcs in layer.tmpcs.items()
@@ -322,7 +327,9 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
     check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
-    return Layer(node.id, str(node.id) if node.name is None else node.name, tmpcs, node.path)
+    return Layer(
+        node.id, str(node.id) if node.name is None else node.name, tmpcs, node.path, node.tied, node.experts or 0
+    )
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:

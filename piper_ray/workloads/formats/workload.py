@@ -137,7 +137,7 @@ def _read_entry(
             faults.at(f"{path}.type", "missing; expected the key of a layer type (or continues, for a chain)")
         if entry.length is not None or entry.type is None:
             return None
-        return Chain(label, entry.type, entry.inputs or (), first_id, 1, 1, first_id, None, entry.path)
+        return Chain(label, entry.type, entry.inputs or (), first_id, 1, 1, first_id, None, entry.path, entry.tied)
     if entry.type is not None:
         faults.at(f"{path}.type", "a type beside continues; expected one of them: a chain is of one type")
     if entry.length is None:
@@ -158,7 +158,9 @@ def _read_entry(
         return None
     last_id = first_id + count - 1 if count else head.last_id
     inputs = (PREVIOUS,) if entry.inputs is None else entry.inputs
-    return Chain(label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id, entry.path)
+    return Chain(
+        label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id, entry.path, entry.tied
+    )
 
 
 def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, object], path: str, faults: Faults) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Layer, Tensor, Tmpc
@@ -44,6 +44,7 @@ class Chain:
 
     length: of the whole chain, with what it continues. last_id: of the chain's last layer. before_id: of the
     layer that it continues; None for a single layer. path: of each layer, or one for all, with {n} for n, n + 1, ...
+    tied: of each layer.
     """
 
     label: str
@@ -55,6 +56,7 @@ class Chain:
     last_id: int
     before_id: int | None
     path: str | list[str] = ""
+    tied: str = ""
 
     def layer_path(self, index: int) -> str:
         """Of layer number ``index`` (from 0) of the ``count``."""
@@ -113,7 +115,11 @@ def expand(
         if chain.path
         for index, layer in enumerate(chain.layer_ids())
     }
-    layers = tuple(_layers(sound, neighbours, path_of_layer, faults))
+    tied = {layer: chain.tied for chain in chains if chain.tied for layer in chain.layer_ids()}
+    layers = tuple(
+        replace(layer, path=path_of_layer.get(layer.id, ""), tied=tied.get(layer.id, ""))
+        for layer in _layers(sound, neighbours, faults)
+    )
     return None if faults else (layers, tuple(edges), tuple(tensors))
 
 
@@ -160,9 +166,7 @@ def _check_sync(
     return not faults
 
 
-def _layers(
-    kind_of: Mapping[int, ReadType], neighbours: Neighbours, path_of_layer: Mapping[int, str], faults: Faults
-) -> Iterator[Layer]:
+def _layers(kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults) -> Iterator[Layer]:
     """Passes that do not make up a row's time are noted once for the row."""
     taken: Counter[str] = Counter()
     wrong: set[tuple[str, int]] = set()
@@ -180,7 +184,7 @@ def _layers(
                 tmpcs.setdefault(t, []).append(tmpc)
         taken[kind.key] += 1
         name = kind.key if kind.declared.name is None else kind.declared.name
-        yield Layer(layer, name, {t: tuple(listed) for t, listed in tmpcs.items()}, path_of_layer.get(layer, ""))
+        yield Layer(layer, name, {t: tuple(listed) for t, listed in tmpcs.items()}, experts=kind.declared.experts or 0)
 
 
 def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:

@@ -9,6 +9,7 @@
 
     [types.block]
     name = "Block"                   # what a layer of the type is called; the type's own key if left out
+    experts = 8                      # how many its tokens are routed to, if it has such
     inputs = ["30MiB", 8192]         # c: bytes of each input, in order; one size stands for every input
     tmpcs = [                        # one row for each TMPC; a list of degrees stands for equal rows
       { t = 1, id = "vanilla", time_s = 0.03, weights = "160MiB", activation = 606478336, fixed = 353994240 },
@@ -43,9 +44,10 @@ backward pass; the bytes of edges are charged for each edge.
 ``continues`` makes a chain: layers of the same type follow the named one until the chain has ``length`` layers;
 "previous" is the one before in the chain, and the chain's own label stands for its last layer.
 A layer's ``path`` is the module's name in the user's model; that of a chain is a list, or one text in which {1} stands
-for 1, 2, ... from the first layer that the entry adds. ``links`` of [cluster] are those within smaller groups of
-devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link that joins all. Replicas of
-a stage that lie within a group have its link, and so do stages of a plan that does.
+for 1, 2, ... from the first layer that the entry adds. ``tied`` names weights that the entry's layers have in common
+with all others of that name, such as an embedding that is the head's projection too. ``links`` of [cluster] are those
+within smaller groups of devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link
+that joins all. Replicas of a stage that lie within a group have its link, and so do stages of a plan that does.
 ``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
 """
 
@@ -120,6 +122,7 @@ class LayerType(Closed):
 
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
+    experts: Count | None = Field(default=None, description=COUNT_WORDS)
     tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
 
 
@@ -134,6 +137,7 @@ class Entry(Closed):
     inputs: list[str] | None = Field(default=None, description="a list of labels of layers")
     id: LayerId | None = Field(default=None, description=ID_WORDS)
     path: _Texts = Field(default="", description="a text, or a list of one for each layer")
+    tied: str = Field(default="", description="a text")
 
 
 class BatchTable(Closed):

@@ -51,8 +51,7 @@ def to_toml(instance: Instance) -> str:
         lines += ["", *kind.lines()]
     spans = list(_spans([layer.id for layer in instance.layers], graph, types))
     label_of = {span.ids[-1]: span.label for span in spans}
-    paths = {layer.id: layer.path for layer in instance.layers}
-    lines += ["", "[layers]", *_entries(spans, label_of, graph, types, paths)]
+    lines += ["", "[layers]", *_entries(spans, label_of, graph, types, instance.layer_by_id)]
     if instance.tensors or not graph.grouped:
         lines += ["", "[graph]"]
     if not graph.grouped:
@@ -70,7 +69,7 @@ def to_toml(instance: Instance) -> str:
 class _Graph:
     """Neighbours in the order of the edges.
 
-    tensor_ends: layers that a tensor names; so they need a label of their own.
+    tensor_ends: layers that a tensor names; so they need a label of their own. tied: of each layer.
     grouped: the edges come in the order of the layers that they go to, so that ``inputs`` can say them all;
     otherwise they are listed one by one.
     """
@@ -83,6 +82,7 @@ class _Graph:
             self.predecessors[edge.target].append(edge.source)
             self.successors[edge.source].append(edge.target)
             self.costs_bytes[edge.target].append(edge.communication_bytes)
+        self.tied = {layer.id: layer.tied for layer in instance.layers}
         self.tensor_ends = {layer for tensor in instance.tensors for layer in tensor.layers}
         by_target = [(source, layer.id) for layer in instance.layers for source in self.predecessors[layer.id]]
         self.grouped = by_target == [(edge.source, edge.target) for edge in instance.edges]
@@ -114,9 +114,12 @@ class _Figures:
 class _Type:
     """A layer type: rows[t] of figures, and its layers in order, which have the times of these rows."""
 
-    def __init__(self, key: str, name: str, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]) -> None:
+    def __init__(
+        self, key: str, name: str, experts: int, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]
+    ) -> None:
         self.key = key
         self.name = name
+        self.experts = experts
         self.inputs = inputs
         self.rows = rows
         self.layers: list[Layer] = []
@@ -125,6 +128,8 @@ class _Type:
         yield f"[types.{self.key}]"
         if self.name != self.key:
             yield f"name = {_text(self.name)}"
+        if self.experts:
+            yield f"experts = {self.experts}"
         if self.inputs != 0.0:
             yield f"inputs = {_sizes(self.inputs)}"
         yield "tmpcs = ["
@@ -155,11 +160,11 @@ def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
     for layer in instance.layers:
         inputs = _common(graph.costs_bytes[layer.id]) if graph.grouped else 0.0
         rows = {t: tuple(_figures(tmpc, layer.id, graph) for tmpc in layer.tmpcs[t]) for t in sorted(layer.tmpcs)}
-        signature = (layer.name, inputs, tuple(rows.items()))
+        signature = (layer.name, layer.experts, inputs, tuple(rows.items()))
         if signature not in types:
             key = _fresh_key(layer.name, keys)
             keys.add(key)
-            types[signature] = _Type(key, layer.name, inputs, rows)
+            types[signature] = _Type(key, layer.name, layer.experts, inputs, rows)
         types[signature].layers.append(layer)
         type_of[layer.id] = types[signature]
     return type_of
@@ -228,7 +233,7 @@ def _entries(
     label_of: Mapping[int, str],
     graph: _Graph,
     types: Mapping[int, _Type],
-    paths: Mapping[int, str],
+    layers: Mapping[int, Layer],
 ) -> Iterator[str]:
     length_of: dict[int, int] = {}  # of the chain that ends with this layer
     expected_id = 0
@@ -245,9 +250,11 @@ def _entries(
             parts.append(f"inputs = [{', '.join(map(_text, inputs))}]")
         if first != expected_id:
             parts.append(f"id = {first}")
-        path = _path([paths[layer] for layer in span.ids])
+        path = _path([layers[layer].path for layer in span.ids])
         if path is not None:
             parts.append(f"path = {path}")
+        if layers[first].tied:
+            parts.append(f"tied = {_text(layers[first].tied)}")
         expected_id = last + 1
         yield f"{span.label} = {{ {', '.join(parts)} }}"
 
@@ -292,6 +299,7 @@ def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types
         before, layer = ids[end - 1], ids[end]
         inputs = [None if source == before else source for source in graph.inputs(layer)]
         alike = layer == before + 1 and types[layer] is types[head] and inputs == pattern
+        alike = alike and graph.tied[layer] == graph.tied[before]
         if not alike or graph.successors[before] != [layer] or before in graph.tensor_ends:
             break
         end += 1

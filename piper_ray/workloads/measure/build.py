@@ -52,10 +52,16 @@ def instance_of(
             "--microbatch-size or more memory"
         )
     largest = max([1, *shards])
-    sent = _sent_bytes(layers)
+    sent, tied = _sent_bytes(layers), _tied(layers)
     instance = Instance(
         layers=tuple(
-            Layer(index, measured.layer.name, _tmpcs(index, ways[index], sent, target, largest), measured.layer.path)
+            Layer(
+                index,
+                measured.layer.name,
+                _tmpcs(index, ways[index], sent, target, largest),
+                measured.layer.path,
+                tied.get(index, ""),
+            )
             for index, measured in enumerate(layers)
         ),
         edges=tuple(Edge(u, v, float(math.ceil(_edge_bytes(size, target, largest)))) for (u, v), size in sent.items()),
@@ -78,6 +84,20 @@ def _ways_of(
         else:
             ways += shard_ways(of_degree[index].figures, layer.figures, degree, target.training, target.gpu)
     return ways
+
+
+def _tied(layers: Sequence[Measured]) -> dict[int, str]:
+    """Of the layers that have a parameter in common with others its name, as the first of them calls it."""
+    owners: dict[int, tuple[str, list[int]]] = {}
+    for index, measured in enumerate(layers):
+        for name, parameter in measured.layer.module.named_parameters():
+            owners.setdefault(id(parameter), (name, []))[1].append(index)
+    tied: dict[int, str] = {}
+    for name, members in owners.values():
+        if len(members) > 1:
+            common = next((tied[index] for index in members if index in tied), name)
+            tied |= dict.fromkeys(members, common)
+    return tied
 
 
 def _sent_bytes(layers: Sequence[Measured]) -> dict[tuple[int, int], float]:

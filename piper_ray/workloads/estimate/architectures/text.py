@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm
 from piper_ray.workloads.estimate.families import Microbatch
-from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, LayerNode, Operator, Product, Split
+from piper_ray.workloads.estimate.operators import (
+    TOKEN_EMBEDDING,
+    Exchange,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
 
 
 def embedding_kind(
@@ -26,7 +35,7 @@ def embedding_kind(
     """
     operators = [
         Operator(
-            "token embedding",
+            TOKEN_EMBEDDING,
             forward_bytes="4 s b h",
             backward_bytes="6 s b h",
             split=Split.SEQUENCE,

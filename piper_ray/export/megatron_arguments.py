@@ -1,0 +1,246 @@
+"""Megatron's launch arguments as somebody runs them: the stages, by a layout or by older flags, and all degrees."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
+
+from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, check_layout, parse_layout
+from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch, positive
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.settings import Recomputation
+from piper_ray.runtimes.pieces import ModelPieces
+
+_SOURCE = "Megatron arguments"
+
+_NUMBERS = (
+    "num-layers", "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+    "expert-model-parallel-size", "expert-tensor-parallel-size",
+    "data-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+    "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "recompute-num-layers",
+    "micro-batch-size", "global-batch-size", "seq-length", "microbatch-group-size-per-virtual-pipeline-stage",
+)  # fmt: skip
+_TEXTS = ("pipeline-model-parallel-layout", "recompute-granularity", "recompute-method")
+_SWITCHES = (
+    "sequence-parallel", "use-distributed-optimizer", "account-for-embedding-in-pipeline-split",
+    "account-for-loss-in-pipeline-split", "recompute-activations",
+)  # fmt: skip
+_COSTLY = (
+    "--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp", "--data-parallel-sharding-strategy",
+    "--distribute-saved-activations", "--cpu-offloading", "--optimizer-cpu-offload", "--recompute-modules",
+    "--mtp-num-layers", "--encoder-",
+)  # fmt: skip
+"""Flags, or how they begin, that change what a run takes and that plans do not hold."""
+
+
+_FLAG_OF = {name.replace("-", "_"): name for name in (*_NUMBERS, *_TEXTS, *_SWITCHES)}
+_IN_A_COMMAND = re.compile(r"(^|\s)--(tensor|pipeline)-model-parallel-")
+
+
+def is_known(name: str) -> bool:
+    """Whether a flag of that name in Python says something of a plan."""
+    return name in _FLAG_OF
+
+
+def are_arguments(text: str) -> bool:
+    """Whether it is Megatron's arguments, or a command or script with them."""
+    return text.startswith("--") or _IN_A_COMMAND.search(text) is not None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{_SOURCE}: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="", add_help=False, allow_abbrev=False)
+    for name in _NUMBERS:
+        parser.add_argument(f"--{name}", type=int)
+    for name in _TEXTS:
+        parser.add_argument(f"--{name}")
+    for name in _SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser
+
+
+def read_arguments(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of a command's text. Flags that say nothing of the plan are left aside. Raises UsageError."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise UsageError(f"{_SOURCE}: {error}") from None
+    return _read(words, pieces, instance)
+
+
+def read_values(
+    values: Mapping[str, object], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
+) -> ReadLayout:
+    """Of flags by their names in Python, as configurations have them: ``tensor_model_parallel_size``.
+
+    letters: of each stage, such as ``Ett``, where no flag says which layers it has.
+    """
+    words: list[str] = []
+    for name, value in values.items():
+        flag = _FLAG_OF.get(name)
+        if flag is None or value is None or value is False:
+            continue
+        words.append(f"--{flag}" if flag in _SWITCHES else f"--{flag}={value}")
+    return _read(words, pieces, instance, letters)
+
+
+def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tuple[int, ...], ...]:
+    """Of each stage, from a text such as ``Ett``."""
+    block, stages = 0, []
+    for stage in letters:
+        found = []
+        for letter in stage:
+            block += letter == BLOCK
+            found.append({EMBEDDING: 0, LOSS: pieces.blocks + 1}.get(letter, block))
+        stages.append(tuple(found))
+    return tuple(stages)
+
+
+def read_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tuple[int, ...], ...]:
+    """The stages of a layout string. Raises UsageError that says where it is wrong."""
+    parsed = parse_layout(text)
+    check_layout(parsed, text, pieces.blocks, ranks or len(parsed))
+    return pieces_of_letters(parsed, pieces)
+
+
+def _read(
+    words: Sequence[str], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
+) -> ReadLayout:
+    given, others = _parser().parse_known_args(words)
+    if given.num_layers not in (None, pieces.blocks):
+        raise UsageError(f"{_SOURCE}: --num-layers {given.num_layers}, but the model has {pieces.blocks}")
+    check_batch(instance, _SOURCE, given.micro_batch_size, given.global_batch_size, given.seq_length)
+    ranks = _given(given, "pipeline-model-parallel-size") or 1
+    if ranks > instance.devices:
+        raise UsageError(f"{_SOURCE}: {ranks} pipeline ranks, but the workload has {instance.devices} devices")
+    t = _given(given, "tensor-model-parallel-size") or 1
+    notes: list[str] = []
+    recomputation, layers = _recomputation(given, notes)
+    experts, each = _experts(given, t, instance)
+    said = RunAs(
+        pipeline_ranks=ranks,
+        tensor_parallel=t,
+        context_parallel=_given(given, "context-parallel-size"),
+        expert_parallel=experts,
+        expert_tensor=each,
+        data_parallel=_given(given, "data-parallel-size"),
+        recomputation=recomputation,
+        recomputed_layers=layers,
+        sequence_parallel=given.sequence_parallel,
+        optimizer_shards=ALL if given.use_distributed_optimizer else 1,
+        group=given.microbatch_group_size_per_virtual_pipeline_stage,
+    )
+    if letters is not None:
+        stages = pieces_of_letters(letters, pieces)
+    elif given.pipeline_model_parallel_layout is not None:
+        stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
+    else:
+        stages = pieces_of_letters(_older_flags(given, pieces.blocks, ranks), pieces)
+    notes += _costly(others)
+    return ReadLayout(stages, said, tuple(notes))
+
+
+def _costly(words: Sequence[str]) -> Iterator[str]:
+    for word in dict.fromkeys(word.partition("=")[0] for word in words):
+        if word.startswith(_COSTLY):
+            yield f"{word} is left aside: plans do not hold it, and what it changes is not in their times and memory"
+
+
+def _given(given: argparse.Namespace, flag: str) -> int | None:
+    value = getattr(given, flag.replace("-", "_"))
+    return None if value is None else positive(f"--{flag}", value)
+
+
+def _experts(given: argparse.Namespace, t: int, instance: Instance) -> tuple[int | None, int | None]:
+    """Ranks of experts and of each one, by Megatron's defaults: one rank has all, divided as other layers are."""
+    experts = _given(given, "expert-model-parallel-size")
+    each = _given(given, "expert-tensor-parallel-size")
+    if not any(layer.experts for layer in instance.layers):
+        return experts, each
+    return experts or 1, each or t
+
+
+def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recomputation, int | None]:
+    """The kind, and of how many first layers of each stage; None: all. Raises UsageError for what Megatron refuses."""
+    granularity = "selective" if given.recompute_activations else given.recompute_granularity
+    method, layers = given.recompute_method, _given(given, "recompute-num-layers")
+    if granularity not in (None, "full", "selective"):
+        raise UsageError(f"--recompute-granularity {granularity}: expected full or selective")
+    if method not in (None, "uniform", "block"):
+        raise UsageError(f"--recompute-method {method}: expected uniform or block")
+    if granularity is None:
+        for flag, value in (("method", method), ("num-layers", layers)):
+            if value is not None:
+                notes.append(
+                    f"--recompute-{flag} {value} does nothing in Megatron without --recompute-granularity: nothing is "
+                    "recomputed"
+                )
+        return Recomputation.NONE, None
+    if granularity == "selective":
+        if layers is not None:
+            raise UsageError("--recompute-num-layers stands beside selective recomputation, which Megatron refuses")
+        return Recomputation.SELECTIVE, None
+    if method is None or layers is None:
+        missing = "--recompute-method uniform or block" if method is None else "--recompute-num-layers"
+        raise UsageError(f"--recompute-granularity full without {missing}, which Megatron refuses")
+    if method == "uniform" and layers > 1:
+        notes.append(
+            f"--recompute-method uniform over groups of {layers} layers keeps the input of each group; the plan keeps "
+            "that of each layer, and takes more memory"
+        )
+    return Recomputation.FULL, layers if method == "block" else None
+
+
+def _older_flags(given: argparse.Namespace, blocks: int, ranks: int) -> list[str]:
+    """Megatron's even split, but for what first and last ranks are told to hold; chunks of a rank are alike."""
+    first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
+    embedding, loss = given.account_for_embedding_in_pipeline_split, given.account_for_loss_in_pipeline_split
+    if (first, last) != (None, None) and (embedding or loss):
+        raise UsageError("first or last pipeline layers cannot be given beside --account-for-... flags, says Megatron")
+    chunks = given.num_virtual_stages_per_pipeline_rank
+    per_chunk = given.num_layers_per_virtual_pipeline_stage
+    if chunks is not None and per_chunk is not None:
+        raise UsageError("layers per virtual stage and virtual stages per rank are given both; Megatron takes one")
+    middle = ranks - (first is not None) - (last is not None)
+    left = blocks + bool(embedding) + bool(loss) - (first or 0) - (last or 0)
+    if middle < 0 or left < 0 or (middle == 0 and left):
+        raise UsageError(f"{blocks} layers do not fall on {ranks} pipeline ranks as these flags have it")
+    if middle and left % middle:
+        raise UsageError(f"{left} layers do not divide evenly over {middle} pipeline ranks, which Megatron asks for")
+    even = left // middle if middle else 0
+    of_rank = [even] * ranks
+    of_rank[0] = even if first is None else first
+    of_rank[-1] = even if last is None else last
+    if per_chunk is not None:
+        if first is not None or last is not None:
+            raise UsageError("with first or last pipeline layers Megatron takes --num-virtual-stages-per-pipeline-rank")
+        if even % positive("--num-layers-per-virtual-pipeline-stage", per_chunk):
+            raise UsageError(f"{even} layers of a rank are no multiple of {per_chunk} layers per virtual stage")
+        chunks = even // per_chunk
+    chunks = positive("--num-virtual-stages-per-pipeline-rank", 1 if chunks is None else chunks)
+    if any(count % chunks for count in of_rank):
+        raise UsageError(
+            f"{' or '.join(map(str, sorted(set(of_rank))))} layers of a rank are not {chunks} equal chunks"
+        )
+    counts = [count // chunks for _ in range(chunks) for count in of_rank]
+    return _with_ends(counts, embedding=bool(embedding), loss=bool(loss))
+
+
+def _with_ends(counts: list[int], *, embedding: bool, loss: bool) -> list[str]:
+    """Letters of each stage. embedding, loss: counted as a layer where they are."""
+    counts[0] -= embedding
+    counts[-1] -= loss
+    if min(counts) < 0:
+        raise UsageError("a stage has no room for the embedding or the loss layer that are to count as layers")
+    letters = [BLOCK * count for count in counts]
+    letters[0] = EMBEDDING + letters[0]
+    letters[-1] += LOSS
+    return letters

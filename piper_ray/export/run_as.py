@@ -1,0 +1,77 @@
+"""What a layout that somebody runs says beside its stages, and what is noted while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.settings import Recomputation
+
+ALL = 0
+"""In place of a number of shards: as many as there are replicas of a weight."""
+
+
+@dataclass(frozen=True)
+class RunAs:
+    """How a layout is run. None: as the layout says, or else 1, or what ranks are left for the data-parallel degree.
+
+    expert_parallel, expert_tensor: ranks that experts are spread over, and those that share one.
+    recomputed_layers: with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i];
+    None: all. optimizer_shards: replicas that share the optimizer's state, or ALL. world: ranks in all; None: as many
+    as the workload has devices.
+    """
+
+    pipeline_ranks: int | None = None
+    tensor_parallel: int | None = None
+    context_parallel: int | None = None
+    expert_parallel: int | None = None
+    expert_tensor: int | None = None
+    data_parallel: int | None = None
+    schedule: ScheduleName | None = None
+    recomputation: Recomputation | None = None
+    recomputed_layers: int | tuple[int, ...] | None = None
+    sequence_parallel: bool | None = None
+    optimizer_shards: int | None = None
+    weights_sharded: bool | None = None
+    group: int | None = None
+    world: int | None = None
+
+    def over(self, other: RunAs) -> RunAs:
+        """These, and the other's where nothing is said here."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(other, **own)
+
+
+@dataclass(frozen=True)
+class ReadLayout:
+    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each."""
+
+    stages: tuple[tuple[int, ...], ...]
+    run_as: RunAs
+    notes: tuple[str, ...] = ()
+
+
+def check_batch(instance: Instance, source: str, microbatch: object, batch: object, tokens: object = None) -> None:
+    """Raises UsageError where the samples that the layout is run with are not the workload's."""
+    samples, length = instance.batch.samples_per_microbatch, instance.batch.tokens_per_sample
+    if isinstance(microbatch, int) and samples is not None and microbatch != samples:
+        raise UsageError(
+            f"{source}: microbatches of {microbatch} samples; the workload's have {samples}, and its times are of these"
+        )
+    if isinstance(tokens, int) and length is not None and tokens != length:
+        raise UsageError(f"{source}: samples of {tokens} tokens; the workload's have {length}, and its times are so")
+    of_each = microbatch if isinstance(microbatch, int) else samples
+    if isinstance(batch, int) and of_each and batch != instance.microbatches * of_each:
+        fitting = f" (--microbatches {batch // of_each})" if batch % of_each == 0 < batch else ""
+        raise UsageError(
+            f"{source}: a batch of {batch} samples; the workload's has {instance.microbatches * of_each}{fitting}"
+        )
+
+
+def positive(name: str, value: int) -> int:
+    """Raises UsageError for a number below 1. name: as the user gave it."""
+    if value < 1:
+        raise UsageError(f"{name} {value}: expected a positive number")
+    return value

@@ -1,0 +1,93 @@
+"""Plans that name each stage's modules by path, as ``export --to yaml`` and ``--to torch`` write them, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from piper_ray.export.run_as import check_batch
+from piper_ray.model.errors import InputError
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.settings import Recomputation, Setting, tmpcs_under
+from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
+from piper_ray.workloads.formats.surroundings import read_schedule
+
+_Count = Annotated[Count, Field(description=COUNT_WORDS)]
+
+
+class _Module(Open):
+    path: str = Field(description="a text")
+    configuration: str = Field(description="the id of a TMPC")
+
+
+class _Stage(Open):
+    """Its modules are read one by one."""
+
+    modules: list[Any] = Field(min_length=1, description="a list of modules")
+    recomputed: list[bool] | None = Field(default=None, description="a list of true or false for each module")
+
+
+class _Document(Open):
+    data_parallel_degree: _Count
+    tensor_parallel_degree: _Count = 1
+    context_parallel_degree: _Count = 1
+    microbatch_samples: _Count | None = None
+    global_batch_samples: _Count | None = None
+    stages: list[_Stage] = Field(min_length=1, description="a list of stages")
+
+
+def is_stage_document(document: Mapping[str, object]) -> bool:
+    """Whether it is one of these."""
+    return {"stages", "data_parallel_degree"} <= document.keys()
+
+
+def read_stage_document(source: str, document: Mapping[str, object], instance: Instance) -> tuple[Plan, Schedule]:
+    """The plan and its schedule. Raises InputError with every fault found, UsageError for another batch."""
+    faults = Faults()
+    read = faults.model(_Document, document, "")
+    schedule = read_schedule(
+        document.get("schedule"), document.get("chunks"), document.get("group"), "schedule", faults
+    )
+    if read is None or faults:
+        raise InputError(source, faults.found)
+    check_batch(instance, source, read.microbatch_samples, read.global_batch_samples)
+    d, t = read.data_parallel_degree, read.tensor_parallel_degree * read.context_parallel_degree
+    layer_of = {layer.path or f"layer {layer.id}": layer.id for layer in instance.layers}
+    stages = []
+    for number, stage in enumerate(read.stages):
+        chosen: dict[int, str] = {}
+        recomputed = stage.recomputed or []
+        for index, (raw, recomputes) in enumerate(zip_longest(stage.modules, recomputed[: len(stage.modules)])):
+            where = f"stages[{number}].modules[{index}]"
+            module = None if isinstance(raw, str) else faults.model(_Module, raw, where)
+            path = raw if isinstance(raw, str) else "" if module is None else module.path
+            if path not in layer_of:
+                if path:
+                    faults.at(where, f"{path!r} is no layer here; expected the path of one of the workload's layers")
+                continue
+            row = instance.layer_by_id[layer_of[path]].tmpcs.get(t, ())
+            tmpc = _tmpc(row, None if module is None else module.configuration, recomputes=bool(recomputes))
+            if tmpc is None:
+                asked = "none" if module is None else f"none of the id {module.configuration!r}"
+                faults.at(where, f"of the TMPCs of {path} at tensor-parallel degree {t} there is {asked}")
+            else:
+                chosen[layer_of[path]] = tmpc.id
+        ordered = tuple(layer.id for layer in instance.layers if layer.id in chosen)
+        stages.append(Stage(ordered, d, t, {layer: chosen[layer] for layer in ordered}))
+    if faults:
+        raise InputError(source, faults.found)
+    return Plan(tuple(stages), keeps_order=True), Schedule.first_of(schedule, instance.schedule)
+
+
+def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, *, recomputes: bool) -> Tmpc | None:
+    """The one of that id; without an id, the plainest that recomputes or does not."""
+    if wanted is not None:
+        return next((tmpc for tmpc in row if tmpc.id == wanted), None)
+    setting = Setting(Recomputation.FULL if recomputes else Recomputation.NONE)
+    return next(iter(tmpcs_under(row, setting)), None)

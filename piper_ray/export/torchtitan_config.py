@@ -1,0 +1,82 @@
+"""torchtitan's configuration as somebody runs it: a list of modules for each part, or the fields around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from piper_ray.export.actions import TORCH_NAMES
+from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch
+from piper_ray.export.torchtitan_modules import read_modules
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.settings import Recomputation
+from piper_ray.runtimes.pieces import ModelPieces
+
+_SOURCE = "torchtitan layout"
+_ALL_THAT_ARE_LEFT = -1
+
+
+def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
+    """Of a list of lists of module names. Raises InputError."""
+    return ReadLayout(read_modules(_SOURCE, parts, pieces), RunAs())
+
+
+def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of the JSON that we export, or torchtitan's TOML of before. Raises UsageError or InputError."""
+    parallelism, training = document.get("parallelism"), document.get("training")
+    if not isinstance(parallelism, Mapping):
+        raise UsageError(f"{_SOURCE}: parallelism is missing; expected torchtitan's fields, or a list of lists")
+    said = _run_as(parallelism, document)
+    if isinstance(training, Mapping):
+        microbatch = parallelism.get("pipeline_parallel_microbatch_size")
+        check_batch(instance, _SOURCE, microbatch, training.get("global_batch_size"), training.get("seq_len"))
+    parts = parallelism.get("module_fqns_per_model_part")
+    if parts is None:
+        if said.pipeline_ranks not in (None, 1):
+            raise UsageError(f"{_SOURCE}: parallelism.module_fqns_per_model_part is missing")
+        return ReadLayout((tuple(range(pieces.blocks + 2)),), said)
+    return ReadLayout(read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part"), said)
+
+
+def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -> RunAs:
+    def number(name: str, usual: int) -> int:
+        value = parallelism.get(name, usual)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{_SOURCE}: parallelism.{name}: {value!r} is no positive number")
+        return value
+
+    named = parallelism.get("pipeline_parallel_schedule")
+    schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
+    if named is not None and named not in schedules:
+        raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
+    ranks, replicas = number("pipeline_parallel_degree", 1), number("data_parallel_replicate_degree", 1)
+    all_shard = parallelism.get("data_parallel_shard_degree") == _ALL_THAT_ARE_LEFT
+    if all_shard and replicas > 1:
+        raise UsageError(
+            f"{_SOURCE}: parallelism.data_parallel_shard_degree: {_ALL_THAT_ARE_LEFT} beside {replicas} replicas; "
+            "expected the number"
+        )
+    shards = 1 if all_shard else number("data_parallel_shard_degree", 1)
+    context, t = number("context_parallel_degree", 1), number("tensor_parallel_degree", 1)
+    experts = number("expert_parallel_degree", 1)
+    gathered = parallelism.get("fsdp_reshard_after_forward", "default")
+    return RunAs(
+        pipeline_ranks=ranks,
+        tensor_parallel=t,
+        context_parallel=context,
+        expert_parallel=experts,
+        expert_tensor=t if experts == 1 else 1,
+        data_parallel=None if all_shard else replicas * shards,
+        schedule=None if named is None else schedules[str(named)],
+        recomputation=_recomputation(document.get("activation_checkpoint", "none")),
+        sequence_parallel=bool(parallelism.get("enable_sequence_parallel", True)),
+        optimizer_shards=ALL if all_shard else shards * context,  # groups that share a sequence share weights, too
+        weights_sharded=gathered == "always" or (gathered == "default" and ranks == 1),
+    )
+
+
+def _recomputation(given: object) -> Recomputation:
+    mode = given.get("mode", "none") if isinstance(given, Mapping) else given
+    if mode not in {kind.value for kind in Recomputation}:
+        raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected none, selective or full")
+    return Recomputation(str(mode))

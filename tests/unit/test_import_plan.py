@@ -1,0 +1,222 @@
+"""Layouts that people run, read as plans: what is chosen of the workload's TMPCs, what is noted, what is refused."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import yaml
+
+from piper_ray.export.import_plan import Imported, import_plan
+from piper_ray.export.run_as import RunAs
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
+from piper_ray.model.errors import PiperRayError, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting
+from piper_ray.workloads.estimate.modes import Offer
+from tests.estimate_support import estimated, model_of
+from tests.export_support import llama, mixture, plan_in, plan_of, random_case
+
+ONE = Schedule(ScheduleName.ONE_F_ONE_B)
+TWO = "--pipeline-model-parallel-size 2"
+
+
+def read(text: str, **given: object) -> Imported:
+    return import_plan(llama(), text, RunAs(**{"data_parallel": 4, **given}))  # type: ignore[arg-type]
+
+
+def ids(found: Imported) -> set[str]:
+    return {tmpc_id for stage in found.plan.stages for tmpc_id in stage.tmpc_ids.values()}
+
+
+def sharing(zero: int, fsdp: int = 1) -> Instance:
+    model = model_of(
+        "llama", tokens=1024, hidden_size=1024, num_hidden_layers=4, num_attention_heads=16,
+        num_key_value_heads=8, intermediate_size=2816, vocab_size=32000,
+    )  # fmt: skip
+    offer = Offer(zero=zero, fsdp=fsdp)
+    return estimated(model, "H100-SXM", nodes=2, samples=1, batch=32, offer=offer).instance
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "told"),
+    [
+        (f"{TWO} --use-distributed-optimizer", {}, "the optimizer's state in 4 shards: the workload has no such TMPCs"),
+        ("Et*6|t*6L", {"optimizer_shards": 2}, "the optimizer's state in 2 shards: the workload has no such TMPCs"),
+        (f"{TWO} --sequence-parallel", {}, "sequence parallelism does nothing at tensor-parallel degree 1"),
+        (f"{TWO} --recompute-num-layers 3", {}, "--recompute-num-layers 3 does nothing in Megatron without"),
+        (f"{TWO} --recompute-method block", {}, "--recompute-method block does nothing in Megatron without"),
+        (
+            f"{TWO} --recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            {},
+            "uniform over groups of 2 layers keeps the input of each group",
+        ),
+        (f"{TWO} --use-torch-fsdp2", {}, "--use-torch-fsdp2 is left aside"),
+        ("Et*6|t*6L", {"data_parallel": 2}, "12 of the workload's 16 devices are left over"),
+    ],
+)
+def test_what_a_plan_does_not_hold_is_noted(text: str, given: dict[str, object], told: str) -> None:
+    found = read(text, **given)
+    assert sum(told in note for note in found.notes) == 1, found.notes
+    assert ids(found) <= {"plain", "full"}
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "told"),
+    [
+        (
+            f"{TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 99",
+            {},
+            "99 layers of a stage are to recompute; no stage has more than 6 layers",
+        ),
+        (f"{TWO} --recompute-granularity full --recompute-num-layers 1", {}, "full without --recompute-method"),
+        (f"{TWO} --recompute-granularity full --recompute-method block", {}, "full without --recompute-num-layers"),
+        (f"{TWO} --recompute-activations --recompute-num-layers 1", {}, "beside selective recomputation"),
+        (f"{TWO} --recompute-granularity full --recompute-method rows", {}, "expected uniform or block"),
+        ("Et*6|t*6L", {"recomputed_layers": 2}, "are for full recomputation alone"),
+        ("Et*6|t*6L", {"optimizer_shards": 8}, "8 shards of the optimizer's state, but 4 replicas"),
+        ("Et*6|t*6L", {"tensor_parallel": 3, "data_parallel": None}, "no configuration at tensor-parallel degree 3; "),
+        ("Et*4|t*4|t*4L", {"data_parallel": None}, "5 replicas do not divide the 32 microbatches of a batch, as 16"),
+        (f"{TWO} --seq-length 4096", {}, "samples of 4096 tokens; the workload's have 1024"),
+        ("--pipeline-model-parallel-size 99999999999", {}, "99999999999 pipeline ranks, but the workload has 16"),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, given: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read(text, **given)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("zero", "fsdp", "text", "expected", "noted"),
+    [
+        (ALL_REPLICAS, 1, f"{TWO} --use-distributed-optimizer", "plain+zero", False),
+        (4, 1, f"{TWO} --use-distributed-optimizer", "plain+zero4", False),
+        (2, 1, f"{TWO} --use-distributed-optimizer", "plain+zero2", True),
+        (2, 1, TWO, "plain", False),
+        (ALL_REPLICAS, 4, '{"parallelism": {"data_parallel_shard_degree": 4}}', "plain+fsdp4", False),
+        (ALL_REPLICAS, 1, '{"parallelism": {"data_parallel_shard_degree": 4}}', "plain+zero", True),
+    ],
+)
+def test_the_sharding_that_a_run_has_is_chosen(zero: int, fsdp: int, text: str, expected: str, noted: bool) -> None:
+    found = import_plan(sharing(zero, fsdp), text, RunAs(data_parallel=4))
+    assert expected in ids(found)
+    assert any("shards" in note for note in found.notes) == noted, found.notes
+
+
+def test_experts_lie_as_megatron_lays_them_by_default() -> None:
+    megatron = f"{TWO} --tensor-model-parallel-size 4 --sequence-parallel"
+    over_t = import_plan(
+        mixture(), f"{megatron} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1", RunAs()
+    )
+    assert not any("ep" in tmpc_id for tmpc_id in ids(over_t))
+    assert not any("expert" in note for note in over_t.notes)
+    divided = import_plan(mixture(), megatron, RunAs())
+    assert divided.plan == over_t.plan
+    assert any("expert parallelism 1, each expert on 4 devices" in note for note in divided.notes)
+    apart = import_plan(
+        mixture(), f"{megatron} --expert-model-parallel-size 8 --expert-tensor-parallel-size 1", RunAs()
+    )
+    assert any("ep8" in tmpc_id for tmpc_id in ids(apart))
+
+
+@pytest.mark.parametrize("target", [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.YAML])
+def test_what_is_exported_is_read_back(target: Target) -> None:
+    names = {
+        Target.MEGATRON: "megatron.args",
+        Target.MEGATRON_BRIDGE: "piper_plan.py",
+        Target.TORCHTITAN: "torchtitan.json",
+        Target.YAML: "plan.yaml",
+    }
+    rng, read_back = Random(3), 0
+    for _ in range(40):
+        instance, plan, schedule = random_case(rng)
+        try:
+            exported = export_plan(instance, plan, schedule, target, 8)
+        except PiperRayError:
+            continue
+        d = plan.stages[0].data_parallel_degree
+        known = RunAs() if target in (Target.YAML, Target.TORCHTITAN) else RunAs(data_parallel=d)
+        found = import_plan(instance, exported.files[names[target]], known)
+        if target is not Target.TORCHTITAN:  # which shards weights where the plan shards state
+            assert found.plan == plan
+            assert found.schedule == schedule
+        assert [stage.layers for stage in found.plan.stages] == [stage.layers for stage in plan.stages]
+        read_back += 1
+    assert read_back > 10
+
+
+def test_flagscale_and_torch_are_read_back() -> None:
+    instance = llama()
+    plan = plan_of(instance, [7, 7], d=2, t=2, first_k=2)
+    system = export_plan(instance, plan, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
+    assert import_plan(instance, system, RunAs()).plan == plan
+    spread = plan_in(mixture(), Setting(sequence_parallel=True, experts=8), t=4, d=4)
+    system = export_plan(mixture(), spread, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
+    assert yaml.safe_load(system)["system"]["hetero"]["hetero_process_meshes"] == [4, 1, 8, 4, 2]
+    assert import_plan(mixture(), system, RunAs()).plan == spread
+    full = plan_of(instance, [7, 7], d=2, setting=Setting(Recomputation.FULL))
+    stages = export_plan(instance, full, ONE, Target.TORCH, 8).files["stages.json"]
+    assert import_plan(instance, stages, RunAs()).plan == full
+
+
+def test_a_launch_script_and_a_config_of_megatron_bridge() -> None:
+    expected = read("Et*6|t*6L").plan
+    script = (
+        "#!/bin/bash\nTP=1\ntorchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size 1 \\\n  " + TWO + "  # ok\n"
+    )
+    assert read(script).plan == expected
+    layout = [["embedding", *["decoder"] * 6], [*["decoder"] * 6, "loss"]]
+    model = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 2}
+    config = yaml.safe_dump({"model": {**model, "pipeline_model_parallel_layout": layout}, "train": {}})
+    assert read(config).plan == expected
+    with pytest.raises(UsageError, match=r"pipeline_model_parallel_layout\[0\]: 'head'; expected one of embedding"):
+        read(yaml.safe_dump({"model": {**model, "pipeline_model_parallel_layout": ["head"]}}))
+    with pytest.raises(UsageError, match=r"cfg\.pipeline_model_parallel_size = ranks\(\): expected a value"):
+        read("def apply(cfg):\n    cfg.model.pipeline_model_parallel_size = ranks()\n")
+
+
+def test_a_toml_of_torchtitan_and_shards_that_are_left() -> None:
+    text = (
+        "[parallelism]\ntensor_parallel_degree = 2\ndata_parallel_shard_degree = -1\n"
+        '[activation_checkpoint]\nmode = "full"\n'
+    )
+    found = import_plan(sharing(ALL_REPLICAS, 8), text, RunAs())
+    assert found.plan.stages[0].data_parallel_degree == 8
+    assert any(tmpc_id.endswith("full+fsdp8") for tmpc_id in ids(found))
+    with pytest.raises(UsageError, match="beside 2 replicas; expected the number"):
+        read('{"parallelism": {"data_parallel_shard_degree": -1, "data_parallel_replicate_degree": 2}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: &a {x: 1}\nb: {p: *a, q: *a}\n", "parallelism is missing"),
+        ("a: [1,\nb: 2", "line 2: not YAML"),
+        ("E: 2001-99-99\nb: 1", "not YAML"),
+        ("Et:tL", "character 3 is ':'"),
+        ("[" * 100_000, "not JSON"),
+        ("a:\n" + "".join(" " * depth + "a:\n" for depth in range(1, 1500)), "layout: "),
+        ("- a\n- b: 1\n", "no list of lists of module names"),
+        ("stages: 3\ndata_parallel_degree: x\n", "stages: not a list (3)"),
+        ("stages: [{modules: [foo, {path: 3}]}]\ndata_parallel_degree: 1\n", "'foo' is no layer here"),
+        ("model_type: llama\nhidden_size: 4096\n", "not a layout but a Hugging Face config"),
+        ("system: {tensor_model_parallel_size: x}\n", "invalid int value: 'x'"),
+        (
+            "system: {tensor_model_parallel_size: 1, hetero_process_meshes: [1, 1, 1, 1]}\n",
+            "hetero_process_meshes: [1, 1, 1, 1]; expected one mesh",
+        ),
+        (
+            "system: {tensor_model_parallel_size: 1, hetero_process_meshes: [1, 1, 1, 1, 2]}\n",
+            "hetero_pipeline_layer_split: None; expected 2 numbers, 12 together",
+        ),
+        ("name = 1\n# several lines\n", "several lines that are no layout"),
+        ("1: 2", "parallelism is missing"),
+    ],
+)
+def test_documents_of_other_kinds_are_told(text: str, told: str) -> None:
+    with pytest.raises(PiperRayError) as error:
+        import_plan(llama(), text, RunAs())
+    assert told in str(error.value)
