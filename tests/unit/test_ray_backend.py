@@ -210,7 +210,7 @@ def test_driver_goes_on_when_all_workers_are_killed(monkeypatch: pytest.MonkeyPa
 def test_chunk_that_kills_each_worker_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     send_every_level_to_workers(monkeypatch)
     workers_that_die(monkeypatch, tmp_path, deaths=10**6, downset=50)
-    with backend_of(workers=1, without_workers=WAIT) as backend:
+    with backend_of(workers=1, cpus_per_worker=1, without_workers=WAIT) as backend:
         with pytest.raises(ClusterError, match=r"downsets \d+ to \d+ ended 3 workers in turn.* MB in each worker"):
             solve(TOWERS, backend=backend)
         processes = processes_of(backend)
@@ -300,13 +300,13 @@ def test_ray_of_the_process_is_used_and_left_alone() -> None:
 
 def test_ray_of_our_own_listens_on_loopback_asks_for_a_token_and_ends() -> None:
     script = """
-from piper_ray.engine.backends.ray import RayBackend
+from piper_ray.engine.backends.ray.session import connect
 import os, sys
 assert "ray" not in sys.modules
-backend = RayBackend("local", workers=1)
+session = connect("local", 1)
 import ray
 print(ray.nodes()[0]["NodeManagerAddress"], os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]))
-backend.close()
+session.close()
 print(ray.is_initialized())
 """
     assert output_of(script) == ["127.0.0.1", "token", "64", "False"]
@@ -315,10 +315,10 @@ print(ray.is_initialized())
 def test_ray_of_our_own_listens_on_loopback_where_it_was_imported_before() -> None:
     script = """
 import ray
-from piper_ray.engine.backends.ray import RayBackend
-backend = RayBackend("local", workers=1)
+from piper_ray.engine.backends.ray.session import connect
+session = connect("local", 1)
 print(ray.nodes()[0]["NodeManagerAddress"])
-backend.close()
+session.close()
 """
     assert output_of(script) == ["127.0.0.1"]
 
