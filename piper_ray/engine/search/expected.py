@@ -11,6 +11,7 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import NextBatch
+from piper_ray.engine.evaluation.potentials import StageCover
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.scan import COUNTERS
@@ -18,6 +19,7 @@ from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph
+from piper_ray.engine.search.pricing import are_worthwhile
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.instance import Instance
@@ -30,7 +32,10 @@ _RECENT_LEVELS = 10
 
 _IN_THE_MIDDLE, _AT_THE_PLAN = 2.5, 0.8
 """A search takes as long as so many evaluations in the middle of its bracket, and so many at its first plan: most are
-far from there and quick."""
+far from there and quick. The latter do not count where potentials leave little to be looked at."""
+
+_ROUNDS = 12
+"""Of looking for potentials, where that is worthwhile."""
 
 _NARROW, _WIDE = 1.02, 1.07
 """Upper over lower bound: up to where the first plan is never evaluated, and from where it always is."""
@@ -54,8 +59,14 @@ def expected_between_s(problem: Problem, lower_s: float, upper_s: float | None) 
     try:
         if upper_s is None:
             return sum(_AT_EACH_STEP * expected_evaluation_s(problem, step * lower_s) for step in _CHAIN_STEPS)
-        seconds = _IN_THE_MIDDLE * expected_evaluation_s(problem, (lower_s * upper_s) ** 0.5)
-        often = min(1.0, (upper_s / lower_s - _NARROW) / (_WIDE - _NARROW)) if lower_s > 0.0 else 1.0
+        middle_s = (lower_s * upper_s) ** 0.5
+        seconds = _IN_THE_MIDDLE * expected_evaluation_s(problem, middle_s)
+        if middle_s <= 0.0:
+            return seconds
+        cover = StageCover.of(problem)
+        if cover is not None and are_worthwhile(problem, cover, middle_s):
+            return seconds + _ROUNDS * cover.round_s
+        often = min(1.0, (upper_s / lower_s - _NARROW) / (_WIDE - _NARROW))
         if often > 0.0:
             seconds += _AT_THE_PLAN * often * expected_evaluation_s(problem, upper_s)
     except ChoiceTooHard:
