@@ -91,7 +91,10 @@ class LocalBackend:
         known = Earlier(0, no_states(last - first)) if earlier is None else earlier
         # Every downset looks at the same buckets, so equal counts are about equal cost.
         bounds = (last - first) * (int(arrays.buckets.used[0]) - known.buckets)
-        tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
+        rate = states.rates.far if earlier is None else states.rates.near
+        tasks = max(1, min(last - first, max(4 * self._threads, int(rate.seconds(bounds) / _TASK_S))))
+        if earlier is not None and rate.seconds(bounds) < _SMALL_LEVEL_S:
+            tasks = 1
         loaded = is_loaded(evaluate_runs)
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
@@ -118,7 +121,6 @@ class LocalBackend:
                 future.cancel()
             raise
         if loaded:
-            rate = states.rates.far if earlier is None else states.rates.near
             rate.record(bounds, worked_s)
         found = joined(parts)
         return Worked(found._replace(tested=found.tested + known.states.tested), worked_s)

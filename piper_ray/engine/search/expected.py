@@ -16,7 +16,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downs
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.scan import COUNTERS
 from piper_ray.engine.kernels.selection import make_step_cache
-from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates
+from piper_ray.engine.kernels.types import Earlier, FloatArray, IndexArray, LevelStates
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph
 from piper_ray.engine.search.pricing import are_worthwhile
@@ -163,8 +163,9 @@ def _likely(
     return LevelStates(has.astype(np.int64), tallies, sums, np.zeros(COUNTERS, np.int64))
 
 
-def _at_least_one(values: np.ndarray) -> IndexArray:
-    return np.maximum(1, np.ceil(np.minimum(values, 2.0**40) - 1e-9)).astype(np.int64)
+def _at_least_one(values: FloatArray) -> IndexArray:
+    whole: IndexArray = np.maximum(1, np.ceil(np.minimum(values, 2.0**40) - 1e-9)).astype(np.int64)
+    return whole
 
 
 def _chain_value_s(instance: Instance, problem: Problem, lower_s: float) -> float | None:

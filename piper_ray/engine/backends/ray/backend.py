@@ -6,17 +6,17 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
-from piper_ray.engine.backends.ray.pacing import Pacing
+from piper_ray.engine.backends.ray.pacing import Pacing, Span
 from piper_ray.engine.backends.ray.session import LOCAL, Session, connect, may_wait
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
-from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.evaluation.state_tables import StateTables, between
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.types import Earlier, LevelStates
 from piper_ray.model import arguments
@@ -41,6 +41,16 @@ _WORTH_A_START_S = 2.0
 
 _MANY = 8
 """Times as many threads as there are here: what a cluster that nobody has looked at yet may have."""
+
+
+class _Held(NamedTuple):
+    """States of downsets first .. last - 1, of several levels, over the first ``buckets`` buckets."""
+
+    states: StateTables
+    first: int
+    last: int
+    buckets: int
+    found: LevelStates
 
 
 class RayBackend:
@@ -87,7 +97,9 @@ class RayBackend:
         self._listening = threading.get_ident()
         self._told_of_room = self._told_of_start = False
         self._last_threads = 0  # of workers, when there were some
-        self._ahead: dict[int, ChunkBatch] = {}  # by thread: of its evaluation, what was sent before it is needed
+        # By thread, of its evaluation: what was sent before it is needed, and what came back and is not finished.
+        self._ahead: dict[int, ChunkBatch] = {}
+        self._held: dict[int, _Held] = {}
         self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
         self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
         self._saved_s = 0.0  # that workers would have saved
@@ -130,63 +142,98 @@ class RayBackend:
                 dispatcher.cancel(batch)
             dispatcher.count_anew()
         self._ahead.clear()
+        self._held.clear()
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Workers take what they are done with sooner; the threads here what they are not."""
         self._pass_notes_on()
         self._raise_failure()
-        ahead = self._sent_ahead(states)
-        if ahead is not None:
-            return NextBatch(ahead.end_level, here=False)
-        span = self._pacing.batch(
-            states.rates.near, states.tables.lattice.level_start, states.level, states.buckets_used
-        )
+        if self._held_of(states) is not None or self._sent_ahead(states) is not None:
+            return NextBatch(states.level + 1, here=False)
+        span = self._next_span(states, states.level)
         far_s, near_s = states.rates.far.seconds(span.far), states.rates.near.seconds(span.near)
         if self._pays(far_s, near_s):
-            return NextBatch(span.end_level, here=False)
+            return NextBatch(states.level + 1, here=False)
         self._consider_workers(states, far_s, near_s)
         return self._local.next_batch(states)
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        ahead = self._sent_ahead(states)
-        if ahead is None:
+        """Of a batch that workers did, its levels are finished here one after the other."""
+        held = self._held_of(states)
+        if held is None:
+            ahead = self._sent_ahead(states)
             bounds = (last - first) * states.buckets_used
-            if not self._pays(states.rates.far.seconds(bounds), 0.0):
+            if ahead is None and not self._pays(states.rates.far.seconds(bounds), 0.0):
                 began_s = time.perf_counter()
                 found = self._local.evaluate_downsets(states, first, last, on_progress)
                 self._here_s += time.perf_counter() - began_s
                 return found
-        return self._by_workers(states, first, last, on_progress, ahead)
+            held = self._by_workers(states, first, last, on_progress, ahead)
+        if last == held.last:
+            del self._held[threading.get_ident()]
+        known = between(held.found, first - held.first, last - held.first)
+        if first == held.first:
+            known = known._replace(tested=held.found.tested)
+        if held.buckets == states.buckets_used:
+            return known
+        began_s = time.perf_counter()
+        earlier = Earlier(held.buckets, known)
+        found = self._local.evaluate(states, first, last, on_progress, earlier=earlier).states
+        self._here_s += time.perf_counter() - began_s
+        return found
 
     def _by_workers(
         self, states: StateTables, first: int, last: int, on_progress: OnProgress, ahead: ChunkBatch | None
-    ) -> LevelStates:
+    ) -> _Held:
         dispatcher = self._started(_worker_bytes(states), self._cpus_per_worker)
         self._tell_of_start()
         began_s = time.perf_counter()
-        batch = ahead or self._submit(dispatcher, states, states.level, first, last)
+        batch = ahead or self._submit(dispatcher, states, states.level, *self._span(states, first, last))
         self._ahead.pop(threading.get_ident(), None)
+        first, last = batch.edges[0], batch.edges[-1]
         try:
             self._send_ahead(dispatcher, states, last)
             found = self._wait(batch, on_progress)
-            self._waited_s += time.perf_counter() - began_s
-            if batch.buckets < states.buckets_used:  # it was sent before the levels in between were finished
-                found = self._local.evaluate(
-                    states, first, last, on_progress, earlier=Earlier(batch.buckets, found)
-                ).states
         except BaseException:
             dispatcher.cancel(batch)
             self._forget_ahead(dispatcher)
             raise
         finally:
             self._pass_notes_on()
+        self._waited_s += time.perf_counter() - began_s
         states.rates.far.record((last - first) * batch.buckets, batch.worked_s)
         if ahead is None:
             self._pacing.record(batch.worked_s, batch.answered_s - began_s, max(1, dispatcher.threads))
+        self._pacing.record_calls(dispatcher.busy_s, dispatcher.chunks_sent)
         self._worked_s += batch.worked_s
         self._batches += 1
         self._chunks += len(batch.chunks)
-        return found
+        held = self._held[threading.get_ident()] = _Held(states, first, last, batch.buckets, found)
+        return held
+
+    def _span(self, states: StateTables, first: int, last: int) -> tuple[int, int]:
+        """The downsets of the levels that go out together, from those asked for on."""
+        level_start = states.tables.lattice.level_start
+        span = self._next_span(states, states.level)
+        return first, max(last, int(level_start[span.end_level]))
+
+    def _next_span(self, states: StateTables, level: int) -> Span:
+        dispatcher = self._dispatcher
+        return self._pacing.batch(
+            states.rates.near,
+            states.tables.lattice.level_start,
+            level,
+            states.buckets_used,
+            dispatcher.workers if dispatcher is not None else 1,
+            self._local.threads,
+        )
+
+    def _held_of(self, states: StateTables) -> _Held | None:
+        """What workers found of the calling thread's evaluation, if the next level is in it."""
+        held = self._held.get(threading.get_ident())
+        if held is None or held.states is not states:
+            return None
+        return held
 
     def calls(self, worker_bytes: float) -> Calls:
         """For a search whose parts are calls of a function of arrays. worker_bytes: that one takes in a worker.
@@ -359,11 +406,11 @@ class RayBackend:
         level = int(np.searchsorted(level_start, last))
         if level >= level_start.size - 1:
             return
-        span = self._pacing.batch(states.rates.near, level_start, level, states.buckets_used)
+        span = self._next_span(states, level)
         end = int(level_start[span.end_level])
         sizes = np.diff(level_start[states.level : level + 1])
-        between = (end - last) * int(np.sum(1 + sizes // BUCKET_SIZE))
-        between_s = states.rates.near.seconds(between) / self._local.threads
+        bounds_between = (end - last) * int(np.sum(1 + sizes // BUCKET_SIZE))
+        between_s = states.rates.near.seconds(bounds_between) / self._local.threads
         far_s, near_s = states.rates.far.seconds(span.far), states.rates.near.seconds(span.near)
         if self._pacing.pays_ahead(far_s, near_s, between_s, self._local.threads, self._threads_there):
             self._ahead[threading.get_ident()] = self._submit(dispatcher, states, level, last, end)

@@ -141,6 +141,7 @@ class Dispatcher:
         self._had_workers = False
         self._slow: set[str] = set()  # machines that the user has been told of
         self._alone_since: float | None = None
+        self.busy_s, self.chunks_sent = 0.0, 0  # of CPU for chunks: these are what the driver does for each
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
 
@@ -198,7 +199,9 @@ class Dispatcher:
                 else:
                     if event is None:
                         return
+                    began_s = time.thread_time()
                     self._guarded(partial(self._take, event))
+                    self.busy_s += time.thread_time() - began_s
                 self._guarded(self._keep_up)
 
     def _keep_up(self) -> list[Command]:
@@ -425,6 +428,7 @@ class Dispatcher:
         known[key] = max(known_level, batch.level)
         levels = [objects[-1].ref] if known_level < batch.level else []
         self._pool.send(command.worker, command.chunk, order, levels)
+        self.chunks_sent += 1
 
 
 def _ignore(done: int) -> None:

@@ -16,7 +16,7 @@ _LEAST_GAIN = 1.1
 
 _CHUNK_S = 0.075
 _LEAST_CHUNK_S = 0.005
-_PER_WORKER = 2
+_PER_WORKER, _FEW_WORKERS = 2, 16
 _WEIGHT = 0.3  # of the newest figure in a running mean
 _MOST_ROUND_TRIP_S = 0.05
 _FORGET = 0.02
@@ -35,21 +35,32 @@ class Span:
 @dataclass
 class Pacing:
     """round_trip_s: of a batch, beyond its work. stretch: how many times as long as both together it takes, where cores
-    are shared with others.
+    are shared with others. call_s: of the driver, for each chunk.
     """
 
     round_trip_s: float = 0.003
     stretch: float = 1.0
+    call_s: float = 2e-4
 
-    def batch(self, near_rate: Rate, level_start: IndexArray, level: int, buckets: int) -> Span:
-        """The next levels for the workers: until the rest, which the driver does alone, takes as long as a round trip.
+    def batch(
+        self,
+        near_rate: Rate,
+        level_start: IndexArray,
+        level: int,
+        buckets: int,
+        workers: int = 1,
+        threads_here: int = 1,
+    ) -> Span:
+        """The next levels for the workers: until the rest, which the driver does, takes as long as a round trip or the
+        driver's calls, one for each worker.
 
-        Both stand still all workers but the driver, so a batch of this size wastes least.
+        These stand still all workers but the driver, so a batch of this size wastes least.
         """
         far, near, extra, end = 0, 0, 0, level
+        allowed_s = threads_here * max(self.round_trip_s, self.call_s * workers)
         while end < level_start.size - 1:
             size = int(level_start[end + 1] - level_start[end])
-            if end > level and near_rate.seconds(near + size * extra) > self.round_trip_s:
+            if end > level and near_rate.seconds(near + size * extra) > allowed_s:
                 break
             far += size * buckets
             near += size * extra
@@ -64,7 +75,7 @@ class Pacing:
         here_s = (far_s + near_s) / threads_here
         if threads_there <= 0:
             return -math.inf
-        there_s = self.stretch * (far_s / threads_there + self.round_trip_s) + near_s
+        there_s = self.stretch * (far_s / threads_there + self.round_trip_s) + near_s / threads_here
         return here_s - _LEAST_GAIN * there_s
 
     def pays(self, far_s: float, near_s: float, threads_here: int, threads_there: float) -> bool:
@@ -80,17 +91,24 @@ class Pacing:
         """Whether a batch should be sent while the one before it is under way: for as long as that takes to come back
         and to be finished, which workers would stand still, the driver has the part between the two to itself.
         """
-        wins = between_s < self.round_trip_s + near_s
-        return wins and self.gain_s(far_s, near_s + between_s, threads_here, threads_there) > 0.0
+        wins = between_s < self.round_trip_s + near_s / threads_here
+        return wins and self.gain_s(far_s, near_s + between_s * threads_here, threads_here, threads_there) > 0.0
 
     def chunks(self, seconds: float, workers: int, threads: int, downsets: int) -> int:
-        """Two for each worker unless these were tiny; more where they would be longer than 75 ms.
+        """Two for each of a few workers, one for each of many, unless these were tiny; more where they would be longer
+        than 75 ms.
 
         seconds: that one thread takes. threads: of all workers.
         """
         of_one_worker_s = seconds * max(1, workers) / max(1, workers, threads)
-        least = max(1, min(_PER_WORKER * workers, int(of_one_worker_s / _LEAST_CHUNK_S)))
+        for_each = _PER_WORKER if workers <= _FEW_WORKERS else 1
+        least = max(1, min(for_each * workers, int(of_one_worker_s / _LEAST_CHUNK_S)))
         return max(1, min(downsets, max(least, math.ceil(of_one_worker_s / _CHUNK_S))))
+
+    def record_calls(self, busy_s: float, chunks: int) -> None:
+        """What calls have taken the driver in all, and for how many chunks."""
+        if chunks > 0:
+            self.call_s = busy_s / chunks
 
     def record(self, worked_s: float, elapsed_s: float, threads: int) -> None:
         """A batch is done: ``worked_s`` is the sum over its threads, ``elapsed_s`` what the driver waited."""
