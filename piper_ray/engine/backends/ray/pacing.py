@@ -17,7 +17,9 @@ _LEAST_GAIN = 1.1
 _CHUNK_S = 0.075
 _LEAST_CHUNK_S = 0.005
 _PER_WORKER, _FEW_WORKERS = 2, 16
-_WEIGHT = 0.3  # of the newest figure in a running mean
+_WEIGHT, _UP, _DOWN = 0.3, 0.1, 0.5
+"""Of the newest figure in running means."""
+
 _MOST_ROUND_TRIP_S = 0.05
 _FORGET = 0.02
 """Of the stretch, with each batch that stays here for it: what made it long may have passed."""
@@ -116,4 +118,5 @@ class Pacing:
             expected_s = worked_s / max(1, threads)
             self.stretch += _WEIGHT * (max(1.0, elapsed_s / (expected_s + self.round_trip_s)) - self.stretch)
             waste_s = min(max(elapsed_s - expected_s, 0.0005), _MOST_ROUND_TRIP_S)
-            self.round_trip_s += _WEIGHT * (waste_s - self.round_trip_s)
+            # A long one may have had tables to fetch, or a worker to wait for.
+            self.round_trip_s += (_UP if waste_s > self.round_trip_s else _DOWN) * (waste_s - self.round_trip_s)

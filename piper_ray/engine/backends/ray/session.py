@@ -25,9 +25,6 @@ LOCAL = "local"
 _REACHABLE_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 15.0
 _LOOPBACK = "127.0.0.1"
-_LAST_STARTED = Path("/tmp/ray/ray_current_cluster")
-"""Where Ray writes the address of what `ray start` has started here."""
-
 _NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 """Read from the environment when Ray is imported, and from then on a constant of its own by this name."""
 
@@ -100,8 +97,14 @@ def may_wait(address: str | None) -> bool:
     with contextlib.suppress(
         OSError
     ):  # what Ray wrote there may be of one that has ended: Ray knows where else to look
-        return _check_reachable(_LAST_STARTED.read_text().strip())
+        return _check_reachable(_last_started().read_text().strip())
     return False
+
+
+def _last_started() -> Path:
+    """Where Ray writes the address of what `ray start` has started here."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(folder) / "ray" / "ray_current_cluster"
 
 
 def _unreachable(address: str | None, error: BaseException) -> ClusterError:
