@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scripts.ray_benchmarks.sending import SendPairs
 from scripts.ray_benchmarks.simulation import Constants, Lattice, Simulation
-from scripts.ray_benchmarks.slowed import S_PER_BOUND, SendAll
+from scripts.ray_benchmarks.slowed import S_PER_BOUND
 from tests.faults.machines import HEAD, machines
 
 MOST = 3
@@ -36,7 +37,7 @@ class Checked:
 
 
 def check(tell: Callable[[str], None]) -> list[Checked]:
-    """Real runs of an evaluation on 1 to ``MOST`` machines of one core, whose work takes a time that is told to them."""
+    """Real runs of an evaluation on 1 to ``MOST`` machines of one core, whose work takes as long as they are told."""
     found = []
     with machines(MOST) as cluster:
         for count in range(1, MOST + 1):
@@ -56,7 +57,7 @@ def _checked(count: int, measured: dict[str, object]) -> Checked:
     )
     call_s = _number(measured, "call_s")
     constants = Constants(call_s / 2, call_s / 2, _number(measured, "round_trip_s") / 2, 0.0, 0.0, LEVEL_S)
-    modelled_s = Simulation(lattice, count, 1, 1, constants, SendAll()).run()
+    modelled_s = Simulation(lattice, count, 1, 1, constants, SendPairs()).run()
     return Checked(count, _number(measured, "seconds"), modelled_s, constants)
 
 

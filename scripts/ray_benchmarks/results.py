@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from piper_ray.model.solution import Solution, Status
-from scripts.ray_benchmarks.cases import RayCase
+from scripts.ray_benchmarks.cases import TOWER_HEIGHT, RayCase
 from scripts.ray_benchmarks.meter import BatchRecord
+from scripts.ray_benchmarks.simulation import towers_lattice
 
-LOCAL, ONE, TWO = "local", "1 worker", "2 workers"
-EXECUTORS = (LOCAL, ONE, TWO)
+LOCAL, ONE, TWO, CHOSEN = "local", "1 worker", "2 workers", "2, where it pays"
+"""Threads of this process; workers that get all levels; workers that get what they are sooner done with."""
+
+EXECUTORS = (LOCAL, ONE, TWO, CHOSEN)
 
 _SAME = 0.05
 """Batches are cut by what earlier ones took: two runs never send quite the same downsets."""
@@ -71,6 +74,12 @@ class Run:
         return sum(batch.levels for batch in self.batches if not batch.first)
 
 
+def s_per_bound(run: Run) -> float:
+    """Of the longest evaluation of two towers, as if every downset were live: seconds of a thread."""
+    lattice = towers_lattice(TOWER_HEIGHT, 1.0, 1.0)
+    return max(evaluation.seconds for evaluation in run.solution.stats.evaluations) / lattice.work_s
+
+
 @dataclass
 class RayResult:
     """All runs of a case, those of one round one after the other."""
@@ -116,6 +125,11 @@ class RayResult:
     def speed_up(self) -> float:
         """Two workers against one."""
         return self.seconds(ONE) / self.seconds(TWO)
+
+    @property
+    def chosen(self) -> float:
+        """One local thread against two workers where they pay."""
+        return self.seconds(LOCAL) / self.seconds(CHOSEN)
 
     @property
     def slower_work(self) -> float | None:

@@ -41,8 +41,8 @@ class Lattice:
 class Constants:
     """send_s, take_s: of the dispatcher, for a chunk and for its reply. way_s: from it to a machine, and as long back.
 
-    chunk_s: of a machine, for each chunk beyond its work. batch_s, level_s: of the solver, for each batch and each level
-    beyond its part of them.
+    chunk_s: of a machine, for each chunk beyond its work. batch_s, level_s: of the solver, for each batch and for each
+    level beyond its part of them.
     """
 
     send_s: float

@@ -14,52 +14,23 @@ from typing import Any
 
 import piper_ray.engine.backends.ray.worker as workers
 from piper_ray.engine.backends.ray.backend import RayBackend
-from piper_ray.engine.backends.ray.pacing import Pacing, Span
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.engine.preparation import prepare
 from piper_ray.engine.tables.problem import Problem, build_problem
-from piper_ray.engine.tables.rate import Rate
 from piper_ray.model.restrictions import Restrictions
 from scripts.ray_benchmarks.cases import towers
+from scripts.ray_benchmarks.sending import SendPairs
 
 HEIGHT = 60
 S_PER_BOUND = 5e-5
 """Of a worker: some twenty times as long as its work takes."""
-
-_LEVELS = 2
-"""Of a batch."""
 
 _ABOVE = 1.3
 """The threshold over the lower bound: nearly every downset is live."""
 
 _WORKERS_WITHIN_S = 60.0
 _CALLS = 50
-
-
-class SendAll(Pacing):
-    """Workers get all levels, whatever that gains, and the same number at a time: work that is given out does not depend
-    on what was measured on the way.
-    """
-
-    def pays(self, *_: object) -> bool:
-        return True
-
-    def pays_ahead(self, *_: object) -> bool:
-        return True
-
-    def batch(
-        self,
-        near_rate: Rate,
-        level_start: IndexArray,
-        level: int,
-        buckets: int,
-        workers: int = 1,
-        threads_here: int = 1,
-    ) -> Span:
-        end = min(level + _LEVELS, level_start.size - 1)
-        return Span(end, int(level_start[end] - level_start[level]) * buckets, 0)
 
 
 def main(address: str, machines: int) -> None:
@@ -72,7 +43,7 @@ def main(address: str, machines: int) -> None:
     problem = build_problem(workload, instance, restrictions.data_parallel_degrees(instance))
     threshold_s = _ABOVE * problem.lower_bound_s()
     with closing(
-        RayBackend(address, workers=machines, cpus_per_worker=1, threads=1, without_workers="wait", pacing=SendAll())
+        RayBackend(address, workers=machines, cpus_per_worker=1, threads=1, without_workers="wait", pacing=SendPairs())
     ) as backend:
         deadline = time.monotonic() + _WORKERS_WITHIN_S
         while backend.activity().workers < machines:
@@ -92,7 +63,7 @@ def main(address: str, machines: int) -> None:
             "buckets": [0, *states.buckets.level_first[1:].tolist(), states.buckets_used],
             "level_start": problem.lattice.level_start.tolist(),
         }
-    print(json.dumps(measured))  # noqa: T201 - a program
+    print(json.dumps(measured))
 
 
 def _evaluate(problem: Problem, backend: RayBackend, threshold_s: float) -> tuple[float, StateTables]:
