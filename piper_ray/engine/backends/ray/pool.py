@@ -153,7 +153,7 @@ class Pool:
         if worker not in self._actors:
             return False
         self._ready[worker] = hello
-        self._failures = 0
+        self._failures, self._not_before = 0, float("-inf")
         fault = difference(hello.software)
         if fault is None:
             return True
@@ -179,7 +179,8 @@ class Pool:
         """The worker is of no more use, or gone already."""
         if worker not in self._actors:
             return
-        if self._ready.pop(worker, None) is None:
+        node = self._actors[worker].place.node
+        if self._ready.pop(worker, None) is None and (node is None or self._machines.is_alive(node, now)):
             self._failures += 1
             self._not_before = now + min(2.0**self._failures, _LONGEST_PAUSE_S)
         self._end(worker)
