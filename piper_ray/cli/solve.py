@@ -197,7 +197,7 @@ def solve(
         for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
         asked, restrictions = for_runtime.schedule, for_runtime.restrictions
 
-    from piper_ray.engine.chunks.answer import most_chunks
+    from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog

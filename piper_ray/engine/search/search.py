@@ -15,7 +15,7 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
+from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
@@ -33,6 +33,10 @@ _CHAIN_GAP = 1e-6
 
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
+
+_SPENT = 0.1
+"""Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in
+which most have states."""
 
 _LOWER = 0.99
 """A plan so much faster than the last one that was bounded from both sides leaves much less."""
@@ -62,6 +66,7 @@ class Search:
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
         self._completion: Completion | None = None
+        self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
         self._pricing = Pricing(self.problem, self.limits.check)
         if self.known is not None:
             self.bracket.record_plan(self.known.time_per_sample_s)
@@ -126,12 +131,15 @@ class Search:
         self._improve_on_chain(order_through(self.problem, outcome.stages))
 
     def _bound_from_both_sides(self, infeasible: Outcome) -> None:
-        """Evaluates the best plan's own value, where many downsets had states just below it and no plan near it was
-        evaluated yet: its states tell which of them can be completed, which makes all that follows cheap. Potentials
+        """Evaluates the best plan's own value, where infeasible evaluations have been dear and no plan near it was
+        evaluated yet: its states tell which downsets can be completed, which makes all that follows cheap. Potentials
         make that dear evaluation needless.
         """
         upper, known = self.bracket.upper, self._completion
         if upper is None or self.bracket.is_done(self.limits.gap) or infeasible.live_downsets < _MANY_LIVE:
+            return
+        self._live_in_vain += infeasible.live_downsets
+        if self._live_in_vain < _SPENT * self.problem.workload.lattice.size:
             return
         if self._pricing.wanted:
             return
@@ -153,6 +161,7 @@ class Search:
             if live[-1] > 0 and np.count_nonzero(live) >= _MANY_LIVE:
                 found = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
                 self._completion = found.within(self._completion)
+                self._live_in_vain = 0
 
         return learn
 
@@ -209,7 +218,7 @@ class Search:
             fewest_stages=fewest_stages,
             next_s=None if fewest_stages else self.bracket.next_if_infeasible(threshold_s),
             on_progress=watch,
-            on_finished=self._learn(threshold_s),
+            on_finished=keep_nothing if fewest_stages else self._learn(threshold_s),
             completion=completion,
         )
         self.stats.append(
