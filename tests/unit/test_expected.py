@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.preview import forecast_solve
 from piper_ray.engine.search import expected
 from piper_ray.engine.search.expected import expected_between_s, expected_evaluation_s
@@ -25,11 +27,10 @@ def test_the_rest_of_a_long_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = tables(TOWERS).problem
     threshold_s = 1.3 * problem.lower_bound_s()
     looked_at: list[int] = []
-    evaluate = expected.evaluate_downsets
 
     def recorded(first: int, *others: object) -> object:
         looked_at.append(first)
-        return evaluate(first, *others)  # type: ignore[arg-type]
+        return evaluate_downsets(first, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(expected, "evaluate_downsets", recorded)
     monkeypatch.setattr(expected, "_BEGINNING_S", 0.0)
@@ -43,7 +44,7 @@ def test_the_rest_of_a_long_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
 def _stop_at(level: int) -> object:
     real = expected._Beginning.next_batch
 
-    def next_batch(self: expected._Beginning, states: expected.StateTables) -> object:
+    def next_batch(self: expected._Beginning, states: StateTables) -> object:
         self._until_s = float("inf")
         if states.level >= level:
             self.states = states
@@ -60,7 +61,7 @@ def test_later_levels_are_like_those_before_them(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(expected._Beginning, "next_batch", _stop_at(10))
     threshold_s = 1.5 * problem.lower_bound_s()
     with pytest.raises(expected._Enough):
-        expected.evaluate_threshold(problem, beginning, threshold_s)
+        evaluate_threshold(problem, beginning, threshold_s)
     assert beginning.states is not None
     first = int(problem.lattice.level_start[10])
     likely = expected._likely(problem, beginning.states, threshold_s, first, np.random.default_rng(0))
