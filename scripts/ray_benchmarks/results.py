@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from piper_ray.model.solution import Solution, Status
+from piper_ray.model.solution import Solution
 from scripts.ray_benchmarks.cases import TOWER_HEIGHT, RayCase
 from scripts.ray_benchmarks.meter import BatchRecord
 from scripts.ray_benchmarks.simulation import towers_lattice
@@ -154,14 +154,11 @@ class RayResult:
         return found
 
 
-def _by_threshold(solution: Solution) -> dict[tuple[float, bool], tuple[bool, int]]:
-    """The last evaluation may look for fewest stages at a threshold that was tried before: states differ then."""
-    evaluations = solution.stats.evaluations
-    proved = solution.status is Status.OPTIMAL
-    return {
-        (evaluation.threshold_s, proved and evaluation is evaluations[-1]): (evaluation.feasible, evaluation.cells)
-        for evaluation in evaluations
-    }
+def _by_threshold(solution: Solution) -> dict[float, bool]:
+    """Whether each threshold has a plan. How many states that took is another matter: an evaluation ahead of need knows
+    less of what it may leave out.
+    """
+    return {evaluation.threshold_s: evaluation.feasible for evaluation in solution.stats.evaluations}
 
 
 def _outcome(solution: Solution) -> tuple[object, ...]:
