@@ -17,7 +17,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables, between, evalu
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.evaluation import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
-from piper_ray.engine.kernels.types import Earlier, LevelStates, OptionArrays
+from piper_ray.engine.kernels.types import Earlier, LevelStates, Tables
 from piper_ray.model.events import Listener
 
 _TASK_S = 0.02
@@ -99,7 +99,7 @@ class LocalBackend:
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> tuple[LevelStates, float]:
-            steps = self._scratch_of(states.tables.options)
+            steps = self._scratch_of(states.tables)
             mine = known._replace(states=between(known.states, begin - first, end - first))
             began = time.thread_time()
             found = evaluate_downsets(begin, end, arrays, mine, steps)
@@ -125,10 +125,12 @@ class LocalBackend:
         found = joined(parts)
         return Worked(found._replace(tested=found.tested + known.states.tested), worked_s)
 
-    def _scratch_of(self, options: OptionArrays) -> StepCache:
-        """The calling thread's scratch for these options."""
-        if getattr(self._scratch, "options", None) is not options:
-            self._scratch.options, self._scratch.cache = options, make_step_cache(options)
+    def _scratch_of(self, tables: Tables) -> StepCache:
+        """The calling thread's scratch for these options and this memory limit."""
+        options, memory_bytes = tables.options, tables.cluster.memory_bytes
+        if getattr(self._scratch, "options", None) is not options or self._scratch.memory_bytes != memory_bytes:
+            self._scratch.options, self._scratch.memory_bytes = options, memory_bytes
+            self._scratch.cache = make_step_cache(tables)
         cache: StepCache = self._scratch.cache
         return cache
 

@@ -131,7 +131,7 @@ def _rest_s(problem: Problem, states: StateTables, threshold_s: float) -> float:
     if total <= 0.0:
         return 0.0
     drawn = generator.choice(downsets - first, _DRAWN, p=weights / total)
-    steps, began_s, s_per_bound = make_step_cache(problem.options), time.thread_time(), []
+    steps, began_s, s_per_bound = make_step_cache(problem.tables), time.thread_time(), []
     for place in drawn.tolist():
         at_s, i = time.thread_time(), first + place
         arrays = states.arrays_over(int(weights[place]))
