@@ -41,7 +41,7 @@ _NARROW, _WIDE = 1.02, 1.07
 """Upper over lower bound: up to where the first plan is never evaluated, and from where it always is."""
 
 _CHAIN_GAP = 1e-3
-_CHAIN_STEPS, _AT_EACH_STEP = (1.018, 1.038, 1.08), 5.0
+_CHAIN_STEPS, _AT_EACH_STEP = (1.018, 1.038, 1.08), 8.0
 """Times the lower bound of a chain of layers, which has no quicker chain to ask; evaluations for each."""
 
 
