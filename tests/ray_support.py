@@ -73,9 +73,11 @@ def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: f
     patient = partial(Coordinator, overdue_floor_s=60.0)
     monkeypatch.setattr("piper_ray.engine.backends.ray.dispatcher.Coordinator", patient)
 
-    monkeypatch.setattr("piper_ray.engine.backends.ray.pacing.LEAST_BATCH_S", 0.0)
-    monkeypatch.setattr("piper_ray.engine.backends.ray.backend.Pacing", lambda: Pacing(round_trip_s=round_trip_s))
-    monkeypatch.setattr(Pacing, "chunks", lambda _self, _seconds, _workers, downsets: min(downsets, 5))
+    paced = partial(Pacing, round_trip_s=round_trip_s)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.backend.Pacing", paced)
+    monkeypatch.setattr(Pacing, "pays", lambda *_: True)
+    monkeypatch.setattr(Pacing, "pays_ahead", lambda *_: True)
+    monkeypatch.setattr(Pacing, "chunks", lambda _self, _seconds, _workers, _threads, downsets: min(downsets, 5))
     monkeypatch.setattr(Pacing, "record", lambda *_: None)
 
 

@@ -36,10 +36,17 @@ Address = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="W", help="Ray workers; as many as the cluster has room for if not given."),
+    typer.Option(
+        "--workers", metavar="W", help="Ray workers, spread over the machines; one on each machine if not given."
+    ),
 ]
 CpusPerWorker = Annotated[
-    int, typer.Option("--cpus-per-worker", metavar="C", help="Cores, and so threads, of each Ray worker.")
+    int | None,
+    typer.Option(
+        "--cpus-per-worker",
+        metavar="C",
+        help="Cores, and so threads, of each Ray worker; all of its machine's, or its share of them, if not given.",
+    ),
 ]
 WithoutWorkers = Annotated[
     Alone,
@@ -65,7 +72,11 @@ Supervise = Annotated[
 
 @contextmanager
 def ray_backend(
-    address: str | None, workers: int | None, cpus_per_worker: int, without_workers: Alone
+    address: str | None,
+    workers: int | None,
+    cpus_per_worker: int | None,
+    threads: int | None,
+    without_workers: Alone,
 ) -> Iterator[Backend | None]:
     """The cluster of these options; None without an address. Raises UsageError if they do not go together."""
     if not address:
@@ -76,7 +87,9 @@ def ray_backend(
     from piper_ray.engine.backends import ray as cluster
 
     rule = cluster.WithoutWorkers(without_workers.value)
-    backend = cluster.RayBackend(address, workers=workers, cpus_per_worker=cpus_per_worker, without_workers=rule)
+    backend = cluster.RayBackend(
+        address, workers=workers, cpus_per_worker=cpus_per_worker, threads=threads, without_workers=rule
+    )
     with closing(backend):
         yield backend
 

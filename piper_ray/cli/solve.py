@@ -126,7 +126,7 @@ def solve(
     memory_limit: MemoryLimit = None,
     address: Address = None,
     workers: Workers = None,
-    cpus_per_worker: CpusPerWorker = 1,
+    cpus_per_worker: CpusPerWorker = None,
     without_workers: WithoutWorkers = Alone.CONTINUE,
     checkpoint: Checkpoint = None,
     supervised: Supervise = False,
@@ -217,7 +217,7 @@ def solve(
         log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
         def search(stop: Stop[Solution]) -> Solution:
-            with ray_backend(address, workers, cpus_per_worker, without_workers) as backend:
+            with ray_backend(address, workers, cpus_per_worker, threads, without_workers) as backend:
                 found = piper_ray.solve(
                     instance,
                     restrictions=restrictions,

@@ -12,16 +12,22 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.findings import Findings
 from piper_ray.engine.preparation import Preparation, prepare
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.search.expected import expected_between_s
 from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
-from piper_ray.engine.tables.problem import build_problem
+from piper_ray.engine.tables.problem import Problem, build_problem
 from piper_ray.model.errors import ChoiceTooHard, InvalidPlan, UsageError
+from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, Listener, Note
+from piper_ray.model.figures import duration_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
+
+_LONG_S = 10.0
+"""Of a search, after which a second for a forecast is no matter."""
 
 _UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 
@@ -51,7 +57,8 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
     ):
         backend.listen(request.listener)
         planning = Planning(instance, made.outline.contraction)
-        search = Search(planning, problem, evaluations, request.limits, request.listener, request.started_s)
+        told = _Foretold(problem, request.listener)
+        search = Search(planning, problem, evaluations, request.limits, told, request.started_s)
         # With several links more devices may be a slower way between them.
         shared = prepared is not None and len(instance.cluster.links) == 1
         if prepared is not None and shared and checkpoint is None and request.limits.are_none:
@@ -65,6 +72,25 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
                 instance, restrictions, solution.lower_bound_s, solution.time_per_sample_s, solution.plan
             )
         return solution
+
+
+@dataclass
+class _Foretold:
+    """A listener that passes events on, and says once how long a search that has taken long is likely to go on."""
+
+    problem: Problem
+    listener: Listener
+    told: bool = False
+
+    def __call__(self, event: Event) -> None:
+        self.listener(event)
+        if self.told or not isinstance(event, (EvaluationAdvanced, EvaluationFinished)):
+            return
+        if event.bounds.elapsed_s >= _LONG_S:
+            self.told = True
+            more_s = expected_between_s(self.problem, event.bounds.lower_s, event.bounds.upper_s)
+            if more_s is not None:
+                self.listener(Note(f"about {duration_text(more_s)} more of one thread's time, by a rough forecast"))
 
 
 def _begin_with(findings: Findings, search: Search, restrictions: Restrictions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.solve import merge_operators
@@ -10,7 +10,9 @@ from piper_ray.engine.forecast import forecast
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.layer_graph import build_graph
-from piper_ray.engine.preparation import Outline
+from piper_ray.engine.preparation import Outline, prepare
+from piper_ray.engine.search.expected import expected_search_s
+from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
@@ -18,6 +20,9 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Forecast
 from piper_ray.workloads.formats.load import Source, instance_of
+
+_LOOKED_INTO, _MOST_BYTES = (500, 1_000_000), 4e9
+"""Downsets, and memory: of the lattices that are looked into for a forecast."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,41 @@ class LatticeInput:
     outline: Outline
     blocks: BlockStats | None = None
 
+    restrictions: Restrictions = Restrictions()
+
     @property
     def forecast(self) -> Forecast:
+        """Wide lattices are looked into, which takes about a second: their time is no matter of their size alone."""
+        known = self.quick_forecast
+        if known.downsets is None or not _LOOKED_INTO[0] <= known.downsets <= _LOOKED_INTO[1]:
+            return known
+        if known.memory_bytes is None or known.memory_bytes > _MOST_BYTES:
+            return known
+        made = prepare(self.instance, self.restrictions)
+        if made.workload is None:
+            return known
+        degrees = self.restrictions.data_parallel_degrees(self.instance)
+        seconds = expected_search_s(self.instance, build_problem(made.workload, self.instance, degrees))
+        return known if seconds is None else replace(known, seconds=made.lattice_s + made.stage_costs_s + seconds)
+
+    @property
+    def quick_forecast(self) -> Forecast:
+        """From the size of the lattice alone."""
         return forecast(self.outline.graph, self.outline.contracted.downsets, len(self.outline.variants))
 
 
-def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
-    """Size of the lattice, and what a solve under the instance's schedule will take in memory and time."""
+def forecast_solve(
+    instance: Instance | Source, restrictions: Restrictions = Restrictions(), *, quick: bool = False
+) -> Forecast:
+    """Size of the lattice, and what a solve under the instance's schedule will take in memory and time.
+
+    quick: the time by the size alone.
+    """
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     instance = instance_of(instance)
     if Schedule.first_of(instance.schedule) == PAPERS_SCHEDULE and not restrictions.plan_wide:
-        return lattice_input(instance, restrictions=restrictions).forecast
+        planned = lattice_input(instance, restrictions=restrictions)
+        return planned.quick_forecast if quick else planned.forecast
     # With one d and one t for all stages no layers are merged: see ``flush.preparation``.
     variants, graph = stage_variants(instance, restrictions), build_graph(instance, without_contraction())
     return forecast(graph, count_downsets(graph), sum(variant.degree <= instance.devices for variant in variants))
@@ -54,6 +83,6 @@ def lattice_input(
     outline = Outline.of(instance, restrictions)
     merged = merge_operators(instance, outline) if contract is Contract.OPERATORS else None
     if merged is None:
-        return LatticeInput(instance, outline)
+        return LatticeInput(instance, outline, restrictions=restrictions)
     blocks = merged.blocks.instance
-    return LatticeInput(blocks, Outline.of(blocks, restrictions), merged.stats)
+    return LatticeInput(blocks, Outline.of(blocks, restrictions), merged.stats, restrictions)

@@ -132,3 +132,10 @@ def flop_text(flop: float) -> str:
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
     power = min(len(units) - 1, max(0, math.floor(math.log10(flop) / 3))) if flop > 0 else 0
     return f"{flop / 1000.0**power:.4g} {units[power]}"
+
+
+def duration_text(seconds: float) -> str:
+    """``12 s``, ``7 min``, ``3.5 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"

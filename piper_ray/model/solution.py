@@ -63,7 +63,8 @@ class NodeStats:
 class ClusterStats:
     """What a cluster did. put_bytes: by the driver, once for each table. worked_s: of all workers together.
 
-    waited_s: of the driver, for batches; the rest of the search is its own work.
+    waited_s: of the driver, for batches; the rest of the search is its own work. unused: why nothing was sent to it;
+    None if something was.
     """
 
     workers: int
@@ -73,6 +74,7 @@ class ClusterStats:
     worked_s: float
     waited_s: float
     nodes: tuple[NodeStats, ...]
+    unused: str | None = None
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
 def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
     """What a cluster did and what moved: a line for all, and one for each machine."""
     if not cluster.batches:
-        return ["cluster: nothing was large enough for a worker"]
+        return [f"cluster: nothing was sent{f': {cluster.unused}' if cluster.unused else ''}"]
     share = 1.0 - cluster.waited_s / search_s if search_s > 0 else 0.0
     of_all = (
         f"cluster: {plural(cluster.workers, 'worker')}, {plural(cluster.chunks, 'chunk')} in "

@@ -8,11 +8,11 @@ import typer
 
 from piper_ray.model.errors import EXIT_INTERRUPTED
 from scripts.benchmarks.runner import describe_machine
-from scripts.ray_benchmarks.cases import RAY_CASES
+from scripts.ray_benchmarks.cases import RAY_CASES, TIGHT_TOWERS
 from scripts.ray_benchmarks.model import fit
-from scripts.ray_benchmarks.results import ONE, RayResult
+from scripts.ray_benchmarks.results import LOCAL, ONE, RayResult, s_per_bound
 from scripts.ray_benchmarks.runner import WorkersMissingError, measure
-from scripts.ray_benchmarks.tables import constants_line, tables_of
+from scripts.ray_benchmarks.tables import checked_table, constants_line, simulated, tables_of
 
 
 def main(
@@ -28,6 +28,14 @@ def main(
     workers_per_node: Annotated[
         int, typer.Option("--workers-per-node", metavar="C", min=1, help="Of each machine in the model.")
     ] = 8,
+    machines: Annotated[
+        bool,
+        typer.Option(
+            "--machines",
+            help="Check the event model against real runs on 1, 2 and 3 machines instead: sets of Linux namespaces, "
+            "which need root and iproute2. About two minutes.",
+        ),
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables in Markdown.")] = False,
 ) -> None:
     """Measure the Ray backend beside one local thread, and predict the time on 1 to 256 machines.
@@ -35,6 +43,12 @@ def main(
     Needs two free cores. Tables go to stdout, progress to stderr. Ctrl-C prints what is finished. Exit code 1: answers
     differ or no worker started; a missed goal is no failure.
     """
+    if machines:
+        from scripts.ray_benchmarks.machines import check
+
+        table = checked_table(check(_tell))
+        typer.echo(table.to_markdown() if markdown else table.to_text())
+        return
     wanted = [name.strip() for name in cases.split(",") if name.strip()]
     unknown = sorted({*wanted} - {case.id for case in RAY_CASES})
     if unknown:
@@ -57,6 +71,10 @@ def main(
         constants = fit(batches)
         typer.echo(f"{constants_line(constants)}\n")
         for table in tables_of(results, constants, workers_per_node):
+            typer.echo(table.to_markdown() if markdown else table.to_text())
+        hard = [run for result in results if result.case.id == TIGHT_TOWERS for run in result.runs[LOCAL]]
+        if hard:
+            table = simulated(constants, s_per_bound(hard[0]))
             typer.echo(table.to_markdown() if markdown else table.to_text())
     for difference in [difference for result in results for difference in result.differences]:
         _tell(difference)

@@ -13,7 +13,7 @@ from scripts.benchmarks.cases import BANDWIDTH, CASES, Case
 MB = 1e6
 
 TOWERS, TIGHT_TOWERS = "towers", "towers-tight"
-_TOWER_HEIGHT = 130
+TOWER_HEIGHT = 130
 """17,163 downsets, 74,770,478 nested pairs."""
 
 
@@ -36,7 +36,7 @@ class RayCase:
         case = self.file_case
         if case is None:
             memory = "2.5GiB" if self.id == TIGHT_TOWERS else "8GiB"
-            return towers(2, _TOWER_HEIGHT, devices=16, microbatches=64, memory=memory)
+            return towers(2, TOWER_HEIGHT, devices=16, microbatches=64, memory=memory)
         return load_case(case)
 
 
@@ -46,8 +46,8 @@ def _from_file(case_id: str, limit_s: float, repeats: int = 1, *, quick: bool = 
 
 RAY_CASES = (
     _from_file("gnmt-k16", 30.0, 3),
-    RayCase(TOWERS, f"two towers of {_TOWER_HEIGHT} K=16 N=64 M=8GiB", 60.0),
-    RayCase(TIGHT_TOWERS, f"two towers of {_TOWER_HEIGHT} K=16 N=64 M=2.5GiB", 120.0, quick=False),
+    RayCase(TOWERS, f"two towers of {TOWER_HEIGHT} K=16 N=64 M=8GiB", 60.0),
+    RayCase(TIGHT_TOWERS, f"two towers of {TOWER_HEIGHT} K=16 N=64 M=2.5GiB", 120.0, quick=False),
     _from_file("inception-k128", 60.0, 3),
     _from_file("inception-tight", 150.0, quick=False),
     _from_file("inception-k48", 20.0, quick=False),

@@ -56,6 +56,7 @@ class Meter:
 
     def listen(self, listener: Listener) -> None:
         self.backend.listen(listener)
+        self._charged = self.backend.stats()  # what it counts begins anew
 
     def activity(self) -> Activity:
         return self.backend.activity()

@@ -94,7 +94,7 @@ def predict(run: Run, constants: Constants, nodes: int, workers_per_node: int, s
     work_s = calls_s = fetched_s = 0.0
     for batch in run.batches:
         worked_s = batch.worked_s * slower_work
-        chunks = pacing.chunks(worked_s, workers, batch.downsets)
+        chunks = pacing.chunks(worked_s, workers, workers, batch.downsets)
         work_s += worked_s / chunks * math.ceil(chunks / workers)
         calls_s += constants.round_trip_s + constants.call_s * chunks
         if nodes > 1 and batch.put_bytes:

@@ -6,12 +6,15 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from piper_ray.model.solution import Solution, Status
-from scripts.ray_benchmarks.cases import RayCase
+from piper_ray.model.solution import Solution
+from scripts.ray_benchmarks.cases import TOWER_HEIGHT, RayCase
 from scripts.ray_benchmarks.meter import BatchRecord
+from scripts.ray_benchmarks.simulation import towers_lattice
 
-LOCAL, ONE, TWO = "local", "1 worker", "2 workers"
-EXECUTORS = (LOCAL, ONE, TWO)
+LOCAL, ONE, TWO, CHOSEN = "local", "1 worker", "2 workers", "2, where it pays"
+"""Threads of this process; workers that get all levels; workers that get what they are sooner done with."""
+
+EXECUTORS = (LOCAL, ONE, TWO, CHOSEN)
 
 _SAME = 0.05
 """Batches are cut by what earlier ones took: two runs never send quite the same downsets."""
@@ -71,6 +74,12 @@ class Run:
         return sum(batch.levels for batch in self.batches if not batch.first)
 
 
+def s_per_bound(run: Run) -> float:
+    """Of the longest evaluation of two towers, as if every downset were live: seconds of a thread."""
+    lattice = towers_lattice(TOWER_HEIGHT, 1.0, 1.0)
+    return max(evaluation.seconds for evaluation in run.solution.stats.evaluations) / lattice.work_s
+
+
 @dataclass
 class RayResult:
     """All runs of a case, those of one round one after the other."""
@@ -118,6 +127,11 @@ class RayResult:
         return self.seconds(ONE) / self.seconds(TWO)
 
     @property
+    def chosen(self) -> float:
+        """One local thread against two workers where they pay."""
+        return self.seconds(LOCAL) / self.seconds(CHOSEN)
+
+    @property
     def slower_work(self) -> float | None:
         """Time for each downset with two workers busy, against one; None if not about the same ones were sent."""
         one, two = self.middle(ONE), self.middle(TWO)
@@ -140,14 +154,11 @@ class RayResult:
         return found
 
 
-def _by_threshold(solution: Solution) -> dict[tuple[float, bool], tuple[bool, int]]:
-    """The last evaluation may look for fewest stages at a threshold that was tried before: states differ then."""
-    evaluations = solution.stats.evaluations
-    proved = solution.status is Status.OPTIMAL
-    return {
-        (evaluation.threshold_s, proved and evaluation is evaluations[-1]): (evaluation.feasible, evaluation.cells)
-        for evaluation in evaluations
-    }
+def _by_threshold(solution: Solution) -> dict[float, bool]:
+    """Whether each threshold has a plan. How many states that took is another matter: an evaluation ahead of need knows
+    less of what it may leave out.
+    """
+    return {evaluation.threshold_s: evaluation.feasible for evaluation in solution.stats.evaluations}
 
 
 def _outcome(solution: Solution) -> tuple[object, ...]:

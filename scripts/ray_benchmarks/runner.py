@@ -16,7 +16,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from scripts.ray_benchmarks.cases import RayCase, towers
 from scripts.ray_benchmarks.meter import Meter
-from scripts.ray_benchmarks.results import EXECUTORS, LOCAL, ONE, TWO, RayResult, Run
+from scripts.ray_benchmarks.results import CHOSEN, EXECUTORS, LOCAL, ONE, TWO, RayResult, Run
+from scripts.ray_benchmarks.sending import SendAll
 
 _WARM_UP_S = 10.0
 _WORKERS_WITHIN_S = 120.0
@@ -45,12 +46,13 @@ def measure(cases: Sequence[RayCase], results: list[RayResult], tell: Tell) -> N
 @contextmanager
 def _executors(tell: Tell) -> Iterator[Mapping[str, Backend]]:
     """All kept open and warm: workers of one that waits take no time from the others."""
-    tell("starting Ray and three workers")
+    tell("starting Ray and its workers")
     with (
-        closing(connect(HERE, 3)),
+        closing(connect(HERE, 5)),
         closing(LocalBackend(1)) as local,
-        closing(RayBackend(workers=1)) as one,
-        closing(RayBackend(workers=2)) as two,
+        closing(RayBackend(workers=1, cpus_per_worker=1, threads=1, pacing=SendAll())) as one,
+        closing(RayBackend(workers=2, cpus_per_worker=1, threads=1, pacing=SendAll())) as two,
+        closing(RayBackend(workers=2, cpus_per_worker=1, threads=1)) as where_it_pays,
     ):
         instance = towers(4, 16, devices=16, microbatches=64, memory="4GiB")  # levels wide enough for workers
         solve(instance, backend=local, options=SolveOptions(time_limit_s=_WARM_UP_S))
@@ -61,7 +63,7 @@ def _executors(tell: Tell) -> Iterator[Mapping[str, Backend]]:
                     raise WorkersMissingError(f"{workers} workers did not start in {_WORKERS_WITHIN_S:g} s")
                 solve(instance, backend=backend, options=SolveOptions(time_limit_s=_WARM_UP_S))
             solve(instance, backend=backend, options=SolveOptions(time_limit_s=_WARM_UP_S))
-        yield {LOCAL: local, ONE: one, TWO: two}
+        yield {LOCAL: local, ONE: one, TWO: two, CHOSEN: where_it_pays}
 
 
 def _run(instance: Instance, backend: Backend, limit_s: float) -> Run:

@@ -152,7 +152,7 @@ def test_what_makes_no_sense(call: Callable[[], object], words: str) -> None:
         ({"address": 5}, "address must be a text: host:port, auto or local, not 5"),
         ({"workers": "2"}, "workers must be a whole number of at least 1, not '2'"),
         ({"workers": 1.5}, "workers must be a whole number of at least 1, not 1.5"),
-        ({"cpus_per_worker": None}, "cpus_per_worker must be a whole number of at least 1, not None"),
+        ({"cpus_per_worker": "all"}, "cpus_per_worker must be a whole number of at least 1, not 'all'"),
         ({"without_workers": "stop"}, "without_workers 'stop' is unknown; expected one of continue, wait"),
     ],
 )

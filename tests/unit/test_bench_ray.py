@@ -13,7 +13,7 @@ from piper_ray.model.solution import EvaluationStats, Solution, SolveStats, Stat
 from scripts.ray_benchmarks.cases import RAY_CASES, TOWERS, RayCase, towers
 from scripts.ray_benchmarks.meter import BatchRecord, Meter
 from scripts.ray_benchmarks.model import CALL_HERE_S, LEAST_CALL_S, Constants, crossing, fit, predict
-from scripts.ray_benchmarks.results import EXECUTORS, LOCAL, ONE, TWO, RayResult, Run
+from scripts.ray_benchmarks.results import CHOSEN, EXECUTORS, LOCAL, ONE, TWO, RayResult, Run
 from scripts.ray_benchmarks.tables import tables_of
 
 BATCH = BatchRecord(
@@ -114,10 +114,10 @@ def test_answers_are_compared_by_threshold() -> None:
 
 def test_a_missed_goal_is_marked() -> None:
     result = RayResult(RAY_CASES[0])
-    for name, search_s in ((LOCAL, 3.0), (ONE, 4.0), (TWO, 2.0)):
+    for name, search_s in ((LOCAL, 3.0), (ONE, 4.0), (TWO, 2.0), (CHOSEN, 3.0)):
         result.runs[name].append(_run(BATCH, search_s=search_s))
     times = next(tables_of([result], FREE, 8))
-    assert times.rows[0][-3:] == ("0.75 !", "2.00", "1.00")
+    assert times.rows[0][-4:] == ("0.75 !", "2.00", "1.00", "1.00")
 
 
 def test_a_search_that_stayed_in_the_driver_has_no_model() -> None:

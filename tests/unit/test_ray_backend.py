@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from piper_ray.model.errors import ClusterError, UsageError
 from piper_ray.model.events import EvaluationAdvanced, Event, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import EvaluationStats, Solution, Status
+from piper_ray.report.summary import cluster_lines
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
-from tests.ray_support import backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
+from tests.ray_support import CPUS, backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
 from tests.solver_support import ONE_THREAD
 from tests.solver_support import tables as solver_tables
 
@@ -146,6 +148,37 @@ def test_small_problem_needs_no_worker() -> None:
         assert (found.stats.cluster.workers, found.stats.cluster.chunks, found.stats.cluster.nodes) == (0, 0, ())
 
 
+def test_why_nothing_was_sent_is_told() -> None:
+    with backend_of(workers=2) as backend:
+        stats = solve(TOWERS, backend=backend).stats.cluster
+    assert stats is not None
+    assert re.fullmatch(r"its workers would have saved 0\.\d s, and take longer to start", stats.unused or "")
+    assert cluster_lines(stats, 1.0) == [f"cluster: nothing was sent: {stats.unused}"]
+
+
+def test_a_cluster_without_more_threads_gets_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Ray is looked at, once a search is long enough to want it."""
+    monkeypatch.setattr("piper_ray.engine.backends.ray.backend._WORTH_A_START_S", 0.0)
+    with backend_of(threads=CPUS) as backend:
+        assert_same_answer(solve(TOWERS, backend=backend), by_threads("towers"))
+        assert backend._starting is not None
+        assert backend._starting.result() is None
+        assert backend.stats().unused == f"its workers would have {CPUS} threads, and there are {CPUS} here"
+
+
+def test_ray_is_not_loaded_before_it_is_needed() -> None:
+    script = """
+import socket, sys
+from piper_ray import RayBackend, solve
+from tests.instances import two_towers
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    backend = RayBackend(f"127.0.0.1:{listening.getsockname()[1]}")
+    print(solve(two_towers(5), backend=backend).status.value, "ray" in sys.modules)
+    backend.close()
+"""
+    assert output_of(script) == ["optimal", "False"]
+
+
 def test_nothing_is_fetched_on_the_drivers_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     send_every_level_to_workers(monkeypatch)
     with backend_of(workers=2, without_workers=WAIT) as backend:
@@ -210,7 +243,7 @@ def test_driver_goes_on_when_all_workers_are_killed(monkeypatch: pytest.MonkeyPa
 def test_chunk_that_kills_each_worker_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     send_every_level_to_workers(monkeypatch)
     workers_that_die(monkeypatch, tmp_path, deaths=10**6, downset=50)
-    with backend_of(workers=1, without_workers=WAIT) as backend:
+    with backend_of(workers=1, cpus_per_worker=1, without_workers=WAIT) as backend:
         with pytest.raises(ClusterError, match=r"downsets \d+ to \d+ ended 3 workers in turn.* MB in each worker"):
             solve(TOWERS, backend=backend)
         processes = processes_of(backend)
@@ -300,13 +333,13 @@ def test_ray_of_the_process_is_used_and_left_alone() -> None:
 
 def test_ray_of_our_own_listens_on_loopback_asks_for_a_token_and_ends() -> None:
     script = """
-from piper_ray.engine.backends.ray import RayBackend
+from piper_ray.engine.backends.ray.session import connect
 import os, sys
 assert "ray" not in sys.modules
-backend = RayBackend("local", workers=1)
+session = connect("local", 1)
 import ray
 print(ray.nodes()[0]["NodeManagerAddress"], os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]))
-backend.close()
+session.close()
 print(ray.is_initialized())
 """
     assert output_of(script) == ["127.0.0.1", "token", "64", "False"]
@@ -315,10 +348,10 @@ print(ray.is_initialized())
 def test_ray_of_our_own_listens_on_loopback_where_it_was_imported_before() -> None:
     script = """
 import ray
-from piper_ray.engine.backends.ray import RayBackend
-backend = RayBackend("local", workers=1)
+from piper_ray.engine.backends.ray.session import connect
+session = connect("local", 1)
 print(ray.nodes()[0]["NodeManagerAddress"])
-backend.close()
+session.close()
 """
     assert output_of(script) == ["127.0.0.1"]
 

@@ -44,6 +44,9 @@ class Cluster:
         found, self.come = self.come, {}
         return found
 
+    def free_cpus(self) -> dict[str, float]:
+        return {node.id: node.cpus / 2 for node in self.alive}
+
     def answer(self, number: int, what: Software | RayError) -> None:
         self.asked.remove(f"id{number}")
         self.come[f"id{number}"] = what
@@ -55,6 +58,13 @@ def machines_of(*numbers: int, trusted: bool = False) -> tuple[Cluster, Machines
     machines = Machines(cluster, cluster.told.append, "id0", trusted=trusted)
     machines.look(0.0)
     return cluster, machines
+
+
+def test_free_cores_are_whole_ones() -> None:
+    cluster, machines = machines_of(1)
+    cluster.alive = [node(1, 7.0)]
+    assert machines.free_cpus(node(1).id) == 3
+    assert machines.free_cpus("another") == 0
 
 
 def test_a_machine_counts_once_it_has_answered() -> None:

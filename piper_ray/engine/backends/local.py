@@ -6,13 +6,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
-from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, joined, no_states
+from piper_ray.engine.evaluation.state_tables import StateTables, between, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.evaluation import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
@@ -30,6 +31,13 @@ _SMALL_LEVEL_S = 1e-3
 
 _LONG_RUN_S = 0.02
 """Of small levels in one kernel call, which cannot be interrupted."""
+
+
+class Worked(NamedTuple):
+    """States, and the CPU seconds that all threads together took for them."""
+
+    states: LevelStates
+    seconds: float
 
 
 class LocalBackend:
@@ -65,17 +73,37 @@ class LocalBackend:
         return None
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
+        return self.evaluate(states, first, last, on_progress).states
+
+    def evaluate(
+        self,
+        states: StateTables,
+        first: int,
+        last: int,
+        on_progress: OnProgress,
+        *,
+        buckets: int | None = None,
+        earlier: Earlier | None = None,
+    ) -> Worked:
+        """As ``evaluate_downsets``. buckets: over the first so many of the finished ones; None: all. earlier: what is
+        known of these downsets."""
+        arrays = states.arrays if buckets is None else states.arrays_over(buckets)
+        known = Earlier(0, no_states(last - first)) if earlier is None else earlier
         # Every downset looks at the same buckets, so equal counts are about equal cost.
-        bounds = (last - first) * states.buckets_used
-        tasks = max(1, min(last - first, max(4 * self._threads, int(states.rates.far.seconds(bounds) / _TASK_S))))
-        loaded, arrays = is_loaded(evaluate_runs), states.arrays
+        bounds = (last - first) * (int(arrays.buckets.used[0]) - known.buckets)
+        rate = states.rates.far if earlier is None else states.rates.near
+        tasks = max(1, min(last - first, max(4 * self._threads, int(rate.seconds(bounds) / _TASK_S))))
+        if earlier is not None and rate.seconds(bounds) < _SMALL_LEVEL_S:
+            tasks = 1
+        loaded = is_loaded(evaluate_runs)
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> tuple[LevelStates, float]:
             steps = self._scratch_of(states.tables)
-            began = time.perf_counter()
-            found = evaluate_downsets(begin, end, arrays, Earlier(0, no_states(end - begin)), steps)
-            return found, time.perf_counter() - began
+            mine = known._replace(states=between(known.states, begin - first, end - first))
+            began = time.thread_time()
+            found = evaluate_downsets(begin, end, arrays, mine, steps)
+            return found, time.thread_time() - began
 
         futures = [self._pool.submit(run, begin, end) for begin, end in pairwise(edges)]
         parts: list[LevelStates] = []
@@ -93,8 +121,9 @@ class LocalBackend:
                 future.cancel()
             raise
         if loaded:
-            states.rates.far.record(bounds, worked_s)
-        return joined(parts)
+            rate.record(bounds, worked_s)
+        found = joined(parts)
+        return Worked(found._replace(tested=found.tested + known.states.tested), worked_s)
 
     def _scratch_of(self, tables: Tables) -> StepCache:
         """The calling thread's scratch for these options and this memory limit."""

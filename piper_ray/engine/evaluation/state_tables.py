@@ -64,6 +64,11 @@ class StateTables:
         """All of it, as the kernels take it."""
         return StateArrays(self.tables, self.target, self.fronts, self.buckets)
 
+    def arrays_over(self, buckets: int) -> StateArrays:
+        """With the first so many buckets alone, of finished levels: they stay as they are when further ones are."""
+        used = np.array([buckets])
+        return StateArrays(self.tables, self.target, self.fronts, self.buckets._replace(used=used))
+
     @property
     def buckets_used(self) -> int:
         return int(self.buckets.used[0])
@@ -179,6 +184,13 @@ def without_first(states: LevelStates, downsets: int) -> LevelStates:
     """The states of all but the first downsets."""
     skipped = int(states.counts[:downsets].sum())
     return LevelStates(states.counts[downsets:], states.tallies[skipped:], states.sums[skipped:], states.tested)
+
+
+def between(states: LevelStates, begin: int, end: int) -> LevelStates:
+    """The states of downsets ``begin`` .. end - 1 of these, with none of what was tested."""
+    first, last = int(states.counts[:begin].sum()), int(states.counts[:end].sum())
+    tested = np.zeros(COUNTERS, np.int64)
+    return LevelStates(states.counts[begin:end], states.tallies[first:last], states.sums[first:last], tested)
 
 
 def joined(parts: Sequence[LevelStates]) -> LevelStates:

@@ -16,7 +16,8 @@ class _TooMuchWork(Exception):
 
 def count_downsets(graph: LayerGraph, most_visits: int = _MOST_VISITS) -> int | None:
     """The number of downsets, or None if the graph is too entangled to count within ``most_visits``."""
-    return _count_all(descendants(graph.successors), most_visits)
+    below = descendants(graph.successors)
+    return len(below) + 1 if _is_chain(below) else _count_all(below, most_visits)
 
 
 def count_pairs(graph: LayerGraph) -> int | None:
@@ -25,6 +26,8 @@ def count_pairs(graph: LayerGraph) -> int | None:
     A pair J <= I is a downset of the graph taken twice, where the copy of v that stands for J needs the one for I.
     """
     n = graph.size
+    if _is_chain(descendants(graph.successors)):
+        return n * (n + 1) // 2
     twice = [tuple(heads) for heads in graph.successors]
     twice += [(*(head + n for head in heads), v) for v, heads in enumerate(graph.successors)]
     nested, downsets = _count_all(descendants(twice), _MOST_VISITS), count_downsets(graph)
@@ -43,6 +46,11 @@ def count_cuts(graph: LayerGraph) -> list[int] | None:
         ]
     except (_TooMuchWork, RecursionError):
         return None
+
+
+def _is_chain(descendants: list[int]) -> bool:
+    """Vertices are numbered successors first."""
+    return all(below.bit_count() == v for v, below in enumerate(descendants))
 
 
 def _count_all(descendants: list[int], most_visits: int) -> int | None:

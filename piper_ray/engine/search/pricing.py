@@ -37,6 +37,19 @@ _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 _PROOF = 1.0 + 1e-9
 
 
+def leaves_less(problem: Problem, found: Potentials, threshold_s: float) -> bool:
+    """Whether potentials leave much less to waste at a threshold than work alone does."""
+    devices = problem.cluster.devices
+    by_work = float(problem.workload.sums.device_work_s[-1]) / threshold_s
+    return devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
+
+
+def are_worthwhile(problem: Problem, cover: StageCover, threshold_s: float) -> bool:
+    """Whether a search will look for potentials, by the rounds that it tries first."""
+    enough = problem.cluster.devices * _PROOF
+    return leaves_less(problem, cover.potentials(threshold_s, until=enough, rounds=_TRIAL_ROUNDS), threshold_s)
+
+
 @dataclass
 class Pricing:
     """check: may raise, to end it. What evaluations tested decides, and no clock: every run of a search is the same."""
@@ -111,9 +124,7 @@ class Pricing:
     def _tried(self, cover: StageCover, threshold_s: float) -> bool:
         """Whether a few rounds leave much less to waste than work alone does."""
         found = self._find(cover, threshold_s, _TRIAL_ROUNDS)
-        devices = self.problem.cluster.devices
-        by_work = float(self.problem.workload.sums.device_work_s[-1]) / threshold_s
-        self._worthwhile = devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
+        self._worthwhile = leaves_less(self.problem, found, threshold_s)
         self._given_up = not self._worthwhile
         self._last = found
         return self._worthwhile

@@ -221,6 +221,7 @@ class ClusterDocument(_Documented):
     worked_s: float = Field(description="Of all workers together.")
     waited_s: float = Field(description="Of the driver, for batches.")
     nodes: list[NodeDocument] = Field(description="One for each machine.")
+    unused: str | None = Field(None, description="Why nothing was sent to it; null if something was.")
 
 
 class DegreesDocument(_Documented):

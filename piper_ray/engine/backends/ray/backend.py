@@ -1,22 +1,26 @@
-"""The solver's second backend: chunks of downsets on the actors of a Ray cluster."""
+"""The solver's second backend: chunks of downsets on the actors of a Ray cluster, where that is quicker than here."""
 
 from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import wait
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
-from piper_ray.engine.backends.ray.pacing import Pacing
-from piper_ray.engine.backends.ray.session import connect
+from piper_ray.engine.backends.ray.pacing import Pacing, Span
+from piper_ray.engine.backends.ray.session import LOCAL, Session, connect, may_wait
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
-from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.evaluation.state_tables import StateTables, between
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.engine.kernels.types import Earlier, LevelStates
 from piper_ray.model import arguments
+from piper_ray.model.errors import ClusterError
 from piper_ray.model.events import Listener, Note, silent
 from piper_ray.model.solution import ClusterStats, NodeStats
 
@@ -32,15 +36,34 @@ _BUSY = 0.6
 _PROCESS_BYTES = 400e6
 """Of a worker: Python, Ray and the kernels."""
 
-_HERE_S = 0.1
-"""Of small levels in one kernel call of the driver."""
+_WORTH_A_START_S = 2.0
+"""Time that workers, had they been there, would have saved: from then on they are started, beside the search."""
+
+_MANY = 8
+"""Times as many threads as there are here: what a cluster that nobody has looked at yet may have."""
+
+
+class _Held(NamedTuple):
+    """States of downsets first .. last - 1, of several levels, over the first ``buckets`` buckets."""
+
+    states: StateTables
+    first: int
+    last: int
+    buckets: int
+    found: LevelStates
 
 
 class RayBackend:
     """Solves on the cluster at ``address``: "host:port", "auto", or "local" for a Ray started here.
 
-    A Ray that this process is already connected to is used as it is, and stays. workers: actors to keep (None: as many
-    as the cluster has room for, as machines come and go), each with cpus_per_worker threads. Close it after use.
+    Work is sent where its measured cost says that workers are done with it sooner than the threads here; all else
+    stays. Whether somebody listens at the address is looked at here; the connection is made, and workers are started,
+    once a search is found to be long enough for them. A Ray that this process is already connected to is used as it
+    is, and stays.
+
+    workers: actors to keep, spread over the machines; None: one on each machine, as these come and go. cpus_per_worker:
+    threads of each; None: the cores of its machine, shared out among the actors there. threads: of this process, for
+    what stays here; None: one for each core. pacing: what is worth sending; None: as it turns out. Close it after use.
     Raises ClusterError if the cluster cannot be reached, UsageError for arguments that make no sense.
     """
 
@@ -49,28 +72,43 @@ class RayBackend:
         address: str | None = None,
         *,
         workers: int | None = None,
-        cpus_per_worker: int = 1,
+        cpus_per_worker: int | None = None,
+        threads: int | None = None,
         without_workers: WithoutWorkers | str = WithoutWorkers.CONTINUE,
+        pacing: Pacing | None = None,
     ) -> None:
         arguments.of_kind("address", address, (str, type(None)), "a text: host:port, auto or local")
+        self._address = address
         self._workers = None if workers is None else arguments.positive("workers", workers)
-        self._cpus_per_worker = arguments.positive("cpus_per_worker", cpus_per_worker)
+        self._cpus_per_worker = (
+            None if cpus_per_worker is None else arguments.positive("cpus_per_worker", cpus_per_worker)
+        )
         self._without_workers = arguments.choice("without_workers", without_workers, WithoutWorkers)
-        cpus = None if self._workers is None else self._workers * self._cpus_per_worker
-        self._session = connect(address, cpus)
-        self._dispatcher: Dispatcher | None = None
-        self._pacing = Pacing()
+        self._local = LocalBackend(None if threads is None else arguments.positive("threads", threads))
+        self._pacing = pacing or Pacing()
+        self._session: Session | None = None
+        if not may_wait(address):
+            self._session = self._connected()
+        self._lock = threading.Lock()
+        self._starting: Future[Dispatcher | None] | None = None
+        self._cores_of_worker: int | None = None  # as the dispatcher was started with
+        self._needless: str | None = None  # why no worker was started, once that is settled
         self._listener: Listener = silent
         self._listening = threading.get_ident()
-        self._told_of_room = False
+        self._told_of_room = self._told_of_start = False
+        self._last_threads = 0  # of workers, when there were some
+        # By thread, of its evaluation: what was sent before it is needed, and what came back and is not finished.
+        self._ahead: dict[int, ChunkBatch] = {}
+        self._held: dict[int, _Held] = {}
         self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
-        self._asked_at_s = (0.0, 0.0)  # the worked and the passed time when last asked for room
+        self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
+        self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
 
     @property
     def threads(self) -> int:
-        workers = self._dispatcher.workers if self._dispatcher else 0
-        return max(1, workers or self._workers or 1) * self._cpus_per_worker
+        there = self._threads_there
+        return there if there > 0 else self._local.threads
 
     def activity(self) -> Activity:
         """Asked for while another thread waits for a batch, too: then this is where notes pass."""
@@ -79,13 +117,14 @@ class RayBackend:
         return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
 
     def has_room(self) -> bool:
-        """Where levels were too small to keep all workers busy since the last time: then two thresholds a pass."""
-        dispatcher = self._dispatcher
-        if dispatcher is None or dispatcher.workers < 2:
-            return False
-        worked_s, passed_s = self._worked_s, self._waited_s + self._here_s
-        before_s, self._asked_at_s = self._asked_at_s, (worked_s, passed_s)
-        room = worked_s - before_s[0] < _BUSY * (passed_s - before_s[1]) * dispatcher.workers
+        """Where levels went to workers since the last time, but were too small to keep them busy: then two thresholds
+        a pass.
+        """
+        now, before = (self._worked_s, self._waited_s, self._here_s), self._asked_at_s
+        self._asked_at_s = now
+        worked_s, waited_s, here_s = (new - old for new, old in zip(now, before, strict=True))
+        threads = self._threads_there
+        room = threads > 1 and waited_s > here_s and worked_s < _BUSY * (waited_s + here_s) * threads
         if room and not self._told_of_room:
             self._told_of_room = True
             self._listener(Note("levels are too small to keep all workers busy: two thresholds are tried at a time"))
@@ -94,64 +133,117 @@ class RayBackend:
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
         self._worked_s = self._waited_s = self._here_s = 0.0
-        self._asked_at_s = (0.0, 0.0)
+        self._asked_at_s = (0.0, 0.0, 0.0)
         self._batches = self._chunks = 0
-        if self._dispatcher is not None:
-            self._dispatcher.count_anew()
+        self._saved_s = 0.0
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            for batch in self._ahead.values():
+                dispatcher.cancel(batch)
+            dispatcher.count_anew()
+        self._ahead.clear()
+        self._held.clear()
 
     def next_batch(self, states: StateTables) -> NextBatch:
-        """Workers take what is worth a round trip; the driver what is not."""
+        """Workers take what they are done with sooner; the threads here what they are not."""
         self._pass_notes_on()
-        level_start = states.tables.lattice.level_start
-        rates, pays = states.rates, self._pacing.pays
-        span = self._pacing.batch(rates.near, level_start, states.level, states.buckets_used)
-        workers = self._dispatcher.workers if self._dispatcher else self._workers or 1
-        if pays(rates.far.seconds(span.far), workers):
-            return NextBatch(span.end_level, here=False)
-        longest = rates.far.bounds_within(_HERE_S)
-        end, buckets, total = states.level, states.buckets_used, 0
-        while end < level_start.size - 1 and total < longest:
-            size = int(level_start[end + 1] - level_start[end])
-            if end > states.level and pays(rates.far.seconds(size * buckets), workers):
-                break
-            total += size * buckets
-            buckets += 1 + size // BUCKET_SIZE
-            end += 1
-        self._here_s += rates.far.seconds(total)
-        return NextBatch(end, here=True)
+        self._raise_failure()
+        if self._held_of(states) is not None or self._sent_ahead(states) is not None:
+            return NextBatch(states.level + 1, here=False)
+        span = self._next_span(states, states.level)
+        far_s, near_s = states.rates.far.seconds(span.far), states.rates.near.seconds(span.near)
+        if self._pays(far_s, near_s):
+            return NextBatch(states.level + 1, here=False)
+        self._consider_workers(states, far_s, near_s)
+        return self._local.next_batch(states)
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        from piper_ray.engine.backends.ray.dispatcher import ChunkBatch
+        """Of a batch that workers did, its levels are finished here one after the other."""
+        held = self._held_of(states)
+        if held is None:
+            ahead = self._sent_ahead(states)
+            bounds = (last - first) * states.buckets_used
+            if ahead is None and not self._pays(states.rates.far.seconds(bounds), 0.0):
+                began_s = time.perf_counter()
+                found = self._local.evaluate_downsets(states, first, last, on_progress)
+                self._here_s += time.perf_counter() - began_s
+                return found
+            held = self._by_workers(states, first, last, on_progress, ahead)
+        if last == held.last:
+            del self._held[threading.get_ident()]
+        known = between(held.found, first - held.first, last - held.first)
+        if first == held.first:
+            known = known._replace(tested=held.found.tested)
+        if held.buckets == states.buckets_used:
+            return known
+        began_s = time.perf_counter()
+        earlier = Earlier(held.buckets, known)
+        found = self._local.evaluate(states, first, last, on_progress, earlier=earlier).states
+        self._here_s += time.perf_counter() - began_s
+        return found
 
-        dispatcher = self._started(states)
-        bounds = (last - first) * states.buckets_used
-        seconds = states.rates.far.seconds(bounds)
-        count = self._pacing.chunks(seconds, max(1, dispatcher.workers), last - first)
-        edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
-        batch = ChunkBatch(states, edges, seconds / count)
-        began = time.perf_counter()
-        dispatcher.submit(batch)
+    def _by_workers(
+        self, states: StateTables, first: int, last: int, on_progress: OnProgress, ahead: ChunkBatch | None
+    ) -> _Held:
+        dispatcher = self._started(_worker_bytes(states), self._cpus_per_worker)
+        self._tell_of_start()
+        began_s = time.perf_counter()
+        batch = ahead or self._submit(dispatcher, states, states.level, *self._span(states, first, last))
+        self._ahead.pop(threading.get_ident(), None)
+        first, last = batch.edges[0], batch.edges[-1]
         try:
+            self._send_ahead(dispatcher, states, last)
             found = self._wait(batch, on_progress)
         except BaseException:
             dispatcher.cancel(batch)
+            self._forget_ahead(dispatcher)
             raise
         finally:
             self._pass_notes_on()
-        elapsed_s = time.perf_counter() - began
-        states.rates.far.record(bounds, batch.worked_s)
-        self._pacing.record(batch.worked_s, elapsed_s, dispatcher.workers)
+        self._waited_s += time.perf_counter() - began_s
+        states.rates.far.record((last - first) * batch.buckets, batch.worked_s)
+        if ahead is None:
+            self._pacing.record(batch.worked_s, batch.answered_s - began_s, max(1, dispatcher.threads))
+        self._pacing.record_calls(dispatcher.busy_s, dispatcher.chunks_sent)
         self._worked_s += batch.worked_s
-        self._waited_s += elapsed_s
         self._batches += 1
-        self._chunks += count
-        return found
+        self._chunks += len(batch.chunks)
+        held = self._held[threading.get_ident()] = _Held(states, first, last, batch.buckets, found)
+        return held
+
+    def _span(self, states: StateTables, first: int, last: int) -> tuple[int, int]:
+        """The downsets of the levels that go out together, from those asked for on."""
+        level_start = states.tables.lattice.level_start
+        span = self._next_span(states, states.level)
+        return first, max(last, int(level_start[span.end_level]))
+
+    def _next_span(self, states: StateTables, level: int) -> Span:
+        dispatcher = self._dispatcher
+        return self._pacing.batch(
+            states.rates.near,
+            states.tables.lattice.level_start,
+            level,
+            states.buckets_used,
+            dispatcher.workers if dispatcher is not None else 1,
+            self._local.threads,
+        )
+
+    def _held_of(self, states: StateTables) -> _Held | None:
+        """What workers found of the calling thread's evaluation, if the next level is in it."""
+        held = self._held.get(threading.get_ident())
+        if held is None or held.states is not states:
+            return None
+        return held
 
     def calls(self, worker_bytes: float) -> Calls:
-        """For a search whose parts are calls of a function of arrays. worker_bytes: that one takes in a worker."""
+        """For a search whose parts are calls of a function of arrays. worker_bytes: that one takes in a worker.
+
+        A call takes one thread, so a worker has one core if nothing else is asked for.
+        """
         from piper_ray.engine.backends.ray.calls import Calls
 
-        return Calls(lambda: self._dispatching(_PROCESS_BYTES + worker_bytes), self._count_call)
+        cores = self._cpus_per_worker or 1
+        return Calls(lambda: self._started(_PROCESS_BYTES + worker_bytes, cores), self._count_call)
 
     def _count_call(self, call: Call) -> None:
         self._worked_s += call.worked_s
@@ -162,7 +254,7 @@ class RayBackend:
         """What was computed where, and what moved, for the solve under way or the last one."""
         dispatcher = self._dispatcher
         if dispatcher is None:
-            return ClusterStats(0, 0, 0, 0, 0.0, 0.0, ())
+            return ClusterStats(0, 0, 0, 0, 0.0, 0.0, (), self._why_unused())
         traffic, chunks = dispatcher.publisher.traffic, dispatcher.chunks_by_node
         nodes = sorted({*traffic.fetched_bytes, *traffic.held_bytes, *chunks})
         return ClusterStats(
@@ -176,13 +268,167 @@ class RayBackend:
                 NodeStats(dispatcher.host_of(node), chunks[node], traffic.fetched_bytes[node], traffic.held_bytes[node])
                 for node in nodes
             ),
+            unused=self._why_unused(),
         )
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        if self._dispatcher is not None:
-            self._dispatcher.close()
-        self._session.close()
+        if self._starting is not None:
+            with suppress(ClusterError):
+                dispatcher = self._starting.result()
+                if dispatcher is not None:
+                    dispatcher.close()
+        if self._session is not None:
+            self._session.close()
+        self._local.close()
+
+    @property
+    def _dispatcher(self) -> Dispatcher | None:
+        """Once it is there."""
+        starting = self._starting
+        if starting is None or not starting.done() or starting.exception() is not None:
+            return None
+        return starting.result()
+
+    @property
+    def _threads_there(self) -> int:
+        """Of workers that are ready; where the last one is waited for, of those that there were."""
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            return 0
+        threads = dispatcher.threads
+        if threads > 0:
+            self._last_threads = threads
+        elif self._without_workers is WithoutWorkers.WAIT and dispatcher.had_workers:
+            return self._last_threads
+        return threads
+
+    @property
+    def _threads_asked(self) -> int:
+        """That a cluster may bring, before anybody has looked."""
+        if self._workers is not None and self._cpus_per_worker is not None:
+            return self._workers * self._cpus_per_worker
+        return usable_cores() if self._address == LOCAL else _MANY * self._local.threads
+
+    def _pays(self, far_s: float, near_s: float) -> bool:
+        return self._pacing.pays(far_s, near_s, self._local.threads, self._threads_there)
+
+    def _consider_workers(self, states: StateTables, far_s: float, near_s: float) -> None:
+        """What they would save with a batch is added up; once that is enough they are started, in another thread."""
+        if self._starting is not None:
+            return
+        self._saved_s += max(0.0, self._pacing.gain_s(far_s, near_s, self._local.threads, self._threads_asked))
+        if self._saved_s >= _WORTH_A_START_S:
+            self._start(_worker_bytes(states), self._cpus_per_worker)
+
+    def _started(self, worker_bytes: float, cpus_per_worker: int | None) -> Dispatcher:
+        """Waits for the connection, not for workers. worker_bytes: that one may take, if this is the first to ask."""
+        if self._starting is not None and self._cores_of_worker != cpus_per_worker:
+            self._end_workers()
+        self._start(worker_bytes, cpus_per_worker, whatever_it_has=True)
+        assert self._starting is not None
+        dispatcher = self._starting.result()
+        if dispatcher is None:
+            self._starting = self._needless = None
+            return self._started(worker_bytes, cpus_per_worker)
+        return dispatcher
+
+    def _end_workers(self) -> None:
+        dispatcher = self._starting.result() if self._starting is not None else None
+        if dispatcher is not None:
+            dispatcher.close()
+        self._starting = None
+
+    def _start(self, worker_bytes: float, cpus_per_worker: int | None, *, whatever_it_has: bool = False) -> None:
+        with self._lock:
+            if self._starting is not None:
+                return
+            self._cores_of_worker = cpus_per_worker
+            thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-start")
+            self._starting = thread.submit(self._dispatching, worker_bytes, cpus_per_worker, whatever_it_has)
+            thread.shutdown(wait=False)
+
+    def _dispatching(
+        self, worker_bytes: float, cpus_per_worker: int | None, whatever_it_has: bool
+    ) -> Dispatcher | None:
+        """None if the cluster has too few cores to be of use."""
+        if self._session is None:
+            self._session = self._connected()
+        from piper_ray.engine.backends.ray.dispatcher import Dispatcher
+        from piper_ray.engine.backends.ray.machines import RayView
+
+        cores = int(sum(node.cpus for node in RayView().nodes()))
+        threads = cores if self._workers is None else min(cores, self._workers * (cpus_per_worker or cores))
+        if not whatever_it_has and cores > 0 and threads <= self._local.threads:
+            self._needless = f"its workers would have {threads} threads, and there are {self._local.threads} here"
+            return None
+        return Dispatcher(
+            self._session, self._workers, cpus_per_worker, self._local.threads, worker_bytes, self._without_workers
+        )
+
+    def _connected(self) -> Session:
+        if self._workers is None:
+            return connect(self._address, None)
+        return connect(self._address, max(usable_cores(), self._workers * (self._cpus_per_worker or 1)))
+
+    def _raise_failure(self) -> None:
+        starting = self._starting
+        if starting is not None and starting.done():
+            error = starting.exception()
+            if error is not None:
+                raise error
+
+    def _submit(self, dispatcher: Dispatcher, states: StateTables, level: int, first: int, last: int) -> ChunkBatch:
+        """Of the levels from ``level`` on, over all that are finished."""
+        from piper_ray.engine.backends.ray.dispatcher import ChunkBatch
+
+        level_start = states.tables.lattice.level_start
+        seconds = states.rates.far.seconds((last - first) * states.buckets_used)
+        workers, threads = max(1, dispatcher.workers), max(1, dispatcher.threads)
+        count = self._pacing.chunks(seconds, workers, threads, last - first)
+        batch = ChunkBatch(
+            states=states,
+            first_level=level,
+            end_level=int(np.searchsorted(level_start, last)),
+            level=states.level,
+            buckets=states.buckets_used,
+            edges=np.linspace(first, last, count + 1).astype(np.int64).tolist(),
+            expected_s=seconds / count * workers / threads,
+        )
+        dispatcher.submit(batch)
+        return batch
+
+    def _send_ahead(self, dispatcher: Dispatcher, states: StateTables, last: int) -> None:
+        """The batch after the one that ends before downset ``last``, as far as it can be done by now: so workers have
+        something to do while that one comes back, and is finished here. What lies between them is done here.
+        """
+        level_start = states.tables.lattice.level_start
+        level = int(np.searchsorted(level_start, last))
+        if level >= level_start.size - 1:
+            return
+        span = self._next_span(states, level)
+        end = int(level_start[span.end_level])
+        sizes = np.diff(level_start[states.level : level + 1])
+        bounds_between = (end - last) * int(np.sum(1 + sizes // BUCKET_SIZE))
+        between_s = states.rates.near.seconds(bounds_between) / self._local.threads
+        far_s, near_s = states.rates.far.seconds(span.far), states.rates.near.seconds(span.near)
+        if self._pacing.pays_ahead(far_s, near_s, between_s, self._local.threads, self._threads_there):
+            self._ahead[threading.get_ident()] = self._submit(dispatcher, states, level, last, end)
+
+    def _sent_ahead(self, states: StateTables) -> ChunkBatch | None:
+        """What was sent of the calling thread's evaluation. That of another one, which was given up, is forgotten."""
+        batch = self._ahead.get(threading.get_ident())
+        if batch is None or (batch.states is states and batch.first_level == states.level):
+            return batch
+        dispatcher = self._dispatcher
+        assert dispatcher is not None
+        self._forget_ahead(dispatcher)
+        return None
+
+    def _forget_ahead(self, dispatcher: Dispatcher) -> None:
+        batch = self._ahead.pop(threading.get_ident(), None)
+        if batch is not None:
+            dispatcher.cancel(batch)
 
     def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> LevelStates:
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
@@ -191,27 +437,28 @@ class RayBackend:
         return batch.answer.result()
 
     def _pass_notes_on(self) -> None:
-        if self._dispatcher is None or threading.get_ident() != self._listening:
+        dispatcher = self._dispatcher
+        if dispatcher is None or threading.get_ident() != self._listening:
             return  # an evaluation ahead of need: the listener's own thread comes by as well
-        while not self._dispatcher.notes.empty():
-            self._listener(Note(self._dispatcher.notes.get()))
+        while not dispatcher.notes.empty():
+            self._listener(Note(dispatcher.notes.get()))
 
-    def _started(self, states: StateTables) -> Dispatcher:
-        """Actors start with the first batch: small problems need none."""
-        if self._dispatcher is None:
-            self._dispatching(_worker_bytes(states))
-            self._listener(Note("levels from 20 ms on go to workers, in chunks of up to 75 ms; smaller ones stay here"))
-        return self._dispatching(0.0)
+    def _tell_of_start(self) -> None:
+        if not self._told_of_start:
+            self._told_of_start = True
+            self._listener(Note("levels that workers are done with sooner go to workers, in chunks of up to 75 ms"))
 
-    def _dispatching(self, worker_bytes: float) -> Dispatcher:
-        """worker_bytes: that a worker may take, if it is the first one that asks."""
-        if self._dispatcher is None:
-            from piper_ray.engine.backends.ray.dispatcher import Dispatcher
-
-            self._dispatcher = Dispatcher(
-                self._session, self._workers, self._cpus_per_worker, worker_bytes, self._without_workers
-            )
-        return self._dispatcher
+    def _why_unused(self) -> str | None:
+        """In words, if nothing was sent in this solve."""
+        if self._chunks:
+            return None
+        if self._needless is not None:
+            return self._needless
+        if self._starting is None:
+            return f"its workers would have saved {self._saved_s:.1f} s, and take longer to start"
+        if not self._threads_there:
+            return "no worker was ready before the search was over"
+        return f"the {self._local.threads} threads here are sooner done with what there was than its workers"
 
 
 def _worker_bytes(states: StateTables) -> float:

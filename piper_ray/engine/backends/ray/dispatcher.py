@@ -46,14 +46,24 @@ _LONG_WAIT_S = 30.0
 
 @dataclass
 class ChunkBatch:
-    """Chunks whose answers belong together. answer: their states, once all are there."""
+    """Chunks whose answers belong together: of levels ``first_level`` .. end_level - 1, over the first ``buckets``
+    buckets, which are those of the levels below ``level``.
+
+    expected_s: of each chunk. answer: their states, once all are there. worked_s: of all threads together. answered_s:
+    when, by ``time.perf_counter``.
+    """
 
     states: StateTables
+    first_level: int
+    end_level: int
+    level: int
+    buckets: int
     edges: Sequence[int]
-    expected_s: float  # of each chunk
+    expected_s: float
     answer: Future[LevelStates] = field(default_factory=Future)
     found: dict[int, LevelStates] = field(default_factory=dict)
     worked_s: float = 0.0
+    answered_s: float = 0.0
     first_chunk: int = 0
 
     @property
@@ -108,7 +118,8 @@ class Dispatcher:
         self,
         session: Session,
         workers: int | None,
-        cpus_per_worker: int,
+        cpus_per_worker: int | None,
+        threads_here: int,
         memory_bytes: float,
         without_workers: WithoutWorkers,
     ) -> None:
@@ -124,18 +135,29 @@ class Dispatcher:
         self._ids = itertools.count()
         self._batches: dict[int, ChunkBatch | Call] = {}  # by chunk
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
-        self._here = LocalBackend(1)
+        self._here = LocalBackend(threads_here)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self._failure: Exception | None = None
         self._had_workers = False
         self._slow: set[str] = set()  # machines that the user has been told of
         self._alone_since: float | None = None
+        self.busy_s, self.chunks_sent = 0.0, 0  # of CPU for chunks: these are what the driver does for each
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
 
     @property
     def workers(self) -> int:
         return self._coordinator.workers
+
+    @property
+    def threads(self) -> int:
+        """Of all workers."""
+        return self._pool.threads
+
+    @property
+    def had_workers(self) -> bool:
+        """Whether there ever was one."""
+        return self._had_workers
 
     @property
     def in_flight(self) -> int:
@@ -177,7 +199,9 @@ class Dispatcher:
                 else:
                     if event is None:
                         return
+                    began_s = time.thread_time()
                     self._guarded(partial(self._take, event))
+                    self.busy_s += time.thread_time() - began_s
                 self._guarded(self._keep_up)
 
     def _keep_up(self) -> list[Command]:
@@ -279,8 +303,9 @@ class Dispatcher:
             reply = event.reply.result()
             if event.worker in self._known:
                 self.chunks_by_node[self._pool.node_of(event.worker)] += 1
-            found = reply.result if isinstance(reply, CallReply) else reply.states
-            return self._finish(event.worker, event.chunk, found, reply.seconds, now)
+            if isinstance(reply, CallReply):
+                return self._finish(event.worker, event.chunk, reply.result, reply.seconds, now)
+            return self._finish(event.worker, event.chunk, reply.states, reply.worked_s, now)
         if not isinstance(error, RayError):
             raise error
         if event.worker not in self._known:
@@ -315,6 +340,7 @@ class Dispatcher:
             assert isinstance(found, LevelStates)
             batch.found[chunk] = found
             if len(batch.found) == len(batch.edges) - 1:
+                batch.answered_s = time.perf_counter()
                 batch.answer.set_result(joined([batch.found[chunk] for chunk in batch.chunks]))
         return commands
 
@@ -362,11 +388,9 @@ class Dispatcher:
 
     def _compute_here(self, chunk: int, batch: ChunkBatch | Call) -> None:
         def compute() -> tuple[object, float]:
-            began = time.perf_counter()
             if isinstance(batch, Call):
                 return batch.compute()
-            found = self._here.evaluate_downsets(batch.states, *batch.span(chunk), _ignore)
-            return found, time.perf_counter() - began
+            return self._here.evaluate(batch.states, *batch.span(chunk), _ignore, buckets=batch.buckets)
 
         future = self._here_thread.submit(compute)
         future.add_done_callback(lambda reply: self._events.put(_ComputedHere(chunk, reply)))
@@ -389,21 +413,22 @@ class Dispatcher:
         key, in_use = published.order.key, self.publisher.keys_in_use()
         known = {other: level for other, level in self._known[command.worker].items() if other in in_use}
         self._known[command.worker] = known
-        objects = self.publisher.needed(states, known.get(key))
+        objects = self.publisher.needed(states, known.get(key), batch.level)
         self.publisher.sent(self._pool.node_of(command.worker), objects)
         first, last = batch.span(command.chunk)
         known_level = known.get(key, 1)
         order = ChunkOrder(
             evaluation=published.order,
             known_level=known_level,
-            level=states.level,
+            buckets=batch.buckets,
             first=first,
             last=last,
             in_use=in_use,
         )
-        known[key] = states.level
-        levels = [objects[-1].ref] if known_level < states.level else []
+        known[key] = max(known_level, batch.level)
+        levels = [objects[-1].ref] if known_level < batch.level else []
         self._pool.send(command.worker, command.chunk, order, levels)
+        self.chunks_sent += 1
 
 
 def _ignore(done: int) -> None:

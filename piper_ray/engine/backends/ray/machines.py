@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, final
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -56,6 +57,10 @@ class View(Protocol):
         """Those that have come since, by node."""
         ...
 
+    def free_cpus(self) -> dict[str, float]:
+        """Cores that nobody has asked for, by node: as of a moment ago."""
+        ...
+
 
 @final
 class RayView:
@@ -82,6 +87,10 @@ class RayView:
     def ask(self, node: str) -> None:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         self._asked[self._question.options(scheduling_strategy=there).remote()] = node
+
+    def free_cpus(self) -> dict[str, float]:
+        found: Callable[[], dict[str, dict[str, float]]] = available_resources_per_node
+        return {node: resources.get("CPU", 0.0) for node, resources in found().items()}
 
     def answers(self) -> dict[str, Software | RayError]:
         if not self._asked:
@@ -140,6 +149,16 @@ class Machines:
         return max((node.memory_bytes for node in self._good() if node.cpus > 0), default=0.0)
 
     @property
+    def nodes(self) -> list[RayNode]:
+        """The good machines with cores."""
+        return [node for node in self._good() if node.cpus > 0]
+
+    @property
+    def have_cores(self) -> bool:
+        """Whether any machine has, good or not."""
+        return any(machine.node.cpus > 0 for machine in self._machines.values())
+
+    @property
     def asking(self) -> bool:
         """Whether some have yet to answer."""
         return any(not machine.good and machine.fault is None for machine in self._of_interest())
@@ -152,6 +171,10 @@ class Machines:
     def memory_here_bytes(self) -> float:
         """Of the driver's own machine; 0 if that may not work."""
         return next((node.memory_bytes for node in self._good() if node.id == self._here), 0.0)
+
+    def free_cpus(self, node: str) -> int:
+        """Cores of a machine that nobody has asked for."""
+        return int(self._view.free_cpus().get(node, 0.0))
 
     def name(self, node: str) -> str:
         return self._names.get(node, "an unknown machine")

@@ -1,4 +1,6 @@
-"""How large batches and chunks should be, from what earlier ones took. No I/O; changes the speed, never the answer."""
+"""What is worth sending, and how large batches and chunks should be, from what earlier ones took. No I/O; changes the
+speed, never the answer.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.engine.tables.rate import Rate
 
-LEAST_BATCH_S = 0.02
-"""What takes less stays in the driver, unless several workers gain more than a round trip costs."""
+_LEAST_GAIN = 1.1
+"""How many times as fast workers must be with a batch to get it."""
 
 _CHUNK_S = 0.075
 _LEAST_CHUNK_S = 0.005
-_PER_WORKER = 2
-_MARGIN = 1.5
-_WEIGHT = 0.3  # of the newest figure in a running mean
+_PER_WORKER, _FEW_WORKERS = 2, 16
+_WEIGHT, _UP, _DOWN = 0.3, 0.1, 0.5
+"""Of the newest figure in running means."""
+
+_MOST_ROUND_TRIP_S = 0.05
+_FORGET = 0.02
+"""Of the stretch, with each batch that stays here for it: what made it long may have passed."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +36,33 @@ class Span:
 
 @dataclass
 class Pacing:
-    """round_trip_s: of a batch, beyond its work."""
+    """round_trip_s: of a batch, beyond its work. stretch: how many times as long as both together it takes, where cores
+    are shared with others. call_s: of the driver, for each chunk.
+    """
 
     round_trip_s: float = 0.003
+    stretch: float = 1.0
+    call_s: float = 2e-4
 
-    def batch(self, near_rate: Rate, level_start: IndexArray, level: int, buckets: int) -> Span:
-        """The next levels for the workers: until the rest, which the driver does alone, takes as long as a round trip.
+    def batch(
+        self,
+        near_rate: Rate,
+        level_start: IndexArray,
+        level: int,
+        buckets: int,
+        workers: int = 1,
+        threads_here: int = 1,
+    ) -> Span:
+        """The next levels for the workers: until the rest, which the driver does, takes as long as a round trip or the
+        driver's calls, one for each worker.
 
-        Both stand still all workers but the driver, so a batch of this size wastes least.
+        These stand still all workers but the driver, so a batch of this size wastes least.
         """
         far, near, extra, end = 0, 0, 0, level
+        allowed_s = threads_here * max(self.round_trip_s, self.call_s * workers)
         while end < level_start.size - 1:
             size = int(level_start[end + 1] - level_start[end])
-            if end > level and near_rate.seconds(near + size * extra) > self.round_trip_s:
+            if end > level and near_rate.seconds(near + size * extra) > allowed_s:
                 break
             far += size * buckets
             near += size * extra
@@ -50,17 +70,53 @@ class Pacing:
             end += 1
         return Span(end, far, near)
 
-    def pays(self, seconds: float, workers: int) -> bool:
-        """Whether workers are done with what takes one of them so long sooner than the driver alone would be."""
-        return seconds >= LEAST_BATCH_S or seconds * (1.0 - 1.0 / max(1, workers)) > _MARGIN * self.round_trip_s
+    def gain_s(self, far_s: float, near_s: float, threads_here: int, threads_there: float) -> float:
+        """What is gained when workers with so many threads do the far part of a batch, whose parts take one thread so
+        long; below 0: lost.
+        """
+        here_s = (far_s + near_s) / threads_here
+        if threads_there <= 0:
+            return -math.inf
+        there_s = self.stretch * (far_s / threads_there + self.round_trip_s) + near_s / threads_here
+        return here_s - _LEAST_GAIN * there_s
 
-    def chunks(self, seconds: float, workers: int, downsets: int) -> int:
-        """Two for each worker unless these were tiny; more where they would be longer than 75 ms."""
-        least = max(1, min(_PER_WORKER * workers, int(seconds / _LEAST_CHUNK_S)))
-        return max(1, min(downsets, max(least, math.ceil(seconds / _CHUNK_S))))
+    def pays(self, far_s: float, near_s: float, threads_here: int, threads_there: float) -> bool:
+        """Whether the workers should get the batch."""
+        if self.gain_s(far_s, near_s, threads_here, threads_there) > 0.0:
+            return True
+        self.stretch += _FORGET * (1.0 - self.stretch)
+        return False
 
-    def record(self, worked_s: float, elapsed_s: float, workers: int) -> None:
-        """A batch is done: ``worked_s`` is the sum over its chunks, ``elapsed_s`` what the driver waited."""
+    def pays_ahead(
+        self, far_s: float, near_s: float, between_s: float, threads_here: int, threads_there: float
+    ) -> bool:
+        """Whether a batch should be sent while the one before it is under way: for as long as that takes to come back
+        and to be finished, which workers would stand still, the driver has the part between the two to itself.
+        """
+        wins = between_s < self.round_trip_s + near_s / threads_here
+        return wins and self.gain_s(far_s, near_s + between_s * threads_here, threads_here, threads_there) > 0.0
+
+    def chunks(self, seconds: float, workers: int, threads: int, downsets: int) -> int:
+        """Two for each of a few workers, one for each of many, unless these were tiny; more where they would be longer
+        than 75 ms.
+
+        seconds: that one thread takes. threads: of all workers.
+        """
+        of_one_worker_s = seconds * max(1, workers) / max(1, workers, threads)
+        for_each = _PER_WORKER if workers <= _FEW_WORKERS else 1
+        least = max(1, min(for_each * workers, int(of_one_worker_s / _LEAST_CHUNK_S)))
+        return max(1, min(downsets, max(least, math.ceil(of_one_worker_s / _CHUNK_S))))
+
+    def record_calls(self, busy_s: float, chunks: int) -> None:
+        """What calls have taken the driver in all, and for how many chunks."""
+        if chunks > 0:
+            self.call_s = busy_s / chunks
+
+    def record(self, worked_s: float, elapsed_s: float, threads: int) -> None:
+        """A batch is done: ``worked_s`` is the sum over its threads, ``elapsed_s`` what the driver waited."""
         if worked_s > 0:
-            waste_s = min(max(elapsed_s - worked_s / max(1, workers), 0.0005), 0.05)
-            self.round_trip_s += _WEIGHT * (waste_s - self.round_trip_s)
+            expected_s = worked_s / max(1, threads)
+            self.stretch += _WEIGHT * (max(1.0, elapsed_s / (expected_s + self.round_trip_s)) - self.stretch)
+            waste_s = min(max(elapsed_s - expected_s, 0.0005), _MOST_ROUND_TRIP_S)
+            # A long one may have had tables to fetch, or a worker to wait for.
+            self.round_trip_s += (_UP if waste_s > self.round_trip_s else _DOWN) * (waste_s - self.round_trip_s)

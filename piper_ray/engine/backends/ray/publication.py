@@ -87,14 +87,15 @@ class Publisher:
             self._published[states] = Published(order, (downsets, graph, limits))
         return self._published[states]
 
-    def needed(self, states: StateTables, known_level: int | None) -> list[Stored]:
-        """What a worker must fetch that knows the evaluation up to ``known_level``, or not at all (None).
+    def needed(self, states: StateTables, known_level: int | None, level: int) -> list[Stored]:
+        """What a worker must fetch to know the evaluation's levels below ``level``, who knows those below
+        ``known_level``, or nothing of it (None).
 
         The levels come last, as one table.
         """
         published = self.publish(states)
         objects = [] if known_level is not None else list(published.tables)
-        span = (known_level or 1, states.level)
+        span = (known_level or 1, level)
         if span[0] < span[1]:
             if span not in published.levels:
                 first = int(states.tables.lattice.level_start[span[0]])

@@ -18,6 +18,7 @@ from typing import Any
 
 from piper_ray.engine.backends.ray import keeper
 from piper_ray.model.errors import ClusterError
+from piper_ray.model.extras import require
 
 LOCAL = "local"
 
@@ -72,12 +73,46 @@ def connect(address: str | None, cpus: int | None) -> Session:
                 ray.init(address, **options)
             node = ray.get_runtime_context().get_node_id()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise ClusterError(
-                f"no Ray cluster could be reached at {address or 'auto'}: {_first_line(error)}\n"
-                "Check the address (host:port of the head node), that `ray status` works from here, and that both "
-                "sides have the same RAY_AUTH_MODE; or start a Ray on this machine with --address local"
-            ) from error
+            raise _unreachable(address, error) from error
         return Session(node, opened.pop_all())
+
+
+def may_wait(address: str | None) -> bool:
+    """Whether ``connect`` is sure enough of success to be put off until a cluster is needed: somebody listens there.
+
+    Brings no Ray with it. Raises ClusterError if nobody does, UsageError if Ray is not installed.
+    """
+    require("ray", "--address")
+    if address == LOCAL or _is_connected():
+        return True
+    wanted = address or "auto"
+    try:
+        if wanted != "auto":
+            return _check_reachable(wanted)
+        known = os.environ.get("RAY_ADDRESS", "")
+        if known:
+            return _check_reachable(known)
+    except OSError as error:
+        raise _unreachable(wanted, error) from error
+    with contextlib.suppress(
+        OSError
+    ):  # what Ray wrote there may be of one that has ended: Ray knows where else to look
+        return _check_reachable(_last_started().read_text().strip())
+    return False
+
+
+def _last_started() -> Path:
+    """Where Ray writes the address of what `ray start` has started here."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(folder) / "ray" / "ray_current_cluster"
+
+
+def _unreachable(address: str | None, error: BaseException) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster could be reached at {address or 'auto'}: {_first_line(error)}\n"
+        "Check the address (host:port of the head node), that `ray status` works from here, and that both "
+        "sides have the same RAY_AUTH_MODE; or start a Ray on this machine with --address local"
+    )
 
 
 @contextlib.contextmanager
@@ -199,11 +234,13 @@ def _read_environment() -> None:
             raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for a quarter of an hour. Raises OSError."""
+def _check_reachable(address: str) -> bool:
+    """Whether it is the kind of address to try. Ray itself tries for a quarter of an hour. Raises OSError."""
     host, separator, port = address.rpartition(":")
-    if separator and "/" not in host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_WITHIN_S).close()
+    if not separator or "/" in host or not port.isdigit():
+        return False
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_WITHIN_S).close()
+    return True
 
 
 def _first_line(error: BaseException) -> str:

@@ -56,15 +56,15 @@ class EvaluationOrder:
 
 @dataclass(frozen=True)
 class ChunkOrder:
-    """Downsets first .. last - 1 of an evaluation, over its levels below ``level``.
+    """Downsets first .. last - 1 of an evaluation, over the first ``buckets`` buckets of its finished levels.
 
-    known_level: the worker has those below already; the state tables that come with the order hold the rest.
+    known_level: the worker has the levels below already; the state tables that come with the order hold the rest.
     in_use: keys of the evaluations that go on; what belongs to others can go.
     """
 
     evaluation: EvaluationOrder
     known_level: int
-    level: int
+    buckets: int
     first: int
     last: int
     in_use: tuple[int, ...]
@@ -97,13 +97,14 @@ class CallReply(NamedTuple):
 
 
 class ChunkReply(NamedTuple):
-    """The chunk's states in narrow integers, and the seconds that they took."""
+    """The chunk's states in narrow integers, the seconds until they were there, and the CPU seconds of all threads."""
 
     counts: npt.NDArray[np.generic]
     tallies: npt.NDArray[np.generic]
     sums: npt.NDArray[np.generic]
     tested: IndexArray
     seconds: float
+    worked_s: float
 
     @property
     def states(self) -> LevelStates:
@@ -127,7 +128,7 @@ class Worker:
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
 
     def evaluate(self, order: ChunkOrder, *finished: pa.Table) -> ChunkReply:
-        """finished: the levels from ``known_level`` to ``level``, in order, as one state table or several."""
+        """finished: levels from ``known_level`` on that the order needs, in order, as one state table or several."""
         began = time.perf_counter()
         states = self._states(order)
         if order.known_level == 1 and states.level > 1:
@@ -139,13 +140,14 @@ class Worker:
         for table in finished:
             level = int(table.schema.metadata[b"level"])
             states.take(states_of(table, *states.downsets(level)))
-        found = self._backend.evaluate_downsets(states, order.first, order.last, _no_heartbeat)
+        found, worked_s = self._backend.evaluate(states, order.first, order.last, _no_heartbeat, buckets=order.buckets)
         return ChunkReply(
             narrow(found.counts),
             narrow(found.tallies),
             narrow(found.sums),
             found.tested,
             time.perf_counter() - began,
+            worked_s,
         )
 
     def call(self, order: CallOrder) -> CallReply:

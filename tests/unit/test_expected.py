@@ -1,0 +1,84 @@
+"""What a search is expected to take: what is measured of an evaluation, and what is assumed. Not by the clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.preview import forecast_solve
+from piper_ray.engine.search import expected
+from piper_ray.engine.search.expected import expected_between_s, expected_evaluation_s
+from tests.instances import equal_chain, two_towers
+from tests.solver_support import tables
+
+TOWERS = two_towers(24, devices=16, microbatches=16, memory_bytes=300.0)
+
+
+def test_an_evaluation_that_is_quick_is_measured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tables(TOWERS).problem
+    monkeypatch.setattr(expected, "_rest_s", lambda *_: pytest.fail("there is no rest"))
+    assert expected_evaluation_s(problem, 1.3 * problem.lower_bound_s()) > 0.0
+
+
+def test_the_rest_of_a_long_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many downsets some are looked at; those that no plan can use are not."""
+    problem = tables(TOWERS).problem
+    threshold_s = 1.3 * problem.lower_bound_s()
+    looked_at: list[int] = []
+
+    def recorded(first: int, *others: object) -> object:
+        looked_at.append(first)
+        return evaluate_downsets(first, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(expected, "evaluate_downsets", recorded)
+    monkeypatch.setattr(expected, "_BEGINNING_S", 0.0)
+    monkeypatch.setattr(expected._Beginning, "next_batch", _stop_at(10))
+    assert expected_evaluation_s(problem, threshold_s) > 0.0
+    assert len(looked_at) == expected._DRAWN
+    assert min(looked_at) >= problem.lattice.level_start[10]
+    assert len(set(looked_at)) > 20
+
+
+def _stop_at(level: int) -> object:
+    real = expected._Beginning.next_batch
+
+    def next_batch(self: expected._Beginning, states: StateTables) -> object:
+        self._until_s = float("inf")
+        if states.level >= level:
+            self.states = states
+            raise expected._Enough
+        return real(self, states)
+
+    return next_batch
+
+
+def test_later_levels_are_like_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all were live all are, and within their limits."""
+    problem = tables(TOWERS).problem
+    beginning = expected._Beginning()
+    monkeypatch.setattr(expected._Beginning, "next_batch", _stop_at(10))
+    threshold_s = 1.5 * problem.lower_bound_s()
+    with pytest.raises(expected._Enough):
+        evaluate_threshold(problem, beginning, threshold_s)
+    assert beginning.states is not None
+    first = int(problem.lattice.level_start[10])
+    likely = expected._likely(problem, beginning.states, threshold_s, first, np.random.default_rng(0))
+    limits = beginning.states.target.device_limit[first:]
+    assert likely.counts.tolist() == (limits >= 1).astype(int).tolist()
+    assert (likely.tallies <= limits[limits >= 1]).all()
+    assert (np.sort(likely.tallies)[-5:] > likely.tallies.mean()).all(), "what has more work needs more devices"
+
+
+def test_nothing_is_left_of_a_search_without_work() -> None:
+    problem = tables(equal_chain(3)).problem
+    assert expected_between_s(problem, 0.0, 0.0) is not None
+
+
+@pytest.mark.parametrize("instance", [two_towers(24), equal_chain(600)], ids=["towers", "a chain"])
+def test_wide_lattices_are_looked_into(instance: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.preview.expected_search_s", lambda *_: 1234.0)
+    assert forecast_solve(instance).seconds == pytest.approx(1234.0, abs=60)  # type: ignore[arg-type]
+    assert forecast_solve(instance, quick=True).seconds < 60  # type: ignore[arg-type, operator]
+    assert forecast_solve(two_towers(5)).seconds < 60  # type: ignore[operator]
