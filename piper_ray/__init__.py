@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         IncumbentFound,
         Listener,
         Note,
+        PartBegun,
         StepFinished,
     )
     from piper_ray.model.extras import advice
@@ -195,6 +196,7 @@ __all__ = [
     "Event",
     "Note",
     "Compiling",
+    "PartBegun",
     "StepFinished",
     "DegreesAdvanced",
     "DegreesSearched",
@@ -298,6 +300,7 @@ _LAZY = {
     "IncumbentFound": "piper_ray.model.events",
     "Listener": "piper_ray.model.events",
     "Note": "piper_ray.model.events",
+    "PartBegun": "piper_ray.model.events",
     "StepFinished": "piper_ray.model.events",
     "advice": "piper_ray.model.extras",
     "Edge": "piper_ray.model.instance",

@@ -15,10 +15,11 @@ from typing import Annotated, TypeVar
 import typer
 
 import piper_ray
-from piper_ray.model.errors import UsageError
+from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.workloads.formats import InFlight, load_text, parse_bytes, parse_bytes_per_s, parse_count
+from piper_ray.workloads.formats.load import plan_made_for
 
 Number = TypeVar("Number", int, float)
 
@@ -203,6 +204,22 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document on stdout and nothing else there."),
 ]
+
+
+@contextmanager
+def naming_what_plan_is_for(plan_file: Path, instance: Instance) -> Iterator[None]:
+    """Around what values that plan: the InvalidPlan that comes out says if it was made for another workload.
+
+    If it was made for another cluster or batch, that stands beside the rules that it breaks.
+    """
+    try:
+        yield
+    except InvalidPlan as error:
+        made_for = plan_made_for(plan_file, instance)
+        if made_for is None:
+            raise
+        violations = [str(made_for)] if made_for.other_workload else [*error.violations, str(made_for)]
+        raise InvalidPlan(violations) from None
 
 
 def load_instance(

@@ -17,6 +17,7 @@ from piper_ray.cli.common import (
     Microbatches,
     PlanFile,
     load_instance,
+    naming_what_plan_is_for,
     note,
     refuse_unwritable,
 )
@@ -54,7 +55,10 @@ def report(
 
     from piper_ray.report.page.build import report_subject, write_page
 
-    with observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note):
+    with (
+        naming_what_plan_is_for(plan_file, instance),
+        observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note),
+    ):
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims))
     write_page(subject, out)
     typer.echo(f"{out}: {subject.valued.simulation!r}")

@@ -19,6 +19,7 @@ from piper_ray.cli.common import (
     PlanFile,
     Unwritten,
     load_instance,
+    naming_what_plan_is_for,
     option_value,
     parse_time,
 )
@@ -161,7 +162,8 @@ def simulate(
     from piper_ray.report.simulation.table import print_simulation
     from piper_ray.report.summary import instance_lines
 
-    simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
+    with naming_what_plan_is_for(plan_file, instance):
+        simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
     unwritten = Unwritten()
     if trace is not None:
         with unwritten.noted():

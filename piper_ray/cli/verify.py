@@ -17,6 +17,7 @@ from piper_ray.cli.common import (
     Microbatches,
     PlanFile,
     load_instance,
+    naming_what_plan_is_for,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
@@ -36,7 +37,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
 from piper_ray.simulate.options import SimulationOptions
-from piper_ray.workloads.formats.load import plan_claims, plan_made_for
+from piper_ray.workloads.formats.load import plan_claims
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -67,7 +68,6 @@ def verify(
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
     plan = piper_ray.load_plan(plan_file, instance)
     claims = plan_claims(plan_file)
-    made_for = plan_made_for(plan_file, instance)
     valued_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
     step = step_terms(all_reduce, all_reduce_overlap, optimizer, claims.step_under(valued_for))
 
@@ -78,15 +78,14 @@ def verify(
     from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     try:
-        evaluation, simulation = current().run(lambda _: _valued(instance, plan, valued_for, step, simulated=simulated))
+        with naming_what_plan_is_for(plan_file, instance):
+            evaluation, simulation = current().run(
+                lambda _: _valued(instance, plan, valued_for, step, simulated=simulated)
+            )
     except InvalidPlan as error:
         if json:
             found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
             typer.echo(to_text(found), nl=False)
-        if made_for is not None:
-            raise InvalidPlan(
-                [str(made_for)] if made_for.other_workload else [*error.violations, str(made_for)]
-            ) from None
         raise
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from piper_ray.cost.variants import never_worse, stage_variants
@@ -10,6 +11,7 @@ from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.several import Solver, answer_of, better, faster_than, in_time, unfinished
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
+from piper_ray.model.events import PartBegun
 from piper_ray.model.in_order import in_order, layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.options import Contract
@@ -82,11 +84,10 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
 
 def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
     """The better of both settings."""
-    parts = [
-        replace(request, restrictions=request.restrictions.with_recompute(rule))
-        for rule in (Recompute.NEVER, Recompute.ALWAYS)
-    ]
-    return _best_of(request, parts, solve, "recomputation one-for-all")
+    rules = Recompute.NEVER, Recompute.ALWAYS
+    parts = [replace(request, restrictions=request.restrictions.with_recompute(rule)) for rule in rules]
+    names = [f"recomputation in {'no' if rule is Recompute.NEVER else 'every'} layer" for rule in rules]
+    return _best_of(request, parts, solve, "recomputation one-for-all", names)
 
 
 def _one_setting(request: SolveRequest, solve: Solver) -> Solution:
@@ -100,7 +101,14 @@ def _one_setting(request: SolveRequest, solve: Solver) -> Solution:
                 if not any(_never_loses(other, instance) for other in found):
                     found = [*(other for other in found if not _never_loses(instance, other)), instance]
     parts = [replace(request, instance=instance, restrictions=restrictions) for instance in found]
-    return _best_of(request, parts, solve, "one setting for all layers")
+    names = [", ".join(_ids(instance)) for instance in found]
+    return _best_of(request, parts, solve, "one setting for all layers", names)
+
+
+def _ids(instance: Instance) -> Iterator[str]:
+    """Those of the TMPCs, the commonest first."""
+    counts = Counter(tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row)
+    return (tmpc_id for tmpc_id, _ in counts.most_common())
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:
@@ -131,8 +139,10 @@ def _as_good(one: Tmpc, other: Tmpc) -> bool:
     )
 
 
-def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver, what: str) -> Solution:
-    """The best answer of several solves, one after the other. what: asks for them, in words.
+def _best_of(
+    request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver, what: str, names: Sequence[str]
+) -> Solution:
+    """The best answer of several solves, one after the other. what: asks for them, in words. names: of each.
 
     Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
     its plans can be better than the best one.
@@ -147,6 +157,8 @@ def _best_of(request: SolveRequest, parts: Sequence[SolveRequest], solve: Solver
             together = one if so_far is None else better(so_far, one)
             return together if last else unfinished(together)
 
+        if len(parts) > 1:
+            request.listener(PartBegun(index + 1, f"{index + 1} of {len(parts)}, {what}: {names[index]}"))
         timed = in_time(request, part, others + 1)
         answer = answer_of(request, timed if found is None else faster_than(found, timed), solve, answered)
         found = answer if found is None else better(found, answer)

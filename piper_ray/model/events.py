@@ -17,6 +17,17 @@ class Compiling:
 
 
 @dataclass(frozen=True)
+class PartBegun:
+    """Solve number ``number``, from 1, of several that look for plans of parts of all; the best of them is the answer.
+
+    what: which plans it looks for, in words ("2 of 6 settings of all layers: sp, full").
+    """
+
+    number: int
+    what: str
+
+
+@dataclass(frozen=True)
 class StepFinished:
     """A step of the preparation is done. ``note``: its figures in words ("221,565 downsets in 318 levels")."""
 
@@ -119,6 +130,7 @@ class Note:
 Event = (
     Note
     | Compiling
+    | PartBegun
     | StepFinished
     | EvaluationAdvanced
     | EvaluationFinished

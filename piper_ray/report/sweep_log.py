@@ -8,7 +8,7 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.model.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import duration_text, given_size_text, plural, printable, size_text, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.live import LiveLog
 from piper_ray.report.stages import print_table
@@ -100,13 +100,6 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
         f"{duration_text(seconds)} on one core by a rough forecast",
         soft_wrap=True,
     )
-
-
-def duration_text(seconds: float) -> str:
-    """``12 s``, ``7 min``, ``3.5 h``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
 
 
 def outcome_lines(progress: Progress) -> list[str]:

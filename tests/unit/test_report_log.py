@@ -15,6 +15,7 @@ from piper_ray.model.events import (
     EvaluationFinished,
     Event,
     IncumbentFound,
+    PartBegun,
     StepFinished,
 )
 from piper_ray.report.log import SolverLog
@@ -64,6 +65,25 @@ def test_each_row_can_be_read_as_soon_as_it_is_known() -> None:
         assert "plan (chain)" in output.getvalue()
 
 
+def test_several_solves_in_one_log_are_told_apart() -> None:
+    console, output = string_console(80)
+    with SolverLog(console) as log:
+        for number, what in ((1, "1 of 3: plain"), (2, "2 of 3: sp"), (3, "3 of 3: full")):
+            log(PartBegun(number, what))
+            log(StepFinished("lattice", 0.25, "7 downsets in 7 levels"))
+            if number != 2:  # nothing of it may be faster
+                log(EvaluationFinished(1, 0.007, True, 0.2, 5, Bounds(0.007, 0.007, 0.75)))
+    assert output.getvalue().splitlines() == [
+        "lattice           0.25 s  7 downsets in 7 levels",
+        "",
+        "   #    threshold  answer       lower bound  upper bound        gap      time",
+        "   -  1 of 3: plain",
+        "   1   7.00000 ms  feasible      7.00000 ms   7.00000 ms        0 %    0.75 s",
+        "   -  3 of 3: full",
+        "   1   7.00000 ms  feasible      7.00000 ms   7.00000 ms        0 %    1.50 s",
+    ]
+
+
 def test_no_plan_yet_is_a_dash() -> None:
     console, output = string_console(80)
     with SolverLog(console) as log:
@@ -103,6 +123,8 @@ def test_a_search_over_degrees_has_a_row_for_each_round_and_a_live_line() -> Non
         assert line.startswith("plans: 0 of 1,107 pairs (d, t), ")
         assert line.endswith(" s, 64 at work, gap 2.7778 %")
         assert cell_len(line) <= 80
+        log(DegreesAdvanced(2, float("inf"), 100, 1_100, 64, Bounds(0.007, 0.0072, 1000.0), 120.0))
+        assert ", about 20 min left of them, 64 at work" in log.live_line().plain
         log(DegreesSearched(2, 0.0072, True, 5, 0.2, Bounds(0.0072, 0.0072, 1.25)))
     assert output.getvalue().splitlines()[2:] == [
         "   1   7.00000 ms  infeasible    7.00000 ms            -          -    0.75 s",

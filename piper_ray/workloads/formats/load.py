@@ -72,7 +72,7 @@ def load(
     if isinstance(source, Mapping):
         return _from_document("input", as_document("input", source), overrides, "", chosen, None)
     path = _path_text(source)
-    return _from_text(path, read_text(path), overrides, chosen)
+    return _from_text(path, read_text(path), overrides, chosen, Path(path).parent)
 
 
 def load_text(
@@ -86,20 +86,21 @@ def load_text(
     in_flight: InFlight | str | None = None,
 ) -> Instance:
     """``load`` of a file's content, in whatever form. name: what stands for the path in errors. Files that it names are
-    looked for in the working folder.
+    looked for in the working folder, which errors show.
     """
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
-    return _from_text(name, text, overrides, chosen)
+    return _from_text(name, text, overrides, chosen, Path.cwd())
 
 
-def _from_text(path: str, text: str, overrides: Quantities, chosen: InFlight | None) -> Instance:
+def _from_text(path: str, text: str, overrides: Quantities, chosen: InFlight | None, folder: Path) -> Instance:
+    """folder: where files that it names are looked for."""
     suffix, name = Path(path).suffix.lower(), Path(path).stem.removesuffix(".graph")
     if suffix not in (".json", ".toml", ".txt"):
         suffix = _sniff(text)
     if suffix != ".txt":
         parse = parse_json if suffix == ".json" else parse_toml
-        return _from_document(path, parse(path, text), overrides, name, chosen, Path(path).parent)
+        return _from_document(path, parse(path, text), overrides, name, chosen, folder)
 
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.pipedream_profile import read_profile
