@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
-from piper_ray.model.figures import bytes_text
+from piper_ray.model.figures import bytes_text, plural, time_text
 from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -81,6 +81,11 @@ class Evaluation:
     stages: tuple[StageEvaluation, ...]
     bottleneck: int
     schedule: Schedule = PAPERS_SCHEDULE
+
+    def __repr__(self) -> str:
+        where = f"{plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
+        slowest = f", stage {self.bottleneck + 1} the slowest" if len(self.stages) > 1 else ""
+        return f"Evaluation({self.schedule.text}: {time_text(self.time_per_sample_s)}/microbatch, {where}{slowest})"
 
 
 def in_flight_microbatches(suffix_sum: int, data_parallel_degree: int) -> int:

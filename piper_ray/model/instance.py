@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from piper_ray.model.arguments import cluster_figures
+from piper_ray.model.arguments import cluster_figures, shown
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import memory_text, plural
+from piper_ray.model.notebook import html_table
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain, size
 from piper_ray.model.schedule import Schedule
 
@@ -110,6 +112,11 @@ class Layer:
     def __post_init__(self) -> None:
         convert_fields(self, count, "id")
         convert_fields(self, _rows, "tmpcs")
+
+    def __repr__(self) -> str:
+        known = isinstance(self.tmpcs, Mapping) and all(isinstance(row, tuple) for row in self.tmpcs.values())
+        rows = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in self.tmpcs.items()) if known else ""
+        return f"Layer({self.id!r}, {shown(self.name)}{rows})"
 
 
 @dataclass(frozen=True)
@@ -256,6 +263,31 @@ class Instance:
     def microbatches(self) -> int:
         """N, in a batch."""
         return self.batch.microbatches
+
+    def __repr__(self) -> str:
+        if not self.checked:  # any of it may be anything
+            graph = f"layers={shown(self.layers)}, edges={shown(self.edges)}"
+            return (
+                f"Instance({graph}, cluster={shown(self.cluster)}, batch={shown(self.batch)}, name={shown(self.name)})"
+            )
+        head, *others = (f"{name} {text}" for name, text in self._facts())
+        return f"Instance({'; '.join([f'{shown(self.name)}: {head}', *others])})"
+
+    def _repr_html_(self) -> str:
+        if not self.checked:
+            return html_table("Instance", [("layers", shown(self.layers)), ("edges", shown(self.edges))])
+        return html_table(f"Instance {self.name}", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        degrees = ", ".join(map(str, self.degrees))
+        return [
+            ("layers", f"{len(self.layers):,}"),
+            ("edges", f"{len(self.edges):,}"),
+            ("tensor-parallel degrees", degrees),
+            ("devices", f"{self.devices:,} of {memory_text(self.memory_bytes)}"),
+            ("microbatches", f"{self.microbatches:,}"),
+            *([] if self.schedule is None else [("schedule", self.schedule.text)]),
+        ]
 
     @property
     def checked(self) -> bool:

@@ -125,7 +125,7 @@ def test_every_command_tells_a_plan_of_another_workload(small: Path, tmp_path: P
     other, plan = tmp_path / "other.json", tmp_path / "plan.json"
     layers = [Layer(number, "block", {1: (Tmpc("vanilla", 0.01),)}) for number in range(5)]
     edges = [Edge(number, number + 1, 1e6) for number in range(4)]
-    piper_ray.dump(Instance(layers, edges, 4, 8, "8GiB", "25GB/s"), other)
+    piper_ray.dump(Instance(layers, edges, 4, 8, "8GiB", "25GB/s", "other"), other)
     assert run("solve", other, "-o", plan).exit_code == 0
     result = run(*command.format(small=small, plan=plan, page=tmp_path / "page.html").split())
     assert result.exit_code == 6
