@@ -405,8 +405,16 @@ def __getattr__(name: str) -> object:
     return value
 
 
+_SHOWN = (
+    "Batch", "Cluster", "Edge", "Instance", "Layer", "PiperRayError", "Plan", "Restrictions", "Schedule",
+    "SimulationOptions", "Solution", "SolveOptions", "Stage", "StepTerms", "Tmpc", "UsageError",
+)  # fmt: skip
+"""What users make themselves, or ask for, or catch."""
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """What completion offers: all functions and the few types above. All names would begin with a rare constraint."""
+    return sorted({*(name for name in __all__ if name.islower()), *_SHOWN})
 
 
 class _Package(ModuleType):

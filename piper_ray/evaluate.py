@@ -52,6 +52,13 @@ class StageEvaluation:
     activation_bytes: of that, activations of the microbatches in flight; the rest is there all the time.
     binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
     takes MEMORY_BINDS of what there is, or more; either, both or neither.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> evaluation = piper_ray.evaluate(bert, solution.plan)
+    >>> evaluation.stages[0].memory_bytes < bert.memory_bytes
+    True
     """
 
     time_s: float
@@ -73,6 +80,13 @@ class Evaluation:
 
     bottleneck: index of the first stage that no other is slower than. schedule: what all this is under. Where that
     flushes each batch time_per_sample_s is the simulated step over N.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> evaluation = piper_ray.evaluate(bert, solution.plan)
+    >>> evaluation.devices
+    8
     """
 
     time_per_sample_s: float

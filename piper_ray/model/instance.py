@@ -114,14 +114,19 @@ class Layer:
         convert_fields(self, _rows, "tmpcs")
 
     def __repr__(self) -> str:
-        known = isinstance(self.tmpcs, Mapping) and all(isinstance(row, tuple) for row in self.tmpcs.values())
-        rows = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in self.tmpcs.items()) if known else ""
-        return f"Layer({self.id!r}, {shown(self.name)}{rows})"
+        given: object = self.tmpcs  # until it is looked through it may be anything
+        rows = given.items() if isinstance(given, Mapping) else ()
+        counts = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in rows if isinstance(row, tuple))
+        return f"Layer({self.id!r}, {shown(self.name)}{counts})"
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that layer ``source`` hands to layer ``target``: c bytes per sample when it crosses stages."""
+    """A tensor that layer ``source`` hands to layer ``target``: c bytes per sample when it crosses stages.
+
+    >>> Edge(0, 1, "16MiB").communication_bytes
+    16777216.0
+    """
 
     source: int
     target: int
@@ -139,6 +144,9 @@ class Tensor:
     Its makers and users are ``layers``, in any order. A stage with some of them and not all has to move it:
     ``forward_bytes`` per sample in the forward pass, ``backward_bytes`` in the backward pass. It sets no order of the
     stages: edges do. An edge's own bytes, in contrast, are charged for each edge, as Piper does.
+
+    >>> Tensor((0, 1, 5), "16MiB", "16MiB").layers
+    (0, 1, 5)
     """
 
     layers: tuple[int, ...]

@@ -16,7 +16,11 @@ EXACT = "piper"
 
 class Contract(str, Enum):
     """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
-    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported."""
+    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported.
+
+    >>> SolveOptions(contract="operators").contract
+    <Contract.OPERATORS: 'operators'>
+    """
 
     SAFE = "safe"
     OPERATORS = "operators"

@@ -42,6 +42,10 @@ class RayBackend:
     A Ray that this process is already connected to is used as it is, and stays. workers: actors to keep (None: as many
     as the cluster has room for, as machines come and go), each with cpus_per_worker threads. Close it after use.
     Raises ClusterError if the cluster cannot be reached, UsageError for arguments that make no sense.
+
+    >>> import piper_ray
+    >>> with piper_ray.RayBackend("auto") as backend:  # doctest: +SKIP
+    ...     solution = piper_ray.solve("workload.toml", backend=backend)
     """
 
     def __init__(
