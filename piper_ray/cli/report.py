@@ -53,12 +53,15 @@ def report(
     claims = plan_claims(plan_file)
     shown_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
 
+    from piper_ray.report.layout import console
+    from piper_ray.report.live import Working
     from piper_ray.report.page.build import report_subject, write_page
 
     with (
         naming_what_plan_is_for(plan_file, instance),
         observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note),
+        Working(console(stderr=True), "other planners") as working,
     ):
-        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims))
+        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, working))
     write_page(subject, out)
     typer.echo(f"{out}: {subject.valued.simulation!r}")

@@ -33,8 +33,8 @@ _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow", Status.
 class FrontierLog(SolverLog):
     """Adds a row for each point of a large lattice, and on a terminal how many points are proved."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, time_limit_s: float | None = None) -> None:
+        super().__init__(console, time_limit_s)
         self._curve: CurveAdvanced | None = None
         self._point: PointClosed | None = None
 

@@ -23,25 +23,28 @@ from piper_ray.model.events import (
 )
 from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.live import LiveLog
+from piper_ray.report.live import WORTH_A_GUESS_S, LiveLog
 from piper_ray.report.summary import instance_lines
 from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
 
 
-_WORTH_A_GUESS_S = 2.0
 _USUAL_ORIGINS = ("evaluation", "search")
 
 
 class SolverLog(LiveLog):
-    """A progress.Listener that prints to ``console``; a context manager, so that the live line is always taken down.
+    """A listener that prints to ``console``; a context manager, so that the live line is always taken down.
+
+    time_limit_s: of the solve; the live line says how much of it is left.
 
     Each row is a line of its own as soon as it is known, so that the log can be followed through a pipe.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, time_limit_s: float | None = None) -> None:
         super().__init__(console)
+        self._time_limit_s = time_limit_s
+        self._gap: float | None = None
         self._advance: EvaluationAdvanced | DegreesAdvanced | None = None
         self._started_s = time.perf_counter()
         self._has_head = False
@@ -103,6 +106,7 @@ class SolverLog(LiveLog):
             self._part_is_named = True
             self._line(f"{'-':>4}  {self._part.what}")
         self._shown_s = self._part_began_s + bounds.elapsed_s
+        self._gap = bounds.gap
         upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
         gap = "-" if bounds.gap is None else percent_text(bounds.gap)
         self._line(
@@ -121,15 +125,18 @@ class SolverLog(LiveLog):
         """What a terminal shows below the log; asked for often, so that the clock runs while no event comes."""
         advance, elapsed_s = self._advance, time.perf_counter() - self._started_s
         if advance is None:
-            return Text(f"working, {elapsed_s:.1f} s", style="dim")
-        parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
+            parts = ["working", *([] if self._gap is None else [f"gap {percent_text(self._gap)}"])]
+        else:
+            parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
+        if self._time_limit_s is not None:
+            parts.insert(1, f"at most {duration_text(max(0.0, self._time_limit_s - elapsed_s))} left")
         return Text(", ".join([parts[0], f"{elapsed_s:.1f} s", *parts[1:]]), style="dim")
 
 
 def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
     share = advance.done / advance.total if advance.total else 1.0
     parts = [f"evaluation {advance.index} at {time_text(advance.threshold_s)}"]
-    if advance.seconds > _WORTH_A_GUESS_S and share > 0:
+    if advance.seconds > WORTH_A_GUESS_S and share > 0:
         # A downset looks at those before it, so what is done grows as the square of their share.
         parts.append(f"about {duration_text(advance.seconds * (1.0 / share**2 - 1.0))} left of it")
     if advance.bounds.gap is not None:
@@ -143,7 +150,7 @@ def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
 def _degrees_parts(advance: DegreesAdvanced) -> list[str]:
     at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
     parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)"]
-    if advance.seconds > _WORTH_A_GUESS_S and advance.done:
+    if advance.seconds > WORTH_A_GUESS_S and advance.done:
         parts.append(f"about {duration_text(advance.seconds * (advance.total / advance.done - 1.0))} left of them")
     parts.append(f"{advance.running} at work")
     if advance.bounds.gap is not None:

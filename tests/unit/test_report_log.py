@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from rich.cells import cell_len
 
 from piper_ray import __version__
@@ -18,6 +19,7 @@ from piper_ray.model.events import (
     PartBegun,
     StepFinished,
 )
+from piper_ray.report import live
 from piper_ray.report.log import SolverLog
 from tests.report_cases import small_instance, string_console
 
@@ -131,3 +133,38 @@ def test_a_search_over_degrees_has_a_row_for_each_round_and_a_live_line() -> Non
         "   *   7.20000 ms  plan          7.00000 ms   7.20000 ms   2.7778 %    0.90 s",
         "   2   7.20000 ms  feasible      7.20000 ms   7.20000 ms        0 %    1.25 s",
     ]
+
+
+def test_what_is_left_of_a_time_limit_is_said_while_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, _ = string_console(80)
+    clock_s = [100.0]
+    monkeypatch.setattr(live.time, "perf_counter", lambda: clock_s[0])
+    with SolverLog(console, 60.0) as log:
+        clock_s[0] = 120.0
+        assert log.live_line().plain == "working, 20.0 s, at most 40 s left"
+        log(EVENTS[1])
+        assert log.live_line().plain == "working, 20.0 s, at most 40 s left, gap 49.1525 %"
+        log(EVENTS[2])
+        assert log.live_line().plain.startswith(
+            "evaluation 1 at 7.00000 ms, 20.0 s, at most 40 s left, about 27 s left of it"
+        )
+
+
+def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, output = string_console(80, terminal=True)
+    clock_s = [0.0]
+    monkeypatch.setattr(live.time, "perf_counter", lambda: clock_s[0])
+    with live.Working(console, "other planners") as working:
+        assert working.live_line().plain == "other planners, 0.0 s"
+        working(0, 4, "megatron")
+        assert working.live_line().plain == "other planners, 0 of 4, 0.0 s, megatron"
+        clock_s[0] = 30.0
+        working(1, 4, "a name that is far too long for a line of eighty columns, as modules' paths are")
+        assert working.live_line().plain.startswith("other planners, 1 of 4, 30.0 s, about 90 s left, a name")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    assert max(cell_len(piece) for piece in re.split(r"[\r\n]", shown)) <= 80
+    assert "90 s left" in shown
+    quiet, nothing = string_console(80)
+    with live.Working(quiet, "other planners"):
+        pass
+    assert nothing.getvalue() == ""
