@@ -113,7 +113,9 @@ def _caption(instance: Instance, graph: LayerGraph, cuts: Mapping[tuple[int, int
     layers, edges = plural(len(instance.layers), "layer"), plural(len(instance.edges), "edge")
     lines = [f"{printable(instance.name) or 'layers'}: {layers}, {edges}, {counted}"]
     if None not in cuts.values():
-        lines.append("on an edge: the downsets that part its ends, i.e. in how many places a cut can pass it")
+        lines.append("a downset is one way to cut the graph in two, a front and a back;")
+        lines.append("on an edge, and between layers: how many of them cut there")
+    lines.append("under a layer: its time for a microbatch, in its fastest way at the least t")
     return "\\l".join(map(_escaped, lines)) + "\\l"
 
 
