@@ -138,7 +138,7 @@ def test_a_search_over_degrees_has_a_row_for_each_round_and_a_live_line() -> Non
 def test_what_is_left_of_a_time_limit_is_said_while_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     console, _ = string_console(80)
     clock_s = [100.0]
-    monkeypatch.setattr(live.time, "perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
     with SolverLog(console, 60.0) as log:
         clock_s[0] = 120.0
         assert log.live_line().plain == "working, 20.0 s, at most 40 s left"
@@ -153,7 +153,7 @@ def test_what_is_left_of_a_time_limit_is_said_while_nothing_else_is_known(monkey
 def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     console, output = string_console(80, terminal=True)
     clock_s = [0.0]
-    monkeypatch.setattr(live.time, "perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
     with live.Working(console, "other planners") as working:
         assert working.live_line().plain == "other planners, 0.0 s"
         working(0, 4, "megatron")

@@ -34,9 +34,9 @@ _UNITS = (("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 def check_path(path: Path) -> None:
     """Raises UsageError for a picture that cannot be written there, before work is done for it."""
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"--draw {path}: unknown kind of picture; expected a path that ends in {', '.join(FORMATS)}")
+        raise UsageError(f"{path}: unknown kind of picture; expected a path that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise UsageError(f"--draw {path}: there is no folder {path.parent}")
+        raise UsageError(f"{path}: there is no folder {path.parent}")
 
 
 def draw_graph(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:

@@ -338,6 +338,8 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
     else:
         path = _path_text(source)
         document = parse_json(path, read_text(path))
+    if document.get("schema") != "piper-ray/solution" and (kind := advice(document)) is not None:
+        refuse(path, "", f"not what solve --json prints but {kind}")
     faults = Faults(repeated_keys(document))
     return _checked(path, read_solution(document, instance, faults), faults)
 
