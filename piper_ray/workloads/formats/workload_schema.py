@@ -46,7 +46,8 @@ A layer's ``path`` is the module's name in the user's model; that of a chain is 
 for 1, 2, ... from the first layer that the entry adds. ``links`` of [cluster] are those within smaller groups of
 devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link that joins all. Replicas of
 a stage that lie within a group have its link, and so do stages of a plan that does.
-``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
+``base = "other.toml"`` starts from another file, whose entries this file's replace one by one; its path is from this
+file's folder, and from the working folder for what is read from stdin.
 """
 
 from __future__ import annotations
