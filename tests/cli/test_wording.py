@@ -61,6 +61,15 @@ def test_what_was_probably_meant_is_said(arguments: tuple[str, ...], words: str)
     assert words in said(result)
 
 
+@pytest.mark.parametrize("command", ["solve", "plan", "estimate", "import-plan", "profile", "sweep"])
+def test_no_word_of_a_help_is_cut_off_on_a_narrow_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "…" not in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
 def test_a_tmpc_that_is_not_there_is_compared_with_those_that_are() -> None:
     plan = small_plan()
     stages = [piper_ray.Stage(stage.layers, 1, 1, dict.fromkeys(stage.layers, "vanila")) for stage in plan.stages]
