@@ -20,7 +20,8 @@ PlannerName = Annotated[
         "--planner",
         metavar="NAME",
         help="piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, "
-        "tensor-parallel, pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists them).",
+        "tensor-parallel, pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists "
+        "them).",
     ),
 ]
 
