@@ -119,11 +119,15 @@ def simulate(
     ] = InFlightRule.RULE.value,
     samples_per_microbatch: Annotated[
         int | None,
-        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s, in place of the input's."),
+        typer.Option(
+            "--microbatch-size",
+            metavar="SAMPLES",
+            help="Samples of a microbatch, for samples/s, in place of the input's.",
+        ),
     ] = None,
     tokens_per_sample: Annotated[
         int | None,
-        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s, in place of the input's."),
+        typer.Option("--tokens", metavar="COUNT", help="Tokens of a sample, for tokens/s, in place of the input's."),
     ] = None,
     devices: Devices = None,
     microbatches: Microbatches = None,

@@ -21,6 +21,7 @@ FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "solve": {"resume": "checkpoint"},
         "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
         "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
+        "simulate": {"samples-per-microbatch": "microbatch-size", "tokens-per-sample": "tokens"},
     }
 )
 """Options that had another name, without their dashes: still understood, and in no help."""
