@@ -19,6 +19,7 @@ from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
+from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
@@ -30,6 +31,7 @@ from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy, StopSearch
 
 _CHAIN_GAP = 1e-6
+_COARSE_GAP = 1e-4
 
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
@@ -91,6 +93,7 @@ class Search:
         """
         try:
             self._improve_on_chain(order_of_graph(self.problem))
+            self._begin_coarsely()
             while not self.bracket.is_done(self.limits.gap):
                 if self.bracket.lower > self.limits.within_s:
                     raise StopSearch(StoppedBy.TOO_SLOW)
@@ -193,6 +196,34 @@ class Search:
                 bracket.record_infeasible(threshold_s)
         if bracket.upper is None:
             self.bracket.doubt()
+
+    def _begin_coarsely(self) -> None:
+        """On a long chain: a plan with few borders to choose from, then with those near its own."""
+        lattice = self.problem.workload.lattice
+        if self.incumbent is not None or not is_long_chain(lattice):
+            return
+        spacing, stages = first_spacing(lattice), None
+        while spacing > 1 or (spacing and stages is not None):
+            allowed = every(lattice, spacing) if stages is None else near(lattice, stages, spacing)
+            stages = self._on_borders(within(allowed, self.problem.cluster.devices)) or stages
+            spacing = finer(spacing)
+        if stages is not None:
+            self.bracket.phase = Phase.DESCENDING
+
+    def _on_borders(self, borders: Completion) -> Sequence[TracedStage] | None:
+        """The best plan whose stages end at these, if it is better than all before."""
+        bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
+        stages = None
+        while not bracket.is_done(max(self.limits.gap, _COARSE_GAP)):
+            threshold_s = bracket.propose()
+            backend = self.evaluations.backend
+            outcome = evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=borders)
+            if outcome.feasible:
+                stages = outcome.stages
+                bracket.record_feasible(threshold_s, self._take(self.problem, stages, "chain"))
+            else:
+                bracket.record_infeasible(threshold_s)
+        return stages
 
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
