@@ -132,7 +132,11 @@ class InvalidPlan(PiperRayError):
 
 
 class CertificateRefused(PiperRayError):
-    """A certificate that is damaged, of another workload, or does not prove its bound."""
+    """A certificate that is damaged, of another workload, or does not prove its bound.
+
+    >>> issubclass(CertificateRefused, PiperRayError)
+    True
+    """
 
     exit_code = 8
 
