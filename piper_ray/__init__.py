@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         IncumbentFound,
         Listener,
         Note,
+        PartBegun,
         StepFinished,
     )
     from piper_ray.model.extras import advice
@@ -204,6 +205,7 @@ __all__ = [
     "Event",
     "Note",
     "Compiling",
+    "PartBegun",
     "StepFinished",
     "DegreesAdvanced",
     "DegreesSearched",
@@ -319,6 +321,7 @@ _LAZY = {
     "IncumbentFound": "piper_ray.model.events",
     "Listener": "piper_ray.model.events",
     "Note": "piper_ray.model.events",
+    "PartBegun": "piper_ray.model.events",
     "StepFinished": "piper_ray.model.events",
     "advice": "piper_ray.model.extras",
     "Edge": "piper_ray.model.instance",
@@ -423,8 +426,16 @@ def __getattr__(name: str) -> object:
     return value
 
 
+_SHOWN = (
+    "Batch", "Cluster", "Edge", "Instance", "Layer", "PiperRayError", "Plan", "Restrictions", "Schedule",
+    "SimulationOptions", "Solution", "SolveOptions", "Stage", "StepTerms", "Tmpc", "UsageError",
+)  # fmt: skip
+"""What users make themselves, or ask for, or catch."""
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """What completion offers: all functions and the few types above. All names would begin with a rare constraint."""
+    return sorted({*(name for name in __all__ if name.islower()), *_SHOWN})
 
 
 class _Package(ModuleType):

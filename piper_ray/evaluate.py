@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
-from piper_ray.model.figures import bytes_text
+from piper_ray.model.figures import bytes_text, plural, time_text
 from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -52,6 +52,13 @@ class StageEvaluation:
     activation_bytes: of that, activations of the microbatches in flight; the rest is there all the time.
     binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
     takes MEMORY_BINDS of what there is, or more; either, both or neither.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> evaluation = piper_ray.evaluate(bert, solution.plan)
+    >>> evaluation.stages[0].memory_bytes < bert.memory_bytes
+    True
     """
 
     time_s: float
@@ -73,6 +80,13 @@ class Evaluation:
 
     bottleneck: index of the first stage that no other is slower than. schedule: what all this is under. Where that
     flushes each batch time_per_sample_s is the simulated step over N.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> evaluation = piper_ray.evaluate(bert, solution.plan)
+    >>> evaluation.devices
+    8
     """
 
     time_per_sample_s: float
@@ -81,6 +95,11 @@ class Evaluation:
     stages: tuple[StageEvaluation, ...]
     bottleneck: int
     schedule: Schedule = PAPERS_SCHEDULE
+
+    def __repr__(self) -> str:
+        where = f"{plural(len(self.stages), 'stage')} on {plural(self.devices, 'device')}"
+        slowest = f", stage {self.bottleneck + 1} the slowest" if len(self.stages) > 1 else ""
+        return f"Evaluation({self.schedule.text}: {time_text(self.time_per_sample_s)}/microbatch, {where}{slowest})"
 
 
 def in_flight_microbatches(suffix_sum: int, data_parallel_degree: int) -> int:

@@ -18,6 +18,12 @@ class Tails:
     layers: the layers that downsets are told apart by, each after its successors: bit v % 8 of byte v // 8 stands for
     layers[v]. joined: each of the other layers, with the one of these whose stage it shares.
     members: uint8[rows, bytes], the tail's layers. used_devices, data_parallel_sum: int64[rows].
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> certificate.tails[-1].devices
+    8
     """
 
     devices: int

@@ -57,6 +57,12 @@ class CertifiedBound:
 
     downsets: sets of layers that were looked at as tails. tails: those that a plan within the bound might have.
     stages: looked at in front of these. choices: of them, how often configurations had to be chosen.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.verify_certificate(bert, certificate).downsets > 0
+    True
     """
 
     bound_s: float

@@ -20,7 +20,8 @@ PlannerName = Annotated[
         "--planner",
         metavar="NAME",
         help="piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, "
-        "tensor-parallel, pipedream, piper-published. Some take settings, as pipedream:levels=4x100GB/s+8x10GB/s.",
+        "tensor-parallel, pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists "
+        "them).",
     ),
 ]
 
@@ -44,13 +45,17 @@ def solve_by_baseline(
     from piper_ray.planners import plan
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
+    from piper_ray.report.live import Working
     from piper_ray.report.stages import print_plan
     from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     screen = console(stderr=json)
     for line in [*instance_lines(instance), schedule_line(schedule)]:
         screen.print(line, soft_wrap=True, highlight=False)
-    with observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note):
+    with (
+        observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note),
+        Working(console(stderr=True), planner),
+    ):
         result = current().run(lambda _: plan(instance, planner, restrictions=restrictions, schedule=schedule))
     screen.print()
     unwritten = Unwritten()

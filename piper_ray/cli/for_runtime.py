@@ -116,7 +116,11 @@ class RuntimeSolve:
             stop.conclude(found)
             return found
 
-        return current().run(search)
+        from piper_ray.report.layout import console
+        from piper_ray.report.live import Working
+
+        with Working(console(stderr=True), f"the best plan without {self.runtime.title}'s rules"):
+            return current().run(search)
 
     def cost_text(self, solution: Solution, free: Solution) -> str:
         """``1.8 % slower than without Megatron's rules``."""
@@ -189,18 +193,22 @@ def find_alternatives(
     if Schedule.of(schedule).asynchronous:
         raise UsageError("--plans is for schedules with a flush: add --schedule or --runtime")
     options = replace(given, resume=None)
-    return current().run(
-        lambda stop: best_plans(
-            instance,
-            restrictions,
-            schedule,
-            count=count,
-            tolerance=tolerance,
-            step=solution.step,
-            options=options,
-            stop=stop,
+    from piper_ray.report.layout import console
+    from piper_ray.report.live import Working
+
+    with Working(console(stderr=True), "the next best plans"):
+        return current().run(
+            lambda stop: best_plans(
+                instance,
+                restrictions,
+                schedule,
+                count=count,
+                tolerance=tolerance,
+                step=solution.step,
+                options=options,
+                stop=stop,
+            )
         )
-    )
 
 
 def print_alternatives(console: Console, instance: Instance, found: Alternatives, tolerance: float) -> None:

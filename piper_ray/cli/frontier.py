@@ -135,7 +135,7 @@ def frontier(
     if budgets is not None and (planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions)):
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
     screen = console(stderr=json)
-    log = FrontierLog(screen)
+    log = FrontierLog(screen, time_limit if budgets is None else None)
 
     def search(stop: Stop[_Curves]) -> _Curves:
         """Both curves, the second once the first is done."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,6 +123,8 @@ def profile(
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
     degrees = _degrees(tensor_parallel)
+    from piper_ray.report.layout import console
+    from piper_ray.report.live import Working
     from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure.arguments import parse_argument
@@ -155,7 +155,7 @@ def profile(
     else:
         store.start()
     try:
-        with _bar() as show:
+        with Working(console(stderr=True), "measuring") as show:
 
             def measure(stop: Stop[Profile]) -> Profile:
                 def progress(done: int, total: int, layer: str) -> None:
@@ -186,26 +186,3 @@ def _degrees(text: str | None) -> tuple[int, ...]:
     if not all(piece.strip().isdecimal() and 1 <= int(piece) <= limits.DEVICES for piece in pieces):
         raise UsageError(f"--tensor-parallel {text}: expected whole numbers, such as 2,4,8")
     return tuple(sorted({int(piece) for piece in pieces} - {1}))
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr: layers done, layers in all, and the layer that comes next."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("measuring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-
-        def show(done: int, total: int, layer: str) -> None:
-            progress.update(task, completed=done, total=total, description=layer)
-
-        yield show

@@ -21,6 +21,7 @@ from piper_ray.cli.common import (
     refuse_unwritable,
 )
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.plan_files import judged
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
 from piper_ray.compiled.observers import observed
 from piper_ray.workloads.formats.load import plan_claims
@@ -52,9 +53,15 @@ def report(
     claims = plan_claims(plan_file)
     shown_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
 
+    from piper_ray.report.layout import console
+    from piper_ray.report.live import Working
     from piper_ray.report.page.build import report_subject, write_page
 
-    with observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note):
-        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims))
+    with (
+        judged(plan_file, instance),
+        observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note),
+        Working(console(stderr=True), "other planners") as working,
+    ):
+        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, working))
     write_page(subject, out)
     typer.echo(f"{out}: {subject.valued.simulation!r}")

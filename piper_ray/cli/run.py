@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,6 +111,7 @@ def run(
     """
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console
+    from piper_ray.report.live import Working
     from piper_ray.report.run import print_run, run_document
     from piper_ray.run.launch import launch
     from piper_ray.run.prepare import prepared
@@ -138,7 +138,7 @@ def run(
         if found is None:
             return
     else:
-        with _bar() as show:
+        with Working(console(stderr=True), "training") as show:
             found = current().run(lambda stop: launch(job, show, stop))
     measured = promise.given_to(found)
     unwritten = Unwritten()
@@ -166,20 +166,3 @@ def _rank_of_torchrun(job: Job) -> Run | None:
         return work(job, lambda _done: None)
     except Exception as error:
         raise told(job, int(os.environ["RANK"]), error).error() from error
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr: steps done and steps in all."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-
-        def show(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield show

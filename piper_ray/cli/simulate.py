@@ -23,6 +23,7 @@ from piper_ray.cli.common import (
     parse_time,
 )
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.plan_files import judged
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -118,11 +119,15 @@ def simulate(
     ] = InFlightRule.RULE.value,
     samples_per_microbatch: Annotated[
         int | None,
-        typer.Option("--samples-per-microbatch", metavar="N", help="For samples/s, in place of the input's."),
+        typer.Option(
+            "--microbatch-size",
+            metavar="SAMPLES",
+            help="Samples of a microbatch, for samples/s, in place of the input's.",
+        ),
     ] = None,
     tokens_per_sample: Annotated[
         int | None,
-        typer.Option("--tokens-per-sample", metavar="N", help="For tokens/s, in place of the input's."),
+        typer.Option("--tokens", metavar="COUNT", help="Tokens of a sample, for tokens/s, in place of the input's."),
     ] = None,
     devices: Devices = None,
     microbatches: Microbatches = None,
@@ -161,7 +166,8 @@ def simulate(
     from piper_ray.report.simulation.table import print_simulation
     from piper_ray.report.summary import instance_lines
 
-    simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
+    with judged(plan_file, instance):
+        simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
     unwritten = Unwritten()
     if trace is not None:
         with unwritten.noted():

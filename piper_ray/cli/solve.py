@@ -212,7 +212,7 @@ def solve(
     from piper_ray.report.summary import print_outcome, print_simulated, schedule_line
 
     screen = console(stderr=json)
-    with SolverLog(screen) as log:
+    with SolverLog(screen, options.time_limit_s) as log:
         log.begin(instance)
         log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "solve": {"resume": "checkpoint"},
         "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
         "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
+        "simulate": {"samples-per-microbatch": "microbatch-size", "tokens-per-sample": "tokens"},
     }
 )
 """Options that had another name, without their dashes: still understood, and in no help."""
@@ -47,6 +49,31 @@ class FlagsAsFlags:
             if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
                 parameter.metavar = ""
         return parameters
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Words that are longer than their column go on below, where typer would cut them off."""
+        from rich.table import Table
+        from typer import rich_utils
+
+        class Folding(Table):
+            def add_row(self, *cells: Any, **more: Any) -> None:
+                super().add_row(*cells, **more)
+                for column in self.columns:
+                    column.overflow = "fold"
+
+        with _patched(rich_utils, "Table", Folding):
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+@contextmanager
+def _patched(module: object, name: str, value: object) -> Iterator[None]:
+    """Meanwhile ``value`` stands in the module under that name."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 class Command(FlagsAsFlags, TyperCommand):

@@ -14,6 +14,8 @@ from functools import partial
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.several import Solver, better, faster_than, in_time
+from piper_ray.model.events import PartBegun
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
@@ -56,6 +58,7 @@ def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
         if not may_be_faster(instance, request.restrictions, found.time_per_sample_s, request.options.gap):
             continue
         request.stop.offer(partial(among, found, left))
+        request.listener(PartBegun(2, f"plans within {plural(instance.devices, 'device')}, on the faster link"))
         alone = faster_than(found, replace(request, instance=instance, options=replace(request.options, resume=None)))
         try:
             found = better(found, solve(replace(in_time(request, alone, 1), stop=request.stop.part())))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.several import Solver, best_of
+from piper_ray.engine.several import Part, Solver, best_of
 from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
@@ -31,7 +33,7 @@ class Worth(NamedTuple):
     least_s: float
 
 
-class _Part(NamedTuple):
+class _Setting(NamedTuple):
     """A setting's instance and what may be had of it."""
 
     worth: Worth
@@ -42,19 +44,30 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneSetting)
     parts = [
-        _Part(worth_of(instance, restrictions, schedule), instance)
+        _Setting(worth_of(instance, restrictions, schedule), instance)
         for constraint in request.restrictions.constraints
         if isinstance(constraint, OneSetting)
         for instance in constraint.under_each(request.instance, constraint.settings(request.instance))
     ]
-    found: list[_Part] = []
+    found: list[_Setting] = []
     for part in sorted(parts, key=lambda part: part.worth):  # of equal ones the plainest first
         if not any(_never_loses(other.instance, part.instance) for other in found):
             found = [*(other for other in found if not _never_loses(part.instance, other.instance)), part]
-    requests = [
-        (part.worth.least_s, replace(request, instance=part.instance, restrictions=restrictions)) for part in found
+    several = [
+        Part(
+            part.worth.least_s,
+            replace(request, instance=part.instance, restrictions=restrictions),
+            ", ".join(_ids(part.instance)),
+        )
+        for part in found
     ]
-    return best_of(request, requests, solve, "one setting for all layers")
+    return best_of(request, several, solve, "one setting for all layers")
+
+
+def _ids(instance: Instance) -> Iterator[str]:
+    """Those of the TMPCs, the commonest first."""
+    counts = Counter(tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row)
+    return (tmpc_id for tmpc_id, _ in counts.most_common())
 
 
 def worth_of(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:

@@ -90,6 +90,11 @@ class Preparation:
 
     lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed. findings: what
     solves with it have found.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> prepare(bert, piper_ray.Restrictions()).impossible is None
+    True
     """
 
     layers: tuple[Layer, ...]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.several import Solver, best_of, unfinished
+from piper_ray.engine.several import Part, Solver, best_of, unfinished
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import in_order, layers_in_order
@@ -82,8 +82,9 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
 
 def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
     """The better of both settings."""
+    rules = Recompute.NEVER, Recompute.ALWAYS
     parts = [
-        replace(request, restrictions=request.restrictions.with_recompute(rule))
-        for rule in (Recompute.NEVER, Recompute.ALWAYS)
+        Part(0.0, replace(request, restrictions=request.restrictions.with_recompute(rule)), f"recomputation in {where}")
+        for rule, where in zip(rules, ("no layer", "every layer"), strict=True)
     ]
-    return best_of(request, [(0.0, part) for part in parts], solve, "recomputation one-for-all")
+    return best_of(request, parts, solve, "recomputation one-for-all")

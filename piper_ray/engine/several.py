@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
+from typing import NamedTuple
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.errors import UsageError
+from piper_ray.model.events import PartBegun
 from piper_ray.model.solution import DegreeStats, Solution, Status
 from piper_ray.model.stop import StoppedBy
 
@@ -18,9 +20,16 @@ Solver = Callable[[SolveRequest], Solution]
 _A_MOMENT_S = 1e-3
 
 
-def best_of(request: SolveRequest, parts: Sequence[tuple[float, SolveRequest]], solve: Solver, what: str) -> Solution:
-    """The best answer of several solves, one after the other, the most promising first; with each comes what no plan of
-    it takes less than, in s. what: asks for them, in words.
+class Part(NamedTuple):
+    """One of several solves. least_s: no plan of it takes less. name: which plans these are, in words."""
+
+    least_s: float
+    request: SolveRequest
+    name: str
+
+
+def best_of(request: SolveRequest, parts: Sequence[Part], solve: Solver, what: str) -> Solution:
+    """The best answer of several solves, one after the other, the most promising first. what: asks for them, in words.
 
     Until all have been begun nothing is known of what the others would find. Each but the first is over once none of
     its plans can be better than the best one, and is not begun where its bound says so.
@@ -29,9 +38,9 @@ def best_of(request: SolveRequest, parts: Sequence[tuple[float, SolveRequest]], 
         raise UsageError(f"{what} takes {len(parts)} solves, which one folder cannot keep: leave out resume")
     found: Solution | None = None
     left_s = math.inf
-    for index, (least_s, part) in enumerate(parts):
+    for index, (least_s, part, name) in enumerate(parts):
         so_far = found
-        others = sum(not _is_beyond(other_s, request, so_far) for other_s, _ in parts[index + 1 :])
+        others = sum(not _is_beyond(other_s, request, so_far) for other_s, _, _ in parts[index + 1 :])
         if so_far is not None and _is_beyond(least_s, request, so_far):
             left_s = min(left_s, least_s)
             continue
@@ -40,6 +49,8 @@ def best_of(request: SolveRequest, parts: Sequence[tuple[float, SolveRequest]], 
             together = one if so_far is None else better(so_far, one)
             return together if last else unfinished(together)
 
+        if len(parts) > 1:
+            request.listener(PartBegun(index + 1, f"{index + 1} of {len(parts)}, {what}: {name}"))
         timed = in_time(request, part, min(2, others + 1))
         answer = answer_of(request, timed if found is None else faster_than(found, timed), solve, answered)
         found = answer if found is None else better(found, answer)

@@ -164,7 +164,10 @@ def cluster_figures(
             found[name] = read
             continue
         expected = f"a whole number from 1 to {most}" if name in _COUNTS else "a finite number > 0, or a text as 8GiB"
-        wrong.append(f"{name} {shown(value)} is out of range; expected {expected}")
+        if read is None:
+            wrong.append(f"{name} must be {expected}, not {shown(value)}")
+        else:
+            wrong.append(f"{name} {shown(value)} is out of range; expected {expected}")
     if wrong:
         raise UsageError("; ".join(wrong))
     return cast(ClusterFigures, found)

@@ -25,14 +25,25 @@ if TYPE_CHECKING:
 
 
 class Scope(Enum):
-    """STAGES: whether a stage is allowed depends on the stage alone. PLAN: it depends on others."""
+    """STAGES: whether a stage is allowed depends on the stage alone. PLAN: it depends on others.
+
+    >>> NoTensorParallelism().scope, StageCount(4).scope
+    (<Scope.STAGES: 'stages'>, <Scope.PLAN: 'plan'>)
+    """
 
     STAGES = "stages"
     PLAN = "plan"
 
 
 class Constraint(ABC):
-    """Base of all constraints: frozen dataclasses. What one does not override it leaves as it is."""
+    """Base of all constraints: frozen dataclasses. What one does not override it leaves as it is.
+
+    >>> class AtMostTwoStages(Constraint):
+    ...     scope = Scope.PLAN
+    ...     def violations(self, instance, plan, schedule):
+    ...         if len(plan.stages) > 2:
+    ...             yield f"{len(plan.stages)} stages, more than 2"
+    """
 
     @property
     def scope(self) -> Scope:
@@ -67,7 +78,14 @@ class Constraint(ABC):
 
 @dataclass(frozen=True)
 class NoTensorParallelism(Constraint):
-    """Every stage has t = 1."""
+    """Every stage has t = 1.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.NoTensorParallelism()])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(1 stage on 8 devices; d x t: 8x1)
+    """
 
     def admits_tensor_parallel_degree(self, degree: int) -> bool:
         return degree == 1
@@ -80,7 +98,14 @@ class NoTensorParallelism(Constraint):
 
 @dataclass(frozen=True)
 class NoDataParallelism(Constraint):
-    """Every stage has d = 1."""
+    """Every stage has d = 1.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.NoDataParallelism()])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(8 stages on 8 devices; d x t: 1x1 (8 stages))
+    """
 
     def admits_data_parallel_degree(self, degree: int) -> bool:
         return degree == 1
@@ -98,6 +123,9 @@ class Recompute(str, Enum):
     ALL_OR_NONE: within a stage, every layer that has the choice does, or none. FIRST_K: each stage has a k of its own,
     and of its layers that have the choice the first k do (``layers_in_order``), as Megatron's block method has it for
     one k. ONE_FOR_ALL: in all stages every layer that has the choice does, or none.
+
+    >>> Recompute("all-or-none").value
+    'all-or-none'
     """
 
     AUTO = "auto"
@@ -120,7 +148,14 @@ _ROLES: dict[Recompute, tuple[bool | None, ...]] = {
 
 @dataclass(frozen=True)
 class RecomputeRule(Constraint):
-    """rule: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither."""
+    """rule: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.RecomputeRule("always")])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(1 stage on 8 devices; d x t: 8x1)
+    """
 
     rule: Recompute
 
@@ -177,7 +212,14 @@ def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
 
 @dataclass(frozen=True)
 class TensorParallelDegrees(Constraint):
-    """degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising."""
+    """degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.TensorParallelDegrees((2, 4))])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(1 stage on 8 devices; d x t: 4x2)
+    """
 
     degrees: tuple[int, ...]
 
@@ -223,7 +265,14 @@ class DataParallelDegrees(Constraint):
 
 @dataclass(frozen=True)
 class SameDegrees(Constraint):
-    """All stages have one d and one t, as runtimes that flush each batch need it."""
+    """All stages have one d and one t, as runtimes that flush each batch need it.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.SameDegrees()])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(1 stage on 8 devices; d x t: 8x1)
+    """
 
     @property
     def scope(self) -> Scope:
@@ -237,7 +286,14 @@ class SameDegrees(Constraint):
 
 @dataclass(frozen=True)
 class StageCount(Constraint):
-    """stages: p. Raises UsageError unless it is a positive number."""
+    """stages: p. Raises UsageError unless it is a positive number.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.StageCount(2)])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(2 stages on 8 devices; d x t: 4x1 (2 stages))
+    """
 
     stages: int
 
@@ -259,7 +315,14 @@ class StageCount(Constraint):
 
 @dataclass(frozen=True)
 class AllDevices(Constraint):
-    """No device is left over."""
+    """No device is left over.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.AllDevices()])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(1 stage on 8 devices; d x t: 8x1)
+    """
 
     @property
     def scope(self) -> Scope:
@@ -316,6 +379,12 @@ class WholePieces(Constraint):
 class KeepOrder(Constraint):
     """Stages are runs of the layers' order (``layers_in_order``), and what moves is relayed through each stage that it
     jumps over, as runtimes do that know chains alone. The plan says so, and is charged for it.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.KeepOrder()])
+    >>> piper_ray.solve(bert, restrictions=kept, threads=1).plan
+    Plan(1 stage on 8 devices; d x t: 8x1; order kept)
     """
 
     @property
@@ -332,6 +401,12 @@ class KeepOrder(Constraint):
 class SustainedRate(Constraint):
     """Of asynchronous plans: each stage keeps as many microbatches in flight as keep the slowest one busy when replicas
     take turns, and has the memory for them. The plan says how many; whether they do is ``evaluate``'s to simulate.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.SustainedRate()])
+    >>> piper_ray.solve(bert, schedule="2bw", restrictions=kept, threads=1).plan
+    Plan(2 stages on 8 devices; d x t: 4x1 (2 stages); in flight 2, 1)
     """
 
     @property

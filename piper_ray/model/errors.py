@@ -11,13 +11,29 @@ EXIT_INTERRUPTED = 130
 
 
 class PiperRayError(Exception):
-    """Base of all errors of piper_ray. What reaches the user is ``str(error)``, never a traceback."""
+    """Base of all errors of piper_ray. What reaches the user is ``str(error)``, never a traceback.
+
+    >>> import piper_ray
+    >>> try:
+    ...     piper_ray.load("nowhere.toml")
+    ... except piper_ray.PiperRayError as error:
+    ...     print(error.exit_code)
+    3
+    """
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(PiperRayError):
-    """An option or argument that makes no sense: unknown unit, negative limit, two that contradict."""
+    """An option or argument that makes no sense: unknown unit, negative limit, two that contradict.
+
+    >>> import piper_ray
+    >>> try:
+    ...     piper_ray.solve(3)
+    ... except piper_ray.UsageError as error:
+    ...     print(error)
+    instance must be an Instance, or the path of an input, not 3
+    """
 
     exit_code = 2
 
@@ -28,6 +44,9 @@ class Fault:
 
     ``path`` is written as a reader would look it up: ``nodes[3].TMPCs["2"][0].timePerSample`` in a file,
     ``layers[3].tmpcs[2][0].time_per_sample_s`` in an object.
+
+    >>> print(Fault("layers[3].id", "given twice"))
+    layers[3].id: given twice
     """
 
     path: str
@@ -38,7 +57,15 @@ class Fault:
 
 
 class InputError(PiperRayError):
-    """A file, dict or object that is no valid instance or plan; ``faults`` lists all that was found."""
+    """A file, dict or object that is no valid instance or plan; ``faults`` lists all that was found.
+
+    >>> import piper_ray
+    >>> try:
+    ...     piper_ray.load("nowhere.toml")
+    ... except piper_ray.InputError as error:
+    ...     print(error.faults[0].message)
+    cannot be read: No such file or directory; expected a readable file
+    """
 
     exit_code = 3
 
@@ -56,19 +83,31 @@ class InputError(PiperRayError):
 
 
 class InfeasibleError(PiperRayError):
-    """No plan exists under the given devices, memory and restrictions."""
+    """No plan exists under the given devices, memory and restrictions.
+
+    >>> InfeasibleError.exit_code
+    4
+    """
 
     exit_code = 4
 
 
 class LimitError(PiperRayError):
-    """The solve would need more than a limit allows; the message names the figures and the option that raises it."""
+    """The solve would need more than a limit allows; the message names the figures and the option that raises it.
+
+    >>> LimitError.exit_code
+    5
+    """
 
     exit_code = 5
 
 
 class ChoiceTooHard(LimitError):
-    """A stage whose best TMPCs cannot be told from others exactly: too many partial choices are as good."""
+    """A stage whose best TMPCs cannot be told from others exactly: too many partial choices are as good.
+
+    >>> issubclass(ChoiceTooHard, LimitError)
+    True
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -79,7 +118,11 @@ class ChoiceTooHard(LimitError):
 
 
 class InvalidPlan(PiperRayError):
-    """A plan that breaks a rule of the problem; ``violations`` says which, stage by stage."""
+    """A plan that breaks a rule of the problem; ``violations`` says which, stage by stage.
+
+    >>> InvalidPlan(["layer 3 is in no stage"]).violations
+    ('layer 3 is in no stage',)
+    """
 
     exit_code = 6
 
@@ -99,23 +142,39 @@ class UnsupportedPlan(InvalidPlan):
 
 
 class CertificateRefused(PiperRayError):
-    """A certificate that is damaged, of another workload, or does not prove its bound."""
+    """A certificate that is damaged, of another workload, or does not prove its bound.
+
+    >>> issubclass(CertificateRefused, PiperRayError)
+    True
+    """
 
     exit_code = 8
 
 
 class ClusterError(PiperRayError):
-    """A cluster that cannot be reached or that lost too much to go on."""
+    """A cluster that cannot be reached or that lost too much to go on.
+
+    >>> ClusterError.exit_code
+    7
+    """
 
     exit_code = 7
 
 
 class CheckpointRefused(UsageError):
-    """A checkpoint that cannot be opened: of another input or other options, in use, or not to be read or written."""
+    """A checkpoint that cannot be opened: of another input or other options, in use, or not to be read or written.
+
+    >>> issubclass(CheckpointRefused, PiperRayError)
+    True
+    """
 
 
 class DatasetDamaged(UsageError):
-    """Parts of a sweep's dataset are not as they were written, or are missing; ``damage`` says which, in words."""
+    """Parts of a sweep's dataset are not as they were written, or are missing; ``damage`` says which, in words.
+
+    >>> issubclass(DatasetDamaged, PiperRayError)
+    True
+    """
 
     def __init__(self, location: str, damage: Iterable[str]) -> None:
         self.damage: Sequence[str] = tuple(damage)
@@ -127,4 +186,8 @@ class DatasetDamaged(UsageError):
 
 
 class CheckpointLost(ClusterError):
-    """Another solve has taken over the checkpoint: this one must not write any more."""
+    """Another solve has taken over the checkpoint: this one must not write any more.
+
+    >>> issubclass(CheckpointLost, PiperRayError)
+    True
+    """

@@ -13,12 +13,33 @@ class Compiling:
     """A kernel that no run of this version needed here before is about to be compiled; all of them take half a minute.
 
     As notes on compiled kernels, it may come on any thread.
+
+    >>> isinstance(Compiling(), Event)
+    True
     """
 
 
 @dataclass(frozen=True)
+class PartBegun:
+    """Solve number ``number``, from 1, of several that look for plans of parts of all; the best of them is the answer.
+
+    what: which plans it looks for, in words ("2 of 6 settings of all layers: sp, full").
+
+    >>> PartBegun(2, "2 of 6: sp, full").number
+    2
+    """
+
+    number: int
+    what: str
+
+
+@dataclass(frozen=True)
 class StepFinished:
-    """A step of the preparation is done. ``note``: its figures in words ("221,565 downsets in 318 levels")."""
+    """A step of the preparation is done. ``note``: its figures in words ("221,565 downsets in 318 levels").
+
+    >>> StepFinished("lattice", 0.25, "7 downsets in 7 levels").note
+    '7 downsets in 7 levels'
+    """
 
     step: str
     seconds: float
@@ -27,7 +48,11 @@ class StepFinished:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where the search stands. upper_s is None until a plan is known."""
+    """Where the search stands. upper_s is None until a plan is known.
+
+    >>> Bounds(lower_s=0.75, upper_s=1.0, elapsed_s=0.5).gap
+    0.25
+    """
 
     lower_s: float
     upper_s: float | None
@@ -43,7 +68,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class EvaluationAdvanced:
-    """An evaluation under way: ``done`` of ``total`` downsets, ``level`` of ``levels``, after ``seconds``."""
+    """An evaluation under way: ``done`` of ``total`` downsets, ``level`` of ``levels``, after ``seconds``.
+
+    >>> bounds = Bounds(0.006, 0.0118, 0.5)
+    >>> event = EvaluationAdvanced(1, 0.007, 3, 7, bounds, 6.0, level=2, levels=5, workers=4, chunks_in_flight=8)
+    >>> f"{event.done} of {event.total} downsets"
+    '3 of 7 downsets'
+    """
 
     index: int
     threshold_s: float
@@ -59,7 +90,12 @@ class EvaluationAdvanced:
 
 @dataclass(frozen=True)
 class EvaluationFinished:
-    """An evaluation's answer, and the bounds after it."""
+    """An evaluation's answer, and the bounds after it.
+
+    >>> bounds = Bounds(0.006, 0.0118, 0.5)
+    >>> EvaluationFinished(1, 0.007, feasible=False, seconds=0.2, live_downsets=5, bounds=bounds).threshold_s
+    0.007
+    """
 
     index: int
     threshold_s: float
@@ -73,6 +109,11 @@ class EvaluationFinished:
 class DegreesAdvanced:
     """A round of a search over degrees (d, t) under way. Of ``total`` that may have a plan of at most ``threshold_s``
     (inf: any) ``done`` are searched and ``running`` are being searched, after ``seconds``.
+
+    >>> bounds = Bounds(0.006, 0.0118, 0.5)
+    >>> event = DegreesAdvanced(1, 0.007, done=3, total=107, running=2, bounds=bounds, seconds=0.1)
+    >>> f"{event.done} of {event.total}"
+    '3 of 107'
     """
 
     index: int
@@ -88,6 +129,10 @@ class DegreesAdvanced:
 class DegreesSearched:
     """A round's answer over ``degrees`` pairs (d, t): whether a plan takes at most ``threshold_s``; and the bounds
     after it.
+
+    >>> bounds = Bounds(0.006, 0.0118, 0.5)
+    >>> DegreesSearched(1, 0.007, feasible=False, degrees=107, seconds=0.2, bounds=bounds).feasible
+    False
     """
 
     index: int
@@ -100,7 +145,12 @@ class DegreesSearched:
 
 @dataclass(frozen=True)
 class IncumbentFound:
-    """A better plan. ``origin``: what found it ("chain", "evaluation", "search")."""
+    """A better plan. ``origin``: what found it ("chain", "evaluation", "search").
+
+    >>> bounds = Bounds(0.006, 0.0118, 0.5)
+    >>> IncumbentFound("search", 0.0118, stages=2, devices=3, bounds=bounds).time_per_sample_s
+    0.0118
+    """
 
     origin: str
     time_per_sample_s: float
@@ -111,7 +161,11 @@ class IncumbentFound:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that the user should know: a worker lost, a way chosen."""
+    """Something that the user should know: a worker lost, a way chosen.
+
+    >>> Note("a worker is lost").text
+    'a worker is lost'
+    """
 
     text: str
 
@@ -119,6 +173,7 @@ class Note:
 Event = (
     Note
     | Compiling
+    | PartBegun
     | StepFinished
     | EvaluationAdvanced
     | EvaluationFinished
@@ -129,7 +184,15 @@ Event = (
 
 
 class Listener(Protocol):
-    """Called with each event, in order, on the thread that called ``solve``."""
+    """Called with each event, in order, on the thread that called ``solve``.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> seen = []
+    >>> solution = piper_ray.solve(bert, listener=seen.append, threads=1)
+    >>> any(isinstance(event, piper_ray.StepFinished) for event in seen)
+    True
+    """
 
     def __call__(self, event: Event) -> None: ...
 

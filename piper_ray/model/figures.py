@@ -44,6 +44,13 @@ def time_text(seconds: float, digits: int = 6) -> str:
     return f"{scale.text(seconds)} {scale.unit}" if math.isfinite(seconds) else "inf"
 
 
+def duration_text(seconds: float) -> str:
+    """``12 s``, ``7 min``, ``3.5 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
+
+
 def size_text(size_bytes: float, digits: int = 4) -> str:
     """``8 GiB``, ``7.451 GiB``: in powers of 1024 and without the zeros at the end."""
     return _size_text(_SIZES, size_bytes, digits)
@@ -61,9 +68,15 @@ def given_size_text(size_bytes: float) -> str:
 
 
 def memory_text(size_bytes: float) -> str:
-    """``73.81 GiB``, ``74.51 GiB (80 GB)``: as tables have it, and as it was given where that is much shorter."""
+    """``73.81 GiB``, ``74.51 GiB (80 GB)``: as tables have it, and as it was given where that is a round figure."""
     binary, decimal = (_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES))
-    return f"{binary} ({decimal})" if len(decimal) + 1 < len(binary) else binary
+    is_round = size_bytes == float(f"{size_bytes:.3g}")
+    return f"{binary} ({decimal})" if is_round and len(decimal) + 1 < len(binary) else binary
+
+
+def rate_text(rate: float) -> str:
+    """``2,970,680``, ``65.2184``: of samples or tokens a second, without an exponent."""
+    return f"{rate:,.0f}" if rate >= 1e4 else f"{rate:.6g}"
 
 
 def bytes_text(size_bytes: float) -> str:
@@ -132,10 +145,3 @@ def flop_text(flop: float) -> str:
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
     power = min(len(units) - 1, max(0, math.floor(math.log10(flop) / 3))) if flop > 0 else 0
     return f"{flop / 1000.0**power:.4g} {units[power]}"
-
-
-def duration_text(seconds: float) -> str:
-    """``12 s``, ``7 min``, ``3.5 h``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"

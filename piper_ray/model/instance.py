@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from piper_ray.model.arguments import cluster_figures
+from piper_ray.model.arguments import cluster_figures, shown
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import memory_text, plural
+from piper_ray.model.notebook import html_table
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain, size
 from piper_ray.model.schedule import Schedule
 
@@ -115,10 +117,20 @@ class Layer:
         convert_fields(self, count, "id", "experts")
         convert_fields(self, _rows, "tmpcs")
 
+    def __repr__(self) -> str:
+        given: object = self.tmpcs  # until it is looked through it may be anything
+        rows = given.items() if isinstance(given, Mapping) else ()
+        counts = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in rows if isinstance(row, tuple))
+        return f"Layer({self.id!r}, {shown(self.name)}{counts})"
+
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that layer ``source`` hands to layer ``target``: c bytes per sample when it crosses stages."""
+    """A tensor that layer ``source`` hands to layer ``target``: c bytes per sample when it crosses stages.
+
+    >>> Edge(0, 1, "16MiB").communication_bytes
+    16777216.0
+    """
 
     source: int
     target: int
@@ -136,6 +148,9 @@ class Tensor:
     Its makers and users are ``layers``, in any order. A stage with some of them and not all has to move it:
     ``forward_bytes`` per sample in the forward pass, ``backward_bytes`` in the backward pass. It sets no order of the
     stages: edges do. An edge's own bytes, in contrast, are charged for each edge, as Piper does.
+
+    >>> Tensor((0, 1, 5), "16MiB", "16MiB").layers
+    (0, 1, 5)
     """
 
     layers: tuple[int, ...]
@@ -260,6 +275,31 @@ class Instance:
     def microbatches(self) -> int:
         """N, in a batch."""
         return self.batch.microbatches
+
+    def __repr__(self) -> str:
+        if not self.checked:  # any of it may be anything
+            graph = f"layers={shown(self.layers)}, edges={shown(self.edges)}"
+            return (
+                f"Instance({graph}, cluster={shown(self.cluster)}, batch={shown(self.batch)}, name={shown(self.name)})"
+            )
+        head, *others = (f"{name} {text}" for name, text in self._facts())
+        return f"Instance({'; '.join([f'{shown(self.name)}: {head}', *others])})"
+
+    def _repr_html_(self) -> str:
+        if not self.checked:
+            return html_table("Instance", [("layers", shown(self.layers)), ("edges", shown(self.edges))])
+        return html_table(f"Instance {self.name}", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        degrees = ", ".join(map(str, self.degrees))
+        return [
+            ("layers", f"{len(self.layers):,}"),
+            ("edges", f"{len(self.edges):,}"),
+            ("tensor-parallel degrees", degrees),
+            ("devices", f"{self.devices:,} of {memory_text(self.memory_bytes)}"),
+            ("microbatches", f"{self.microbatches:,}"),
+            *([] if self.schedule is None else [("schedule", self.schedule.text)]),
+        ]
 
     @property
     def checked(self) -> bool:

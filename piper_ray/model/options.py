@@ -9,6 +9,7 @@ from enum import Enum
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.plain import size
 
 EXACT = "piper"
 """The name of the exact planner among planners: ``solve``."""
@@ -16,7 +17,11 @@ EXACT = "piper"
 
 class Contract(str, Enum):
     """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
-    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported."""
+    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported.
+
+    >>> SolveOptions(contract="operators").contract
+    <Contract.OPERATORS: 'operators'>
+    """
 
     SAFE = "safe"
     OPERATORS = "operators"
@@ -30,7 +35,8 @@ class SolveOptions:
     time_limit_s: stop after this many seconds with the best plan so far; None: no limit.
     threads: worker threads; None: one per core available.
     resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
-    memory_limit_bytes: refuse a solve forecast to need more than this; None: what the machine has free.
+    memory_limit_bytes: refuse a solve forecast to need more than this, a number or a text as "16GiB"; None: what the
+    machine has free.
     contract: which layers are merged before the solve, a ``Contract`` or its text.
     within_s: stop once it is proved that no plan's time per sample is at most this; None: whatever it is.
 
@@ -63,10 +69,10 @@ class SolveOptions:
         if self.threads is not None:
             found["threads"] = arguments.positive("threads", self.threads)
         if self.memory_limit_bytes is not None:
-            found["memory_limit_bytes"] = limit_bytes = arguments.number(self.memory_limit_bytes)
+            found["memory_limit_bytes"] = limit_bytes = arguments.number(size(self.memory_limit_bytes))
             if limit_bytes is None or not limit_bytes > 0:
-                given = arguments.shown(self.memory_limit_bytes)
-                raise UsageError(f"the memory limit must be a positive number of bytes, not {given}")
+                expected = "a positive number of bytes, or a text as 16GiB"
+                raise UsageError(f"the memory limit must be {expected}, not {arguments.shown(self.memory_limit_bytes)}")
         if self.resume is not None:
             found["resume"] = arguments.location("resume", self.resume)
         for name, value in found.items():

@@ -17,6 +17,10 @@ class Passes:
 
     weight_s: share of backward_s that computes gradients of weights; None where it is not known. assumed: only p is
     known.
+
+    >>> from piper_ray import Tmpc
+    >>> passes_of(Tmpc("plain", forward_s=0.01, backward_s=0.02)).backward_s
+    0.02
     """
 
     forward_s: float
@@ -29,6 +33,10 @@ def passes_of(tmpc: Tmpc) -> Passes:
     """What is known; else a third of p is the forward pass, and a quarter where the backward pass begins with another.
 
     A backward pass makes two products for each of the forward pass: gradients of inputs and of weights.
+
+    >>> from piper_ray import Tmpc
+    >>> passes_of(Tmpc("plain", time_per_sample_s=0.03)).assumed
+    True
     """
     if tmpc.forward_s is not None and tmpc.backward_s is not None:
         return Passes(tmpc.forward_s, tmpc.backward_s, tmpc.weight_s, assumed=False)
@@ -41,6 +49,12 @@ def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -
     """For schedules that need both passes: the instance with those of every TMPC, and a note if some were assumed.
 
     p stays as it is, and so do layers whose passes are known. tell: gets the note too.
+
+    >>> import piper_ray
+    >>> layers = [piper_ray.Layer(0, "block", {1: [piper_ray.Tmpc("plain", 0.03)]})]
+    >>> instance = piper_ray.Instance(layers, [], 1, 8, memory_bytes="8GiB", bandwidth_bytes_per_s="1GB/s")
+    >>> with_passes(instance).layers[0].tmpcs[1][0].forward_s
+    0.01
     """
     layers, assumed = [], 0
     for layer in instance.layers:

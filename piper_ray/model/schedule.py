@@ -19,6 +19,9 @@ class ScheduleName(str, Enum):
     SOSP 2019). GPIPE: all forward passes, then all backward passes. ONE_F_ONE_B: PipeDream-Flush, DAPPLE.
     INTERLEAVED: several chunks of the model on each rank (Megatron-LM). LOOPED_BFS: breadth-first (Lamy-Poirier, 2023).
     ZB_H1, ZB_V: zero bubble (Qi et al., ICLR 2024), the latter with two chunks placed as a V. DUALPIPE_V: DeepSeek's.
+
+    >>> ScheduleName("1f1b").value
+    '1f1b'
     """
 
     TWO_BW = "2bw"

@@ -19,6 +19,9 @@ class Status(str, Enum):
     """OPTIMAL: proved. FEASIBLE: stopped early, ``gap`` says how far off it can be. INFEASIBLE: proved, no plan.
 
     UNKNOWN: stopped before a plan was found and before it was proved that there is none.
+
+    >>> Status("optimal")
+    <Status.OPTIMAL: 'optimal'>
     """
 
     OPTIMAL = "optimal"
@@ -34,6 +37,11 @@ class EvaluationStats:
     live_downsets: downsets that kept a state. cells: states kept, over all downsets.
     buckets_tested, candidates_tested: bounds computed on whole buckets of downsets and on single ones.
     stages_costed: pairs that survived both and had their TMPC choice examined.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> piper_ray.solve(bert, schedule="2bw", threads=1).stats.evaluations[-1].feasible
+    True
     """
 
     threshold_s: float
@@ -51,6 +59,9 @@ class NodeStats:
     """One machine of a cluster, by its host's name. chunks: of a level's downsets, answered. fetched_bytes: of tables.
 
     held_bytes: most at a time.
+
+    >>> NodeStats("a", chunks=40, fetched_bytes=10**9, held_bytes=10**9).chunks
+    40
     """
 
     host: str
@@ -65,6 +76,9 @@ class ClusterStats:
 
     waited_s: of the driver, for batches; the rest of the search is its own work. unused: why nothing was sent to it;
     None if something was.
+
+    >>> ClusterStats(2, 5, 40, 10**9, 12.0, 1.5, (NodeStats("a", 40, 10**9, 10**9),)).nodes[0].host
+    'a'
     """
 
     workers: int
@@ -83,6 +97,12 @@ class DegreeStats:
 
     pairs: (d, t) that fit the cluster. searched: those that no bound ruled out. looked_through: those whose plans were
     looked at one by one. states: pipeline tails kept, over all pairs.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> solution.stats.degrees.searched <= solution.stats.degrees.pairs
+    True
     """
 
     pairs: int
@@ -93,7 +113,14 @@ class DegreeStats:
 
 @dataclass(frozen=True)
 class SolveStats:
-    """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted)."""
+    """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted).
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> solution.stats.layers, solution.stats.threads
+    (26, 1)
+    """
 
     layers: int
     contracted_layers: int
@@ -117,6 +144,10 @@ class BlockStats:
     largest_share: of the largest block in the work of all layers, or in their memory.
     choices_dropped: combinations of TMPCs within blocks that were left out.
     time_per_sample_s: of the best plan of whole blocks (None: none was found). proved: that it is the best of them.
+
+    >>> stats = BlockStats(4000, 60, None, 1200, largest_share=0.04, choices_dropped=0)
+    >>> f"{stats.layers} layers in {stats.blocks} blocks"
+    '4000 layers in 60 blocks'
     """
 
     layers: int
@@ -136,6 +167,9 @@ class Forecast:
     """What a solve will take, known before it starts; None where a figure could not be had cheaply.
 
     downsets, pairs: of the lattice. memory_bytes: peak of the process. seconds: of wall time on this machine.
+
+    >>> Forecast(downsets=83, pairs=3403, memory_bytes=2e8, seconds=0.01).downsets
+    83
     """
 
     downsets: int | None
@@ -150,6 +184,12 @@ class Infeasibility:
 
     reason: a sentence for the user. least_memory_bytes: the least memory per device (within 1 byte or 1e-9
     relative) with which this instance has a plan; None when no memory helps.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> found = piper_ray.solve(bert, memory_bytes="100MiB", threads=1).infeasibility
+    >>> f"{found.least_memory_bytes / 2**20:.0f} MiB"
+    '875 MiB'
     """
 
     reason: str
@@ -167,6 +207,12 @@ class Solution:
     schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
     bound one on every plan's. step: the terms of such a step.
     An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> solution.status, solution.gap
+    (<Status.OPTIMAL: 'optimal'>, 0.0)
     """
 
     status: Status

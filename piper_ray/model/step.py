@@ -14,6 +14,9 @@ class AllReduce(str, Enum):
     """How gradients are summed over d replicas.
 
     For each byte of weights 4 (d-1)/d bytes go through Piper's parameter servers, 2 (d-1)/d around a ring.
+
+    >>> StepTerms(all_reduce="ring").all_reduce
+    <AllReduce.RING: 'ring'>
     """
 
     PARAMETER_SERVER = "parameter-server"

@@ -14,6 +14,9 @@ class StoppedBy(str, Enum):
     Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
     stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
     with chunks: NO_BETTER_BOUND, neither bound nor plan got any further. TOO_SLOW: no plan keeps within the time asked.
+
+    >>> StoppedBy("time limit")
+    <StoppedBy.TIME_LIMIT: 'time limit'>
     """
 
     GAP = "gap"
@@ -35,7 +38,11 @@ _Answer = TypeVar("_Answer")
 
 
 class StopSearch(Exception):
-    """Raised inside a search to end it; ``reason`` is what the user is told."""
+    """Raised inside a search to end it; ``reason`` is what the user is told.
+
+    >>> StopSearch(StoppedBy.TIME_LIMIT).reason
+    <StoppedBy.TIME_LIMIT: 'time limit'>
+    """
 
     def __init__(self, reason: StoppedBy) -> None:
         super().__init__(reason.value)
@@ -54,6 +61,13 @@ class Stop(Generic[_Answer]):
 
     Work that is in a long step cannot look. What it offers meanwhile, the answer so far, can be had without it, and
     what it had to do at its end can be done in its place: then it is given up.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> stop = piper_ray.Stop()
+    >>> stop.request()
+    >>> piper_ray.solve(bert, stop=stop, threads=1).stopped_by
+    <StoppedBy.INTERRUPT: 'interrupt'>
     """
 
     def __init__(self) -> None:

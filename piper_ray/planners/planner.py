@@ -152,6 +152,10 @@ class BaselineResult:
     solution: Solution | None = None
     schedule: Schedule = PAPERS_SCHEDULE
 
+    def __repr__(self) -> str:
+        found = "no plan" if self.evaluation is None else repr(self.evaluation)
+        return f"BaselineResult({self.planner}: {found}, best of {self.tried:,}; {self.note})"
+
     @property
     def time_per_sample_s(self) -> float | None:
         """In s; None without a plan."""

@@ -34,6 +34,10 @@ class Planned:
 
     instance: the workload of that microbatch size. solution: of its solve, with what is proved. runners_up: of other
     microbatch sizes and schedules, the fastest first.
+
+    >>> import piper_ray
+    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch=8, schedule="1f1b", zero=1)  # doctest: +SKIP
+    >>> planned.plan, planned.figures.mfu  # doctest: +SKIP
     """
 
     microbatch: int

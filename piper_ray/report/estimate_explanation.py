@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import flop_text, given_size_text, range_text, time_text
+from piper_ray.model.figures import flop_text, given_size_text, range_text, size_text, time_text
 from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
@@ -143,9 +143,9 @@ def _rules(result: Estimate) -> Iterator[str]:
     )
     yield f"  the host launches an operator in {time_text(software.host_s, 2)}: a pass takes no less than that"
     yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
-    yield f"  memory: {gpu.device_bytes:,.0f} bytes that programs find, of {given_size_text(gpu.memory_bytes)};"
-    yield f"    left free for CUDA's context, communicators and fragments: {setting.reserve_bytes:,.0f} bytes;"
-    yield f"    set aside for one layer's backward pass: {setting.workspace_bytes:,.0f} bytes"
+    yield f"  memory: {size_text(gpu.device_bytes)} that programs find, of {given_size_text(gpu.memory_bytes)};"
+    yield f"    left free for CUDA's context, communicators and fragments: {size_text(setting.reserve_bytes)};"
+    yield f"    set aside for one layer's backward pass: {size_text(setting.workspace_bytes)}"
 
 
 def _half_b(result: Estimate) -> str:

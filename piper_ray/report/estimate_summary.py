@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from piper_ray.model.cluster import Link
 from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, printable, size_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
 
@@ -42,8 +43,10 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
         f"memory         {found} that programs find, less {reserve} for CUDA's context, communicators and",
         f"               fragments, and less {size_text(setting.workspace_bytes, 3)} for one layer's backward pass",
-        f"bandwidth      {_link_text(result)}, both directions together",
-        *([f"links          {gpu.link} within a node, likewise"] if result.instance.cluster.links[:-1] else []),
+        *(
+            f"{'links' if link.devices else 'bandwidth':<13}  {_both_ways(link)} in and out together: {text} each way"
+            for link, text in reversed(list(zip(result.instance.cluster.links, _link_texts(result), strict=True)))
+        ),
     ]
 
 
@@ -53,11 +56,11 @@ def summary_lines(result: Estimate) -> list[str]:
     tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
     memory = memory_text(gpu.device_bytes)
-    links = "; ".join(filter(None, [_link_text(result), _inner_text(result)]))
     return [
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
-        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found, {links}, each way",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found",
+        f"Links     {_links_line(result)}",
         _work_line(result),
         memory_line(result),
     ]
@@ -130,14 +133,29 @@ def _options_text(result: Estimate) -> str:
     return text + ("; offload: activations in host memory" if any(mode.offload for mode in modes) else "")
 
 
-def _link_text(result: Estimate) -> str:
-    """The link that B stands for."""
-    return f"network between nodes, {given_size_text(result.setting.bytes_per_s / 2.0)}/s a GPU"
+def _links_line(result: Estimate) -> str:
+    """Each link's rate, and what the planner has for it: B counts what comes in and what goes out."""
+    links = list(zip(result.instance.cluster.links, _link_texts(result), strict=True))
+    *inner, (outermost, network) = links
+    words = [f"{network} each way, so B = {_both_ways(outermost)}"]
+    words += [f"{text}, so {_both_ways(link)}" for link, text in reversed(inner)]
+    return "; ".join(words)
 
 
-def _inner_text(result: Estimate) -> str:
-    """That of the node; empty where it has one GPU."""
-    link, gpu = result.instance.cluster.links[0], result.setting.gpu
-    if link.devices is None:
-        return ""
-    return f"{gpu.link} within {link.devices}, {given_size_text(link.bandwidth_bytes_per_s / 2.0)}/s"
+def _link_texts(result: Estimate) -> list[str]:
+    """Of each link of the cluster, innermost first: what it is and its rate in one direction."""
+    gpu = result.setting.gpu
+    return [
+        f"network between nodes, {_one_way(link)} a GPU"
+        if link.devices is None
+        else f"{gpu.link} within {link.devices}, {_one_way(link)}"
+        for link in result.instance.cluster.links
+    ]
+
+
+def _one_way(link: Link) -> str:
+    return f"{given_size_text(link.bandwidth_bytes_per_s / 2.0)}/s"
+
+
+def _both_ways(link: Link) -> str:
+    return f"{given_size_text(link.bandwidth_bytes_per_s)}/s"

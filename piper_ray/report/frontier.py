@@ -14,7 +14,7 @@ from piper_ray.engine.frontier.curve_events import CurveAdvanced, PointClosed
 from piper_ray.engine.frontier.frontier import Frontier
 from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.model.events import Event
-from piper_ray.model.figures import percent_text, plural, printable, range_text, time_text
+from piper_ray.model.figures import percent_text, plural, printable, range_text, rate_text, time_text
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.report.layout import Column, table_lines
@@ -33,8 +33,8 @@ _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow", Status.
 class FrontierLog(SolverLog):
     """Adds a row for each point of a large lattice, and on a terminal how many points are proved."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, time_limit_s: float | None = None) -> None:
+        super().__init__(console, time_limit_s)
         self._curve: CurveAdvanced | None = None
         self._point: PointClosed | None = None
 
@@ -122,7 +122,7 @@ def _steps_table(
         assert time_s is not None
         rate = throughput.per_s(time_s) if time_s > 0 else math.inf
         first = point.data_parallel_budget if by_budget else point.devices
-        figures = [time_text(time_s), f"{rate:.6g}", f"{rate / point.devices:.4g}", percent_text(point.gap or 0.0)]
+        figures = [time_text(time_s), rate_text(rate), f"{rate / point.devices:.4g}", percent_text(point.gap or 0.0)]
         rows.append([f"{first:,}", f"{last:,}", *figures])
     heads = [
         "sum of d" if by_budget else "devices",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TypeVar
@@ -9,6 +10,11 @@ from typing import TypeVar
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from piper_ray.model.figures import duration_text
+
+WORTH_A_GUESS_S = 2.0
+"""Of work that has taken less nobody asks what is left."""
 
 _REFRESH_PER_S = 8
 _Log = TypeVar("_Log", bound="LiveLog")  # typing has Self from Python 3.11 on
@@ -52,3 +58,27 @@ class LiveLog(ABC):
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class Working(LiveLog):
+    """A phase of a command that prints nothing meanwhile: what is done, how far it is and for how long it goes on.
+
+    Called with the steps that are done, all steps, and the name of the next one, where these are known.
+    """
+
+    def __init__(self, console: Console, what: str) -> None:
+        super().__init__(console)
+        self._what = what
+        self._done, self._total, self._name = 0, 0, ""
+        self._began_s = time.perf_counter()
+
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        self._done, self._total, self._name = done, total, name
+
+    def live_line(self) -> Text:
+        elapsed_s = time.perf_counter() - self._began_s
+        counted = f", {self._done:,} of {self._total:,}" if self._total else ""
+        parts = [f"{self._what}{counted}", f"{elapsed_s:.1f} s"]
+        if elapsed_s > WORTH_A_GUESS_S and 0 < self._done < self._total:
+            parts.append(f"about {duration_text(elapsed_s * (self._total / self._done - 1.0))} left")
+        return Text(", ".join([*parts, self._name] if self._name else parts), style="dim")

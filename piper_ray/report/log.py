@@ -18,33 +18,40 @@ from piper_ray.model.events import (
     Event,
     IncumbentFound,
     Note,
+    PartBegun,
     StepFinished,
 )
-from piper_ray.model.figures import PROOF_TOLERANCE, percent_text, plural, time_text
+from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.live import LiveLog
+from piper_ray.report.live import WORTH_A_GUESS_S, LiveLog
 from piper_ray.report.summary import instance_lines
 from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
 
 
-_WORTH_A_GUESS_S = 2.0
 _USUAL_ORIGINS = ("evaluation", "search")
 
 
 class SolverLog(LiveLog):
-    """A progress.Listener that prints to ``console``; a context manager, so that the live line is always taken down.
+    """A listener that prints to ``console``; a context manager, so that the live line is always taken down.
+
+    time_limit_s: of the solve; the live line says how much of it is left.
 
     Each row is a line of its own as soon as it is known, so that the log can be followed through a pipe.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, time_limit_s: float | None = None) -> None:
         super().__init__(console)
+        self._time_limit_s = time_limit_s
+        self._gap: float | None = None
         self._advance: EvaluationAdvanced | DegreesAdvanced | None = None
         self._started_s = time.perf_counter()
         self._has_head = False
         self._closed = False  # the bounds met
+        self._part = PartBegun(1, "")
+        self._part_is_named = True
+        self._part_began_s = self._shown_s = 0.0  # of the solve's time
 
     def begin(self, instance: Instance) -> None:
         """The header: which version plans what on what."""
@@ -59,8 +66,13 @@ class SolverLog(LiveLog):
             self._line("compiling      kernels that no run of this version here has needed before: up to half a minute")
         elif isinstance(event, Note):
             self._line(f"note           {event.text}")
+        elif isinstance(event, PartBegun):
+            self._advance, self._closed = None, False
+            self._part, self._part_is_named = event, False
+            self._part_began_s = self._shown_s if event.number > 1 else 0.0
         elif isinstance(event, StepFinished):
-            self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
+            if self._part.number == 1:  # those of further parts are of no interest any more
+                self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
         elif isinstance(event, (EvaluationAdvanced, DegreesAdvanced)):
             self._advance = event
         elif isinstance(event, (EvaluationFinished, DegreesSearched)):
@@ -90,11 +102,16 @@ class SolverLog(LiveLog):
             self._has_head = True
             self._console.print()
             self._line(_HEAD, "bold")
+        if not self._part_is_named:
+            self._part_is_named = True
+            self._line(f"{'-':>4}  {self._part.what}")
+        self._shown_s = self._part_began_s + bounds.elapsed_s
+        self._gap = bounds.gap
         upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
         gap = "-" if bounds.gap is None else percent_text(bounds.gap)
         self._line(
             f"{mark:>4}  {threshold:>11}  {answer:<12} {time_text(bounds.lower_s):>11}  {upper:>11}  "
-            f"{gap:>9}  {bounds.elapsed_s:6.2f} s"
+            f"{gap:>9}  {self._shown_s:6.2f} s"
         )
 
     def line(self, text: str) -> None:
@@ -108,17 +125,20 @@ class SolverLog(LiveLog):
         """What a terminal shows below the log; asked for often, so that the clock runs while no event comes."""
         advance, elapsed_s = self._advance, time.perf_counter() - self._started_s
         if advance is None:
-            return Text(f"working, {elapsed_s:.1f} s", style="dim")
-        parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
+            parts = ["working", *([] if self._gap is None else [f"gap {percent_text(self._gap)}"])]
+        else:
+            parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
+        if self._time_limit_s is not None:
+            parts.insert(1, f"at most {duration_text(max(0.0, self._time_limit_s - elapsed_s))} left")
         return Text(", ".join([parts[0], f"{elapsed_s:.1f} s", *parts[1:]]), style="dim")
 
 
 def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
     share = advance.done / advance.total if advance.total else 1.0
     parts = [f"evaluation {advance.index} at {time_text(advance.threshold_s)}"]
-    if advance.seconds > _WORTH_A_GUESS_S and share > 0:
+    if advance.seconds > WORTH_A_GUESS_S and share > 0:
         # A downset looks at those before it, so what is done grows as the square of their share.
-        parts.append(f"about {advance.seconds * (1.0 / share**2 - 1.0):.0f} s left of it")
+        parts.append(f"about {duration_text(advance.seconds * (1.0 / share**2 - 1.0))} left of it")
     if advance.bounds.gap is not None:
         parts.append(f"gap {percent_text(advance.bounds.gap)}")
     parts += [f"{share:.0%} of {advance.total:,} downsets", f"level {advance.level:,} of {advance.levels:,}"]
@@ -129,7 +149,10 @@ def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
 
 def _degrees_parts(advance: DegreesAdvanced) -> list[str]:
     at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
-    parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)", f"{advance.running} at work"]
+    parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)"]
+    if advance.seconds > WORTH_A_GUESS_S and advance.done:
+        parts.append(f"about {duration_text(advance.seconds * (advance.total / advance.done - 1.0))} left of them")
+    parts.append(f"{advance.running} at work")
     if advance.bounds.gap is not None:
         parts.append(f"gap {percent_text(advance.bounds.gap)}")
     return parts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from piper_ray.model.figures import given_size_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import given_size_text, memory_text, plural, printable, size_text, time_text
 from piper_ray.workloads.measure.measure import Measured
 from piper_ray.workloads.measure.session import Profile, device_name
 
@@ -41,7 +41,7 @@ def file_text(result: Profile, command: str) -> str:
 def header_lines(result: Profile, command: str) -> list[str]:
     """How the workload was made and what its figures are."""
     cluster, batch = result.target.cluster, result.target.batch
-    memory = f"{given_size_text(cluster.memory_bytes)} less {size_text(result.workspace_bytes, 3)}"
+    memory = f"{memory_text(cluster.memory_bytes)} less {size_text(result.workspace_bytes, 3)}"
     parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
     samples = plural(batch.samples_per_microbatch or 1, "sample")
     return [
@@ -71,7 +71,7 @@ def summary_lines(result: Profile) -> list[str]:
     spread_s = sum(measured.figures.plain.spread_s for measured in result.layers)
     parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
     layers = f"{plural(len(instance.layers), 'layer')} of {plural(len(kinds), 'kind')}"
-    memory, rate = given_size_text(result.target.cluster.memory_bytes), given_size_text(instance.bandwidth_bytes_per_s)
+    memory, rate = memory_text(result.target.cluster.memory_bytes), given_size_text(instance.bandwidth_bytes_per_s)
     lines = [
         f"Model     {instance.name}: {parameters}, {layers}",
         f"Device    {device_name(result.device)}",

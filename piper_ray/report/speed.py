@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.batch import Batch
-from piper_ray.model.figures import time_text
+from piper_ray.model.figures import rate_text, time_text
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Throughput:
 
 
 def speed_text(batch: Batch, time_per_sample_s: float) -> str:
-    """``10666.7 samples/s, 1.09227e+07 tokens/s, 3.07200 s/step``."""
+    """``10,667 samples/s, 10,922,667 tokens/s, 3.07200 s/step``."""
     if time_per_sample_s <= 0:
         return "no time at all"
     return f"{rates_text(batch, time_per_sample_s)}, {time_text(batch.step_s(time_per_sample_s))}/step"
 
 
 def rates_text(batch: Batch, time_per_sample_s: float) -> str:
-    """``10666.7 samples/s, 1.09227e+07 tokens/s``."""
+    """``10,667 samples/s, 10,922,667 tokens/s``."""
     if time_per_sample_s <= 0:
         return "no time at all"
     throughput = Throughput.of(batch)
-    parts = [f"{throughput.per_s(time_per_sample_s):.6g} {throughput.unit}/s"]
+    parts = [f"{rate_text(throughput.per_s(time_per_sample_s))} {throughput.unit}/s"]
     if batch.tokens_per_microbatch is not None:
-        parts.append(f"{batch.tokens_per_microbatch / time_per_sample_s:.6g} tokens/s")
+        parts.append(f"{rate_text(batch.tokens_per_microbatch / time_per_sample_s)} tokens/s")
     return ", ".join(parts)
 
 

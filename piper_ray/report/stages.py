@@ -91,7 +91,11 @@ def _runs(layers: tuple[int, ...], names: dict[int, str]) -> Iterator[tuple[int,
 
 
 def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+    """At most so long, and cut between entries of the list that it is, if it is one."""
+    if len(text) <= width:
+        return text
+    kept, comma, _ = text[: width - 3].rpartition(", ")
+    return f"{kept}, ..." if comma else text[: width - 3] + "..."
 
 
 def _unbroken(text: str) -> str:

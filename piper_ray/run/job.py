@@ -19,7 +19,11 @@ from piper_ray.workloads.formats.planned import Planned
 
 
 class Replicas(str, Enum):
-    """How the replicas of a stage share their work: torch's DistributedDataParallel, or its fully_shard."""
+    """How the replicas of a stage share their work: torch's DistributedDataParallel, or its fully_shard.
+
+    >>> Replicas("ddp").value
+    'ddp'
+    """
 
     DDP = "ddp"
     FULLY_SHARD = "fully-shard"
@@ -27,7 +31,11 @@ class Replicas(str, Enum):
 
 @dataclass(frozen=True)
 class LayerJob:
-    """path: of its module; call: of that module's calls in a forward pass, from 0."""
+    """path: of its module; call: of that module's calls in a forward pass, from 0.
+
+    >>> LayerJob("blocks.3", call=0, recompute=True).path
+    'blocks.3'
+    """
 
     path: str
     call: int
@@ -39,6 +47,10 @@ class Job:
     """stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
 
     model, arguments: of the factory; inputs: as ``profile`` takes them. warm_up: steps before the ``steps`` measured.
+
+    >>> import piper_ray
+    >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
+    >>> measured.job.replicas  # doctest: +SKIP
     """
 
     model: str

@@ -41,6 +41,9 @@ def run(
 
     Raises UsageError for a plan that torch's pipelines cannot run, InputError for a model that the plan does not fit
     and for what goes wrong in it, LimitError where memory is not enough, and ClusterError where a process is lost.
+
+    >>> import piper_ray
+    >>> piper_ray.run("models.py:small_gpt", "plan.json", "workload.toml", steps=5)  # doctest: +SKIP
     """
     from piper_ray.run.launch import launch
     from piper_ray.run.prepare import prepared

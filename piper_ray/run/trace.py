@@ -21,7 +21,12 @@ _PASSES = frozenset(kind.name for kind in ActionKind)
 
 
 def run_trace(run: Run) -> dict[str, object]:
-    """The shown step in Chrome's trace format, and the simulated one where there is a simulation: both begin at 0."""
+    """The shown step in Chrome's trace format, and the simulated one where there is a simulation: both begin at 0.
+
+    >>> import piper_ray
+    >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
+    >>> events = piper_ray.run_trace(measured)["traceEvents"]  # doctest: +SKIP
+    """
     replicas = run.job.replicas
     events = list(_measured(run))
     if run.simulation is not None:
@@ -37,7 +42,11 @@ def run_trace(run: Run) -> dict[str, object]:
 
 
 def write_run_trace(run: Run, path: str | Path) -> None:
-    """Writes ``run_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
+    """Writes ``run_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done.
+
+    >>> import piper_ray
+    >>> piper_ray.write_run_trace(piper_ray.run("models.py:small_gpt", "plan.json"), "run.json")  # doctest: +SKIP
+    """
     write_document(run_trace(run), path)
 
 

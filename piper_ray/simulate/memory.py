@@ -20,7 +20,16 @@ VERSIONS_IN_FIXED = 2
 
 @dataclass(frozen=True, eq=False)
 class MemorySteps:
-    """Memory of one rank: bytes[i] from time_s[i] on, until the next. float64[steps], times ascending from 0."""
+    """Memory of one rank: bytes[i] from time_s[i] on, until the next. float64[steps], times ascending from 0.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> steps = simulation.memory(0)
+    >>> bool(steps.bytes.max() == simulation.ranks[0].peak_memory_bytes)
+    True
+    """
 
     time_s: npt.NDArray[np.float64]
     bytes: npt.NDArray[np.float64]
@@ -43,6 +52,9 @@ class Versions:
     stashed: one for each microbatch in flight that saw another, and the newest. vertical_sync: all from the newest back
     to the oldest that a microbatch may still ask for, if each meets in every stage the version that was the input
     stage's newest when it came in.
+
+    >>> Versions(stashed=4, vertical_sync=7).stashed
+    4
     """
 
     stashed: int

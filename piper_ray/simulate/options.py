@@ -13,7 +13,11 @@ from piper_ray.model.step import AllReduce, StepTerms, seconds, share
 class InFlightRule(str, Enum):
     """How many microbatches a replica of a 1F1B schedule keeps in flight. RULE: as
     the plan says, else y = ceil(s / d), as plans count memory.
-    SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage."""
+    SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage.
+
+    >>> SimulationOptions(in_flight="sustaining").in_flight
+    <InFlightRule.SUSTAINING: 'sustaining'>
+    """
 
     RULE = "rule"
     SUSTAINING = "sustaining"
@@ -29,6 +33,12 @@ class SimulationOptions:
     all_reduce, all_reduce_overlap, optimizer_s: as in ``StepTerms``; the overlap counts under a flush.
     in_flight: an ``InFlightRule``, or for each stage the microbatches that a replica keeps in flight.
     samples_per_microbatch, tokens_per_sample: of the batch, in place of the instance's.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> piper_ray.simulate(bert, solution.plan, options=piper_ray.SimulationOptions(latency_s=5e-6)).schedule.text
+    '1f1b'
     """
 
     latency_s: float = 0.0

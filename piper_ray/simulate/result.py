@@ -24,7 +24,12 @@ _MEMORY_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Interval:
-    """A stretch of one rank's time."""
+    """A stretch of one rank's time.
+
+    >>> interval = Interval(rank=0, start_s=0.5, end_s=0.75)
+    >>> interval.end_s - interval.start_s
+    0.25
+    """
 
     rank: int
     start_s: float
@@ -40,6 +45,13 @@ class RankSimulation:
     up to the simulation's ``window_s``.
     in_flight: the most microbatches at once, for each of its stages. fixed_memory_bytes: of the peak, what is there all
     the time. versions: of the weights, under PipeDream.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> simulation.ranks[0].devices
+    1
     """
 
     name: str
@@ -62,6 +74,13 @@ class PathPart:
 
     what: "F", "B", "I", "W", "transfer" (on its way to ``rank``), "all-reduce" or "optimizer".
     communication_s: the part of a pass that is transfers.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> simulation.critical_path[0].what
+    'F'
     """
 
     rank: int
@@ -91,6 +110,13 @@ class Simulation:
     that would keep an asynchronous schedule's promise, where ``in_flight`` does not.
     critical_path: back to back from 0 to the end of the step; empty for asynchronous schedules.
     steady: the asynchronous pipeline was followed until it repeated itself; False: step_s is a long run's average.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> f"{simulation.step_s:.3f} s"
+    '0.242 s'
     """
 
     schedule: Schedule

@@ -21,6 +21,13 @@ class StageLoad:
     """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
 
     activation_bytes: for each microbatch in flight. fixed_bytes: whatever is in flight; the weights are among them.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> simulation.stages[0].data_parallel_degree
+    8
     """
 
     forward_s: float

@@ -89,6 +89,13 @@ class Timeline:
 
     start_s, end_s: float64[actions], from the start of the step. cause, transit_s: see ``kernel.Events``.
     communication_s: float64[actions], the part of the action that is transfers and not work.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> len(simulation.timeline.start_s) == len(simulation.timeline.end_s)
+    True
     """
 
     layout: Layout

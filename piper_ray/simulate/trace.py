@@ -32,7 +32,15 @@ _CATEGORIES = {
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, object]:
-    """The events of a simulation in Chrome's trace format, which Perfetto opens: the whole document."""
+    """The events of a simulation in Chrome's trace format, which Perfetto opens: the whole document.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> sorted(piper_ray.chrome_trace(simulation))
+    ['displayTimeUnit', 'otherData', 'traceEvents']
+    """
     return document(
         simulation_events(simulation, range(len(simulation.ranks))),
         {
@@ -46,7 +54,14 @@ def chrome_trace(simulation: Simulation) -> dict[str, object]:
 
 
 def write_trace(simulation: Simulation, path: str | Path) -> None:
-    """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
+    """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> simulation = piper_ray.simulate(bert, solution.plan)
+    >>> piper_ray.write_trace(simulation, "trace.json")
+    """
     write_document(chrome_trace(simulation), path)
 
 

@@ -56,6 +56,9 @@ def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = N
     columns: only these of ``columns.SCHEMA``, beside the label. Raises DatasetDamaged, which names them, if parts are
     damaged or missing; UsageError if there is no dataset, or one of another format, and for columns that it does not
     have.
+
+    >>> import piper_ray
+    >>> piper_ray.read_dataset("dataset", ["devices", "time_per_sample_s"]).to_pandas()  # doctest: +SKIP
     """
     table, damage = read_whole_parts(location, columns)
     if damage:

@@ -11,7 +11,12 @@ from piper_ray.sweep.point import Point, scene_name, schedule_text
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest plan so far of a workload under a schedule."""
+    """The fastest plan so far of a workload under a schedule.
+
+    >>> from piper_ray import Restrictions
+    >>> Best(Point("bert", "piper", 64, 512, 80e9, 25e9, Restrictions()), 0.0125).time_per_sample_s
+    0.0125
+    """
 
     point: Point
     time_per_sample_s: float
@@ -24,6 +29,9 @@ class Progress:
     solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
     reading and starting Ray. workers: at the moment. best: by workload and schedule, see
     ``point.scene_name``. errors: how many of each kind.
+
+    >>> Progress(points=12, recorded=3, done=4).left
+    5
     """
 
     points: int

@@ -20,7 +20,7 @@ from piper_ray.model.units import OnNote, doubtful
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, SweepOptions, check_label, schedule_named
 from piper_ray.workloads.formats import load
-from piper_ray.workloads.formats.documents import parse_toml, read_text, refuse
+from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.recognise import advice
 
@@ -56,7 +56,9 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
     Raises InputError with every fault found.
     """
     source = arguments.location("source", path)
-    document = parse_toml(source, read_text(source))
+    text = read_text(source)
+    # A sweep is TOML; what is JSON is read as that, to say what it is.
+    document = (parse_json if text.lstrip().startswith("{") else parse_toml)(source, text)
     faults = Faults()
     if not {"workloads", "grid", "points"} & document.keys() and (kind := advice(document)) is not None:
         refuse(source, "", f"not a sweep but {kind}")

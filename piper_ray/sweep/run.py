@@ -48,6 +48,11 @@ def run_sweep(
     stop: ends it early; the progress tells how much is left. What that, an error or KeyboardInterrupt ends can be
     resumed. Raises InputError for a file that is no sweep, UsageError for arguments that make no sense,
     CheckpointRefused for a storage that cannot be used, CheckpointLost, ClusterError.
+
+    >>> import piper_ray
+    >>> progress = piper_ray.run_sweep("sweep.toml", "dataset")  # doctest: +SKIP
+    >>> progress.done, progress.failed  # doctest: +SKIP
+    (12, 0)
     """
     began = time.monotonic()
     resume = arguments.flag("resume", resume)

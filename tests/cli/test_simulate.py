@@ -71,7 +71,8 @@ def test_options_reach_the_simulation(files: tuple[Path, Path]) -> None:
     assert _step_s(files, "--schedule", "interleaved", "--chunks", 4) > plain_s
     assert _step_s(files, "--schedule", "interleaved", "--group", 8) > 0
     assert _step_s(files, "--schedule", "1f1b", "--microbatches", 16) > 1.5 * plain_s
-    code, out, _ = _run(*files, "--json", "--samples-per-microbatch", 2, "--tokens-per-sample", 10)
+    code, out, _ = _run(*files, "--json", "--microbatch-size", 2, "--tokens", 10)
+    assert out == _run(*files, "--json", "--samples-per-microbatch", 2, "--tokens-per-sample", 10)[1], "as of before"
     assert code == 0
     assert json.loads(out)["tokens_per_s"] == pytest.approx(20 * 8 / json.loads(out)["step_s"])
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.model.figures import bytes_text, memory_text, size_above, size_option
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.formats import parse_bytes, parse_count, parse_seconds
 from tests.cli_cases import ROOT, write_small
 from tests.report_cases import small_instance, small_plan
@@ -45,6 +46,9 @@ def said(result: Result) -> str:
         (("solve", "x", "--planner", "megatorn"), "; did you mean megatron?"),
         (("estimate", "llama3-7b", "--gpu", "H100-SXM", "--nodes", "1"), "; did you mean llama3-70b?"),
         (("estimate", "llama3-70b", "--gpu", "H100-SMX", "--nodes", "1"), "; did you mean H100-SXM or H200-SXM?"),
+        (("estimate", "meta-llama/Meta-Llama-3-70B", "--gpu", "h100", "--nodes", "1"), "; did you mean llama3-70b?"),
+        (("estimate", "t5-11b", "--gpu", "h100", "--nodes", "1", "--software", "nmo"), "; did you mean nemo?"),
+        (("estimate", "t5-11b", "--gpu", "h100", "--nodes", "1", "--precision", "bf17"), "; did you mean bf16?"),
         (("solve", "x", "--planner", "zzz"), "expected one of pipedream-2bw"),
         (("help", "slove"), "Did you mean 'solve'?"),
         (("solve", "x", "--devices", "1.5"), "'1.5' is no whole number; expected one such as 512, 1k (1,000)"),
@@ -55,6 +59,15 @@ def test_what_was_probably_meant_is_said(arguments: tuple[str, ...], words: str)
     result = run(*arguments)
     assert result.exit_code == 2
     assert words in said(result)
+
+
+@pytest.mark.parametrize("command", ["solve", "plan", "estimate", "import-plan", "profile", "sweep"])
+def test_no_word_of_a_help_is_cut_off_on_a_narrow_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "…" not in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
 
 
 def test_a_tmpc_that_is_not_there_is_compared_with_those_that_are() -> None:
@@ -85,6 +98,8 @@ WORKLOAD = "[types.a]\ntmpcs = [{ t = 1, id = 'x', time_s = 1 }]\n[layers]\na = 
             "model_type = 'llama'",
             "not a sweep but a Hugging Face config",
         ),
+        ("sweep {file} --storage {folder}", "config.json", CONFIG, "not a sweep but a Hugging Face config"),
+        ("sweep {file} --storage {folder}", "p.json", PLAN, "not a sweep but a plan"),
         ("estimate {file} --gpu L40S --nodes 1", "w.toml", WORKLOAD, "not a model's config but a workload"),
         ("estimate {file} --gpu L40S --nodes 1", "p.json", PLAN, "not a model's config but a plan"),
         ("verify {small} {file}", "config.json", CONFIG, "not a plan but a Hugging Face config"),
@@ -112,13 +127,29 @@ def test_a_plan_of_another_workload_is_one_fault(small: Path, tmp_path: Path) ->
     assert f'; this is "small", 6 layers, digest {small_instance().digest[:12]}...' in result.output
 
 
+@pytest.mark.parametrize(
+    "command", ["verify {small} {plan}", "simulate {small} {plan}", "report {small} {plan} -o {page}"]
+)
+def test_every_command_tells_a_plan_of_another_workload(small: Path, tmp_path: Path, command: str) -> None:
+    other, plan = tmp_path / "other.json", tmp_path / "plan.json"
+    layers = [Layer(number, "block", {1: (Tmpc("vanilla", 0.01),)}) for number in range(5)]
+    edges = [Edge(number, number + 1, 1e6) for number in range(4)]
+    piper_ray.dump(Instance(layers, edges, 4, 8, "8GiB", "25GB/s", "other"), other)
+    assert run("solve", other, "-o", plan).exit_code == 0
+    result = run(*command.format(small=small, plan=plan, page=tmp_path / "page.html").split())
+    assert result.exit_code == 6
+    assert len(result.output.splitlines()) == 2
+    assert (
+        f'a plan of another workload: of "other", 5 layers, digest {piper_ray.load(other).digest[:12]}' in result.output
+    )
+
+
 def test_a_plan_for_another_cluster_that_breaks_a_rule_says_what_it_was_made_for(small: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert run("solve", small, "--devices", 8, "-o", plan).exit_code == 0
     result = run("verify", small, plan, "--devices", 1)
     assert result.exit_code == 6
-    made_for = "the plan was made for another cluster or batch: --devices 8 --microbatches 8 --memory 8GiB --bandwidth"
-    assert made_for in said(result)
+    assert said(result).endswith("the plan was made for another cluster or batch: --devices 8")
     given = said(result).split("batch: ")[1].split()
     assert run("verify", small, plan, *given).exit_code == 0
 
@@ -171,6 +202,8 @@ def test_an_input_is_read_from_stdin(small: Path) -> None:
     result = run("solve", "-", "--json", stdin=small.read_text())
     assert result.exit_code == 0
     assert json.loads(result.stdout)["instance"]["digest"] == small_instance().digest
+    base = run("info", "-", stdin='base = "nowhere/small.toml"')
+    assert f"base: {Path.cwd() / 'nowhere' / 'small.toml'}: cannot be read" in said(base)
     toml = run("info", "-", stdin=(INPUTS / "bert32-a100.toml").read_text("utf-8"))
     assert "37 layers" in toml.output
     wrong = run("solve", "-", stdin="{}")
@@ -233,5 +266,6 @@ def test_sizes_are_in_powers_of_1024_and_say_what_was_given() -> None:
     assert memory_text(8 * 2.0**30) == "8 GiB"
     assert memory_text(80e9) == "74.51 GiB (80 GB)"
     assert memory_text(79248957440.0) == "73.81 GiB"
+    assert memory_text(79196266430.0) == "73.76 GiB"  # 79.2 GB by accident
     assert bytes_text(13.0) == "13 bytes"
     assert bytes_text(79248957440.0) == "73.81 GiB"

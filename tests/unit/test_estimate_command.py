@@ -38,9 +38,10 @@ def test_a_workload_that_loads_and_says_how_it_was_made(config: Path, tmp_path: 
     assert (result.exit_code, result.stderr) == (0, "")
     assert "Model     tiny: 128,459,776 parameters, 6 layers of 3 kinds" in result.output
     assert "Sample    1 sequence of 2,048 tokens; 64 microbatches in a batch" in result.output
+    assert "x NVIDIA H100 SXM5 80 GB, 78.8 GiB found\n" in result.output
     assert (
-        "x NVIDIA H100 SXM5 80 GB, 78.8 GiB found, network between nodes, 42.5 GB/s a GPU; "
-        "NVLink 4 within 8, 351 GB/s, each way" in result.output
+        "Links     network between nodes, 42.5 GB/s a GPU each way, so B = 85 GB/s; NVLink 4 within 8, 351 GB/s, so "
+        "702 GB/s\n" in result.output
     )
     assert re.search(r"Memory    at least [\d.]+ GiB with one microbatch in flight: 1 GPU or more\n", result.output)
     text = out.read_text()
@@ -87,7 +88,7 @@ def test_options_reach_the_figures(config: Path, tmp_path: Path) -> None:
     assert "zero4: optimizer state over 4 replicas, in stages of as many replicas or more; offload: activations" in text
     assert "gradients, 2 bytes a parameter" in text
     assert "16 bytes a parameter" in text
-    assert "NVLink 3 within a node, likewise" in text
+    assert "# links          468 GB/s in and out together: NVLink 3 within 4, 234 GB/s each way\n" in text
 
 
 def test_sharded_optimizers_are_planned_only_where_there_are_as_many_replicas(tmp_path: Path) -> None:

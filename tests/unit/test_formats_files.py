@@ -213,8 +213,8 @@ def test_toml_that_is_no_workload(tmp_path: Path, text: str, words: str) -> None
     [
         ({"devices": 0}, "devices 0 is out of range; expected a whole number from 1 to 100000"),
         ({"devices": 100_001}, "devices 100001"),
-        ({"devices": True}, "devices True"),
-        ({"devices": 2.5}, "devices 2.5"),
+        ({"devices": True}, "devices must be a whole number from 1 to 100000, not True"),
+        ({"devices": 2.5}, "not 2.5"),
         ({"microbatches": -1}, "microbatches -1"),
         ({"memory_bytes": 0}, "memory_bytes 0 is out of range; expected a finite number > 0"),
         ({"memory_bytes": float("nan")}, "memory_bytes nan"),

@@ -326,9 +326,9 @@ def test_what_was_replaced_before_it_was_looked_through_is_looked_through() -> N
     ("figures", "words"),
     [
         ({"devices": 0}, "devices 0 is out of range; expected a whole number from 1 to 100000"),
-        ({"devices": 2.5}, "devices 2.5 is out of range"),
-        ({"devices": "8"}, "devices '8' is out of range"),
-        ({"microbatches": True}, "microbatches True is out of range"),
+        ({"devices": 2.5}, "devices must be a whole number from 1 to 100000, not 2.5"),
+        ({"devices": "8"}, "devices must be a whole number from 1 to 100000, not '8'"),
+        ({"microbatches": True}, "microbatches must be a whole number"),
         ({"memory_bytes": "8 apples"}, "memory_bytes: '8 apples' has an unknown unit"),
         ({"bandwidth_bytes_per_s": math.nan}, "bandwidth_bytes_per_s nan is out of range; expected a finite"),
         ({"devices": 0, "memory_bytes": -1}, "devices 0 .*; memory_bytes -1 "),

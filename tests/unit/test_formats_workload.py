@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.workloads.formats import load, to_toml, to_upstream
+from piper_ray.workloads.formats import load, load_text, to_toml, to_upstream
 
 WORKLOAD = """\
 name = "small"
@@ -268,3 +270,24 @@ def test_weights_in_common_and_experts_go_there_and_back(tmp_path: Path) -> None
             load(write(tmp_path, text.replace("experts = 8", wrong)))
     with pytest.raises(InputError, match=r"layers.start.tied"):
         load(write(tmp_path, text.replace('tied = "table" }\nfirst', "tied = 3 }\nfirst")))
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "bandwidth_bytes_per_s", "lines"),
+    [
+        (80e9, 42.5e9, ['memory = "80GB"', 'bandwidth = "42.5GB/s"']),
+        (8 * 2.0**30, 25 * 2.0**30, ['memory = "8GiB"', 'bandwidth = "25GiB/s"']),
+        (78908923838.0, 1e9 / 3, ["memory = 78908923838  # 73.49 GiB", "bandwidth = 333333333.3333333  # 317.9 MiB/s"]),
+        (100.0, 5000.0, ["memory = 100", "bandwidth = 5000"]),
+    ],
+)
+def test_sizes_are_written_as_people_read_them_and_read_back_exactly(
+    memory_bytes: float, bandwidth_bytes_per_s: float, lines: list[str]
+) -> None:
+    layer = Layer(0, "a", {1: (Tmpc("p", 0.1),)})
+    links = (Link(bandwidth_bytes_per_s * 2, 4), Link(bandwidth_bytes_per_s))
+    instance = Instance([layer], [], cluster=Cluster(8, memory_bytes, links), batch=Batch(8))
+    text = to_toml(instance)
+    assert text.splitlines()[5:7] == lines
+    back = load_text(text)
+    assert (back.memory_bytes, back.cluster.links) == (memory_bytes, links)

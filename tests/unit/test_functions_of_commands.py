@@ -139,7 +139,7 @@ def test_a_checkpoint_is_kept_where_the_keyword_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"devices": "many"}, "devices 'many' is out of range; expected a whole number"),
+        ({"devices": "many"}, "devices must be a whole number from 1 to 100000, not 'many'"),
         ({"memory_bytes": "8"}, "8 has no unit; did you mean 8GB"),
         ({"memory_bytes": "much"}, "'much' is not understood"),
         ({"bandwidth_bytes_per_s": -1}, "bandwidth_bytes_per_s -1 is out of range"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from importlib import import_module
@@ -47,7 +48,14 @@ def test_modules_of_a_functions_name_hide_no_function() -> None:
 def test_every_public_name_is_there() -> None:
     for name in piper_ray.__all__:
         assert getattr(piper_ray, name) is not None
-    assert dir(piper_ray) == sorted(piper_ray.__all__)
+
+
+def test_completion_offers_what_matters_and_not_all_names() -> None:
+    offered = dir(piper_ray)
+    assert {"estimate", "load", "solve", "plan", "baselines", "Instance", "Restrictions", "Solution"} <= set(offered)
+    assert {name for name in piper_ray.__all__ if inspect.isfunction(getattr(piper_ray, name))} <= set(offered)
+    assert set(offered) <= set(piper_ray.__all__)
+    assert len(offered) < 45
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

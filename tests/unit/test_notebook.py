@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 import piper_ray
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.notebook import MOST_ROWS, html_table
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import StoppedBy
+from tests.cli_cases import ROOT
 from tests.report_cases import small_instance, small_plan, solution
 from tests.simulate_support import GIB, chain, cut
 
@@ -171,3 +173,26 @@ def test_reprs_are_short() -> None:
         assert len(repr(value)) < 240
         assert "\n" not in repr(value)
         assert len(value._repr_html_()) < 4000
+
+
+def test_an_instance_and_what_is_found_of_it(tmp_path: Path) -> None:
+    piper_ray.dump(small_instance(), tmp_path / "small.toml")
+    small = piper_ray.load(tmp_path / "small.toml")
+    facts = "layers 6; edges 5; tensor-parallel degrees 1; devices 4 of 8 GiB; microbatches 8"
+    assert repr(small) == f"Instance('small': {facts})"
+    assert ["devices", "4 of 8 GiB"] in _shown(small).rows
+    assert repr(small.layers[1]) == "Layer(1, 'Block_0'; t=1: 2 TMPCs)"
+    found = piper_ray.evaluate(small, small_plan())
+    assert repr(found).startswith("Evaluation(2bw: ")
+    assert "/microbatch, 2 stages on 3 devices, stage " in repr(found)
+    assert repr(piper_ray.baselines.plan(small, "gpipe")).startswith("BaselineResult(gpipe: Evaluation(")
+    large = piper_ray.load(ROOT / "inputs" / "llama3-70b.toml")
+    assert max(map(len, map(repr, (large, large.layers[1], found)))) < 240
+
+
+def test_an_instance_that_nobody_has_looked_through() -> None:
+    for instance in (Instance([5], "edges", object(), 3, None), Instance(None, None)):  # type: ignore[arg-type,list-item]
+        assert repr(instance).startswith("Instance(layers=")
+        assert len(repr(instance)) < 500
+        assert _shown(instance).caption == "Instance"
+    assert repr(Layer("a", 3, 7)) == "Layer('a', 3)"  # type: ignore[arg-type]

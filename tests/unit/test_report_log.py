@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from rich.cells import cell_len
 
 from piper_ray import __version__
@@ -15,8 +16,10 @@ from piper_ray.model.events import (
     EvaluationFinished,
     Event,
     IncumbentFound,
+    PartBegun,
     StepFinished,
 )
+from piper_ray.report import live
 from piper_ray.report.log import SolverLog
 from tests.report_cases import small_instance, string_console
 
@@ -64,6 +67,25 @@ def test_each_row_can_be_read_as_soon_as_it_is_known() -> None:
         assert "plan (chain)" in output.getvalue()
 
 
+def test_several_solves_in_one_log_are_told_apart() -> None:
+    console, output = string_console(80)
+    with SolverLog(console) as log:
+        for number, what in ((1, "1 of 3: plain"), (2, "2 of 3: sp"), (3, "3 of 3: full")):
+            log(PartBegun(number, what))
+            log(StepFinished("lattice", 0.25, "7 downsets in 7 levels"))
+            if number != 2:  # nothing of it may be faster
+                log(EvaluationFinished(1, 0.007, True, 0.2, 5, Bounds(0.007, 0.007, 0.75)))
+    assert output.getvalue().splitlines() == [
+        "lattice           0.25 s  7 downsets in 7 levels",
+        "",
+        "   #    threshold  answer       lower bound  upper bound        gap      time",
+        "   -  1 of 3: plain",
+        "   1   7.00000 ms  feasible      7.00000 ms   7.00000 ms        0 %    0.75 s",
+        "   -  3 of 3: full",
+        "   1   7.00000 ms  feasible      7.00000 ms   7.00000 ms        0 %    1.50 s",
+    ]
+
+
 def test_no_plan_yet_is_a_dash() -> None:
     console, output = string_console(80)
     with SolverLog(console) as log:
@@ -103,9 +125,46 @@ def test_a_search_over_degrees_has_a_row_for_each_round_and_a_live_line() -> Non
         assert line.startswith("plans: 0 of 1,107 pairs (d, t), ")
         assert line.endswith(" s, 64 at work, gap 2.7778 %")
         assert cell_len(line) <= 80
+        log(DegreesAdvanced(2, float("inf"), 100, 1_100, 64, Bounds(0.007, 0.0072, 1000.0), 120.0))
+        assert ", about 20 min left of them, 64 at work" in log.live_line().plain
         log(DegreesSearched(2, 0.0072, True, 5, 0.2, Bounds(0.0072, 0.0072, 1.25)))
     assert output.getvalue().splitlines()[2:] == [
         "   1   7.00000 ms  infeasible    7.00000 ms            -          -    0.75 s",
         "   *   7.20000 ms  plan          7.00000 ms   7.20000 ms   2.7778 %    0.90 s",
         "   2   7.20000 ms  feasible      7.20000 ms   7.20000 ms        0 %    1.25 s",
     ]
+
+
+def test_what_is_left_of_a_time_limit_is_said_while_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, _ = string_console(80)
+    clock_s = [100.0]
+    monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
+    with SolverLog(console, 60.0) as log:
+        clock_s[0] = 120.0
+        assert log.live_line().plain == "working, 20.0 s, at most 40 s left"
+        log(EVENTS[1])
+        assert log.live_line().plain == "working, 20.0 s, at most 40 s left, gap 49.1525 %"
+        log(EVENTS[2])
+        assert log.live_line().plain.startswith(
+            "evaluation 1 at 7.00000 ms, 20.0 s, at most 40 s left, about 27 s left of it"
+        )
+
+
+def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, output = string_console(80, terminal=True)
+    clock_s = [0.0]
+    monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
+    with live.Working(console, "other planners") as working:
+        assert working.live_line().plain == "other planners, 0.0 s"
+        working(0, 4, "megatron")
+        assert working.live_line().plain == "other planners, 0 of 4, 0.0 s, megatron"
+        clock_s[0] = 30.0
+        working(1, 4, "a name that is far too long for a line of eighty columns, as modules' paths are")
+        assert working.live_line().plain.startswith("other planners, 1 of 4, 30.0 s, about 90 s left, a name")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    assert max(cell_len(piece) for piece in re.split(r"[\r\n]", shown)) <= 80
+    assert "90 s left" in shown
+    quiet, nothing = string_console(80)
+    with live.Working(quiet, "other planners"):
+        pass
+    assert nothing.getvalue() == ""

@@ -117,6 +117,32 @@ def test_many_sizes_of_one_method_are_curves_and_an_axis() -> None:
     assert list(np.asarray(axes.get_lines()[0].get_xdata())) == [2, 4, 8, 16]
 
 
+def test_a_planner_has_one_colour_and_marker_in_all_figures() -> None:
+    other = SCENE._replace(workload="other")
+    few = [replace(found, scene=other) for found in RECORDS if found.method.planner != "gpipe"]
+    looks: dict[str, set[tuple[str, object]]] = {}
+    for name, figure in figures([*RECORDS, *few]):
+        if not name.startswith("planners"):
+            for line in (line for axes in figure.axes for line in axes.get_lines()):
+                if not str(line.get_label()).startswith("_"):
+                    looks.setdefault(str(line.get_label()), set()).add((str(line.get_color()), line.get_marker()))
+    assert len(looks) > 1
+    assert all(len(found) == 1 for found in looks.values())
+    assert len({colour for found in looks.values() for colour, _ in found}) == len(looks)
+
+
+def test_identical_curves_are_all_seen() -> None:
+    records = [record(planner, k, 10.0 / k) for planner in ("piper", "megatron", "gpipe") for k in (4, 8)]
+    slow = [record("data-parallel", k, 30.0 / k) for k in (4, 8)]
+    for name, figure in figures([*records, *slow]):
+        (axes,) = figure.axes
+        widths = {str(line.get_label()): line.get_linewidth() for line in axes.get_lines()}
+        exact = "the exact plan" if name.startswith("planners") else "piper"
+        assert max(widths.values()) == widths[exact]
+        assert len({widths[label] for label in (exact, "gpipe", "megatron")}) == 3
+        assert widths["data-parallel"] == min(widths.values())
+
+
 def test_a_single_point_is_no_figure() -> None:
     assert list(figures(RECORDS[:1])) == []
 

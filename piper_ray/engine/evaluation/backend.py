@@ -83,7 +83,12 @@ class Evaluator(Scheduling, Work, Protocol):
 
 
 class Backend(Evaluator, Display, Protocol):
-    """All that a solve needs. Who makes it closes it."""
+    """All that a solve needs. Who makes it closes it.
+
+    >>> import piper_ray
+    >>> with piper_ray.RayBackend("local") as backend:  # doctest: +SKIP
+    ...     solution = piper_ray.solve("workload.toml", backend=backend)
+    """
 
     def close(self) -> None:
         """Ends threads, actors and connections; nothing is asked of it after that."""

@@ -18,6 +18,12 @@ class FrontierPoint:
 
     time_per_sample_s: None where there is no plan or none is known. lower_bound_s: no plan is faster; inf
     where there is none. is_step: less time than at the point before it on its curve.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> frontier = piper_ray.frontier(bert, devices="1..8", threads=1)
+    >>> frontier.points()[-1].devices
+    8
     """
 
     devices: int
@@ -40,7 +46,14 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class FrontierStats:
-    """Figures of the lattice, threads, evaluations of all curves so far, and seconds."""
+    """Figures of the lattice, threads, evaluations of all curves so far, and seconds.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> frontier = piper_ray.frontier(bert, devices="1..8", threads=1)
+    >>> frontier.stats.downsets
+    27
+    """
 
     contracted_layers: int = 0
     downsets: int = 0

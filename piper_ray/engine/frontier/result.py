@@ -32,6 +32,12 @@ class Frontier(ABC):
     early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that is known
     beforehand. chunks_differ: the number of chunks on each rank is each solution's own. by_solves: ``stats`` counts
     solves, and not evaluations of a threshold.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> frontier = piper_ray.frontier(bert, devices="1..8", threads=1)
+    >>> [point.devices for point in frontier.points() if point.is_step]
+    [1, 2, 3, 4, 5, 6, 7, 8]
     """
 
     by_solves = False

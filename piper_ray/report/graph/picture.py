@@ -34,9 +34,9 @@ _UNITS = (("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 def check_path(path: Path) -> None:
     """Raises UsageError for a picture that cannot be written there, before work is done for it."""
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"--draw {path}: unknown kind of picture; expected a path that ends in {', '.join(FORMATS)}")
+        raise UsageError(f"{path}: unknown kind of picture; expected a path that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise UsageError(f"--draw {path}: there is no folder {path.parent}")
+        raise UsageError(f"{path}: there is no folder {path.parent}")
 
 
 def draw_graph(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:
@@ -113,7 +113,9 @@ def _caption(instance: Instance, graph: LayerGraph, cuts: Mapping[tuple[int, int
     layers, edges = plural(len(instance.layers), "layer"), plural(len(instance.edges), "edge")
     lines = [f"{printable(instance.name) or 'layers'}: {layers}, {edges}, {counted}"]
     if None not in cuts.values():
-        lines.append("on an edge: the downsets that part its ends, i.e. in how many places a cut can pass it")
+        lines.append("a downset is one way to cut the graph in two, a front and a back;")
+        lines.append("on an edge, and between layers: how many of them cut there")
+    lines.append("under a layer: its time for a microbatch, in its fastest way at the least t")
     return "\\l".join(map(_escaped, lines)) + "\\l"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.errors import LimitError
@@ -32,11 +32,23 @@ class Compared:
     devices: int = 0
 
 
+OnPlanner = Callable[[int, int, str], None]
+"""Hears how many planners have planned, how many there are, and the name of the next one."""
+
+
 def compare(
-    instance: Instance, schedule: Schedule, step: StepTerms = StepTerms(), planners: Sequence[str] = COMPARED
+    instance: Instance,
+    schedule: Schedule,
+    step: StepTerms = StepTerms(),
+    planners: Sequence[str] = COMPARED,
+    on_planner: OnPlanner = lambda done, total, name: None,  # noqa: ARG005
 ) -> tuple[Compared, ...]:
     """In the order of ``planners``. step: the terms of a step that all are simulated with."""
-    return tuple(_compared(instance, schedule, step, name) for name in planners)
+    found = []
+    for done, name in enumerate(planners):
+        on_planner(done, len(planners), name)
+        found.append(_compared(instance, schedule, step, name))
+    return tuple(found)
 
 
 def _compared(instance: Instance, schedule: Schedule, step: StepTerms, planner: str) -> Compared:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from piper_ray.model.figures import percent_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import percent_text, plural, printable, rate_text, size_text, time_text
 from piper_ray.report.page.assumptions import assumptions
 from piper_ray.report.page.memory import memory_picture
 from piper_ray.report.page.placement import COLOURS, placement
@@ -129,12 +129,8 @@ def _rates(found: Valued) -> list[KeyFigure]:
         rate = rates[name]
         if isinstance(rate, float):
             head = name.removesuffix("_per_s").title() + "/s"
-            shown.append(KeyFigure(name, head, rate, _rate_text(rate), "simulated"))
+            shown.append(KeyFigure(name, head, rate, rate_text(rate), "simulated"))
     return shown
-
-
-def _rate_text(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1e4 else f"{rate:.6g}"
 
 
 def _origin(subject: Subject) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,14 @@ _FEWEST_SIZES = 3
 _MOST_PANELS = 9
 _MOST_CURVES = 6
 _MOST_MARKERS = 40
+_LINE_WIDTH = 1.4
+_MARKER_SIZE = 4.0
+_WIDER = 1.6
+"""Points of width for each line upon another."""
+_AS_GOOD = 5e-3
+"""Relative: what differs less is one line to the eye."""
+
+_Points = Sequence[tuple[float, float | None]]
 
 
 class _Quantity(NamedTuple):
@@ -53,64 +61,76 @@ class _Look:
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
     """Each with a name for its file. A figure is of one workload, N, B and schedule; one of a single point is left
-    out.
+    out. A method has the same colour and marker in all of them.
     """
+    methods = sorted({record.method for record in records}, key=method_order)
+    looks = {method: _Look(str(method), index, len(methods)) for index, method in enumerate(methods)}
     scenes: defaultdict[Scene, list[Record]] = defaultdict(list)
     for record in records:
         scenes[record.scene].append(record)
     exact_s = exact_times(records)
     for scene, of_scene in scenes.items():
         memories = sorted({record.memory_bytes for record in of_scene})
-        methods = sorted({record.method for record in of_scene}, key=method_order)
         devices = sorted({record.devices for record in of_scene})
         if len(devices) > 1:
-            yield _file_name("throughput", scene), _against_devices(scene, of_scene, _THROUGHPUT)
-            yield _file_name("per-device", scene), _against_devices(scene, of_scene, _PER_DEVICE)
+            yield _file_name("throughput", scene), _against_devices(scene, of_scene, _THROUGHPUT, looks)
+            yield _file_name("per-device", scene), _against_devices(scene, of_scene, _PER_DEVICE, looks)
         if len(memories) >= _FEWEST_SIZES:
-            yield _file_name("memory", scene), _against_memory(scene, of_scene, methods, devices)
+            yield _file_name("memory", scene), _against_memory(scene, of_scene, devices)
         if len(devices) > 1 and any(slower(r, exact_s) for r in of_scene if not r.method.is_exact):
-            yield _file_name("planners", scene), _against_exact(scene, of_scene, methods, memories, exact_s)
+            yield _file_name("planners", scene), _against_exact(scene, of_scene, looks, memories, exact_s)
 
 
-def _against_devices(scene: Scene, records: Sequence[Record], quantity: _Quantity) -> Figure:
+def _against_devices(
+    scene: Scene, records: Sequence[Record], quantity: _Quantity, looks: Mapping[Method, _Look]
+) -> Figure:
     """A panel for each memory size and a curve for each method; with one method, a curve for each size instead."""
     memories = sorted({record.memory_bytes for record in records})
-    methods = sorted({record.method for record in records}, key=method_order)
+    methods = _methods_of(records)
     title = f"{_scene_text(scene)}: {quantity.title}"
     if len(methods) == 1:
         figure, every = style.panels(f"{title}, {methods[0]}", [""])
-        for index, memory in enumerate(memories):
-            of_curve = [record for record in records if record.memory_bytes == memory]
-            look = _Look(given_size_text(memory), index, len(memories), ordered=True)
-            _curve(every[0], of_curve, quantity, look)
+        _curves(
+            every[0],
+            [
+                (
+                    _Look(given_size_text(memory), index, len(memories), ordered=True),
+                    [record for record in records if record.memory_bytes == memory],
+                )
+                for index, memory in enumerate(memories)
+            ],
+            quantity,
+        )
     else:
         shown = _spread(memories, _MOST_PANELS)
         figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
         for axes, memory in zip(every, shown, strict=True):
-            for index, method in enumerate(methods):
-                of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
-                _curve(axes, of_curve, quantity, _Look(str(method), index, len(methods)))
+            of_methods = [
+                (looks[method], [r for r in records if r.memory_bytes == memory and r.method == method])
+                for method in methods
+            ]
+            _curves(axes, of_methods, quantity)
     for axes in every:
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])
     return figure
 
 
-def _against_memory(
-    scene: Scene, records: Sequence[Record], methods: Sequence[Method], devices: Sequence[int]
-) -> Figure:
+def _against_memory(scene: Scene, records: Sequence[Record], devices: Sequence[int]) -> Figure:
     """A panel for each method, a curve for some numbers of devices."""
     shown = _spread(devices, _MOST_CURVES)
-    methods = methods[:_MOST_PANELS]
+    methods = _methods_of(records)[:_MOST_PANELS]
     figure, every = style.panels(f"{_scene_text(scene)}: throughput by memory", [str(method) for method in methods])
     for axes, method in zip(every, methods, strict=True):
         axes.set_xlabel("GiB of memory per device")
+        lines = []
         for index, number in enumerate(shown):
             of_curve = sorted(
                 (r for r in records if r.method == method and r.devices == number), key=lambda r: r.memory_bytes
             )
             points = [(r.memory_bytes / 2**30, r.throughput) for r in of_curve]
-            _line(axes, points, _Look(f"{number:,} devices", index, len(shown), ordered=True))
+            lines.append((_Look(f"{number:,} devices", index, len(shown), ordered=True), points))
+        _lines(axes, lines)
     of_shown = [record.throughput or 0.0 for record in records if record.devices in shown]
     _finish(figure, every, "microbatches per second", of_shown)
     return figure
@@ -119,7 +139,7 @@ def _against_memory(
 def _against_exact(
     scene: Scene,
     records: Sequence[Record],
-    methods: Sequence[Method],
+    looks: Mapping[Method, _Look],
     memories: Sequence[float],
     exact_s: dict[tuple[Scene, int, float, str], float],
 ) -> Figure:
@@ -129,21 +149,36 @@ def _against_exact(
     figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
     ratios: list[float] = []
     for axes, memory in zip(every, shown, strict=True):
-        axes.axhline(1.0, color=style.COLOURS[0], linewidth=1.0)
-        for index, method in enumerate(methods):
+        lines = []
+        for method in _methods_of(records):
             of_curve = [r for r in records if r.memory_bytes == memory and r.method == method]
             points = [(float(r.devices), slower(r, exact_s)) for r in of_curve]
             ratios += [ratio for _, ratio in points if ratio is not None]
-            if not method.is_exact:  # in the colours of the other figures
-                _line(axes, points, _Look(str(method), index, len(methods)))
+            if not method.is_exact:
+                lines.append((looks[method], points))
+        width = _LINE_WIDTH + _WIDER * sum(
+            any(y is not None and y <= 1.0 + _AS_GOOD for _, y in points) for _, points in lines
+        )
+        axes.axhline(1.0, color=style.COLOURS[0], linewidth=width, label="the exact plan")
+        _lines(axes, lines)
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, "times the exact plan's time", [1.0, *ratios])
     return figure
 
 
-def _curve(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Look) -> None:
-    """By devices. A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
-    _line(axes, [(float(r.devices), quantity.of(r)) for r in records], look)
+def _methods_of(records: Sequence[Record]) -> list[Method]:
+    return sorted({record.method for record in records}, key=method_order)
+
+
+def _curves(axes: Axes, curves: Sequence[tuple[_Look, Sequence[Record]]], quantity: _Quantity) -> None:
+    """By devices."""
+    _lines(axes, [(look, [(float(r.devices), quantity.of(r)) for r in records]) for look, records in curves])
+    for look, records in curves:
+        _marks(axes, records, quantity, look)
+
+
+def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Look) -> None:
+    """A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
     none = [r.devices for r in records if quantity.of(r) is None]
     if none:
         height = 0.02 + 0.03 * look.index
@@ -154,15 +189,25 @@ def _curve(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Lo
         axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, float | None]], look: _Look) -> None:
-    """Points without a figure leave a hole."""
-    axes.plot(
-        [x for x, _ in points],
-        [float("nan") if y is None else y for _, y in points],
-        color=look.colour,
-        marker=style.MARKERS[look.index % len(style.MARKERS)] if len(points) <= _MOST_MARKERS else "",
-        label=look.label,
-    )
+def _lines(axes: Axes, lines: Sequence[tuple[_Look, _Points]]) -> None:
+    """Points without a figure leave a hole. A line that others lie upon is wider than these, so that all are seen."""
+    for number, (look, points) in enumerate(lines):
+        upon = sum(_coincide(points, others) for _, others in lines[number + 1 :])
+        axes.plot(
+            [x for x, _ in points],
+            [float("nan") if y is None else y for _, y in points],
+            color=look.colour,
+            marker=style.MARKERS[look.index % len(style.MARKERS)] if len(points) <= _MOST_MARKERS else "",
+            label=look.label,
+            linewidth=_LINE_WIDTH + _WIDER * upon,
+            markersize=_MARKER_SIZE + 2.0 * _WIDER * upon,
+        )
+
+
+def _coincide(one: _Points, other: _Points) -> bool:
+    """Whether both have a point in common, to a width's precision."""
+    values = {x: y for x, y in other if y is not None}
+    return any(y is not None and x in values and abs(values[x] - y) <= _AS_GOOD * abs(y) for x, y in one)
 
 
 def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequence[float]) -> None:

@@ -145,7 +145,8 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         largest_degree=max(mode.devices for of_kind in modes.values() for mode in of_kind),
     )
     if setting.reserve_bytes >= gpu.device_bytes:
-        raise UsageError(f"--reserve {setting.reserve_bytes:,.0f}B: a GPU has {gpu.device_bytes:,.0f}; expected less")
+        there = size_text(gpu.device_bytes)
+        raise UsageError(f"--reserve {size_text(setting.reserve_bytes)}: a GPU has {there}; expected less")
     if setting.memory_bytes <= 0.0:
         raise UsageError(
             f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "

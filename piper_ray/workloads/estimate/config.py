@@ -62,7 +62,7 @@ def read_model(model: str) -> ModelConfig:
     if found is None:
         raise UsageError(
             f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
-            f"{', '.join(known)}{did_you_mean(model, known)}"
+            f"{', '.join(known)}{did_you_mean(model.rpartition('/')[2], known)}"
         )
     entry = known[found]
     return _model(model, found, entry["config"], entry, Faults())

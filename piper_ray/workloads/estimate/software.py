@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from piper_ray.model.arguments import choice, did_you_mean
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.formats.documents import parse_toml
@@ -111,24 +112,15 @@ def software_named(key: str) -> Software:
     """That generation. Raises UsageError."""
     known = load_software()
     if key not in known:
-        raise UsageError(f"software {key}: unknown; expected one of {', '.join(known)}")
+        raise UsageError(f"software {key}: unknown; expected one of {', '.join(known)}{did_you_mean(key, known)}")
     return known[key]
 
 
 def precision_named(name: str) -> Precision:
     """That precision. Raises UsageError."""
-    try:
-        return Precision(name)
-    except ValueError:
-        raise UsageError(
-            f"precision {name}: unknown; expected one of {', '.join(one.value for one in Precision)}"
-        ) from None
+    return choice("precision", name, Precision)
 
 
 def context_exchange_named(name: str) -> ContextExchange:
     """That way. Raises UsageError."""
-    try:
-        return ContextExchange(name)
-    except ValueError:
-        known = ", ".join(one.value for one in ContextExchange)
-        raise UsageError(f"context exchange {name}: unknown; expected one of {known}") from None
+    return choice("context exchange", name, ContextExchange)

@@ -100,10 +100,18 @@ def made_for_another(document: Mapping[str, object], instance: Instance) -> Made
     except UsageError:
         there = instance
     if there.digest == facts.digest:
-        cluster = (
-            f"--devices {facts.devices} --microbatches {facts.microbatches} --memory {size_option(facts.memory_bytes)} "
-            f"--bandwidth {size_option(facts.bandwidth_bytes_per_s)}/s"
+        options = (
+            ("devices", facts.devices, instance.devices, str(facts.devices)),
+            ("microbatches", facts.microbatches, instance.microbatches, str(facts.microbatches)),
+            ("memory", facts.memory_bytes, instance.memory_bytes, size_option(facts.memory_bytes)),
+            (
+                "bandwidth",
+                facts.bandwidth_bytes_per_s,
+                instance.bandwidth_bytes_per_s,
+                f"{size_option(facts.bandwidth_bytes_per_s)}/s",
+            ),
         )
+        cluster = " ".join(f"--{name} {text}" for name, there_is, here_is, text in options if there_is != here_is)
         return MadeFor(f"the plan was made for another cluster or batch: {cluster}", other_workload=False)
     return MadeFor(
         f"a plan of another workload: of {quoted(facts.name)}, {plural(facts.layers, 'layer')}, digest "

@@ -6,7 +6,11 @@ from enum import Enum
 
 
 class Form(str, Enum):
-    """PIPER, TOML hold every workload; PIPEDREAM (graph.txt) and DNN_PARTITIONING (JSON) only what those know."""
+    """PIPER, TOML hold every workload; PIPEDREAM (graph.txt) and DNN_PARTITIONING (JSON) only what those know.
+
+    >>> Form("toml").value
+    'toml'
+    """
 
     PIPER = "piper"
     TOML = "toml"

@@ -11,6 +11,9 @@ class InFlight(str, Enum):
     TWO_VERSIONS: activations for each, and two versions of the weights: a = activation, b = 2w (PipeDream-2BW,
     Narayanan et al., ICML 2021). STASHING: activations and a version of the weights for each: a = activation + w,
     b = 0 (PipeDream, SOSP 2019, the memory its planner counts).
+
+    >>> InFlight("stashing").value
+    'stashing'
     """
 
     TWO_VERSIONS = "two-versions"

@@ -48,7 +48,8 @@ for 1, 2, ... from the first layer that the entry adds. ``tied`` names weights t
 with all others of that name, such as an embedding that is the head's projection too. ``links`` of [cluster] are those
 within smaller groups of devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link
 that joins all. Replicas of a stage that lie within a group have its link, and so do stages of a plan that does.
-``base = "other.toml"`` starts from another file, whose entries this file's replace one by one.
+``base = "other.toml"`` starts from another file, whose entries this file's replace one by one; its path is from this
+file's folder, and from the working folder for what is read from stdin.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from piper_ray.model.figures import given_size_text, size_text
 from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
+from piper_ray.model.units import parse_bytes
 from piper_ray.workloads.formats.workload_expansion import PATH_NUMBER
 from piper_ray.workloads.formats.workload_schema import PREVIOUS
 
@@ -18,24 +20,27 @@ _NOT_BARE = re.compile(r"[^A-Za-z0-9_-]+")
 _NUMBER_IN_PATH = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 _LONGEST_TYPE_KEY = 40
 _FIGURES_PER_LINE = 8
+_LARGE = 1e6
+"""Bytes, or bytes a second, from which people read them with a unit."""
 
 
 def to_toml(instance: Instance) -> str:
     """The instance as TOML (see ``workload_schema``); ``load`` gives an equal instance back."""
     graph = _Graph(instance)
     types = _types(instance, graph)
+    memory_bytes, bandwidth = instance.memory_bytes, instance.bandwidth_bytes_per_s
     lines = [
         f"name = {_text(instance.name)}",
         "",
         "[cluster]",
         f"devices = {instance.devices}",
         f"microbatches = {instance.microbatches}",
-        f"memory = {_number(instance.memory_bytes)}",
-        f"bandwidth = {_number(instance.bandwidth_bytes_per_s)}",
+        f"memory = {_size(memory_bytes)}{_in_words(memory_bytes)}",
+        f"bandwidth = {_size(bandwidth, '/s')}{_in_words(bandwidth, '/s')}",
     ]
     inner = instance.cluster.links[:-1]
     if inner:
-        listed = (f"{{ devices = {x.devices}, bandwidth = {_number(x.bandwidth_bytes_per_s)} }}" for x in inner)
+        listed = (f"{{ devices = {x.devices}, bandwidth = {_size(x.bandwidth_bytes_per_s, '/s')} }}" for x in inner)
         lines.append(f"links = [{', '.join(listed)}]")
     schedule = instance.schedule
     counts = {
@@ -343,6 +348,18 @@ def _sizes(sizes: Sizes) -> str:
         return f"[{', '.join(numbers)}]"
     lines = [numbers[i : i + _FIGURES_PER_LINE] for i in range(0, len(numbers), _FIGURES_PER_LINE)]
     return "[\n    " + ",\n    ".join(", ".join(line) for line in lines) + ",\n  ]"
+
+
+def _size(value: float, per: str = "") -> str:
+    """``"42.5GB/s"`` where few digits say it exactly, else the number."""
+    text = given_size_text(value).replace(" ", "")
+    return _text(text + per) if value >= _LARGE and parse_bytes(text) == value else _number(value)
+
+
+def _in_words(value: float, per: str = "") -> str:
+    """Behind a number of many digits what it is, as a comment."""
+    is_number = not _size(value, per).startswith('"')
+    return f"  # {size_text(value)}{per}" if value >= _LARGE and is_number else ""
 
 
 def _number(value: float) -> str:

@@ -41,6 +41,10 @@ def profile(
 
     Raises UsageError for arguments that make no sense, InputError for a model that cannot be followed, and LimitError
     where the device's memory is not enough.
+
+    >>> import piper_ray
+    >>> piper_ray.profile("models.py:small_gpt", microbatch=4)  # doctest: +SKIP
+    Instance('small_gpt': layers 14; edges 13; tensor-parallel degrees 1; devices 8 of 32 GiB; microbatches 256)
     """
     require("torch", "profile")
     from piper_ray.workloads.estimate.hardware import load_hardware

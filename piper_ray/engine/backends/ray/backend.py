@@ -65,6 +65,10 @@ class RayBackend:
     threads of each; None: the cores of its machine, shared out among the actors there. threads: of this process, for
     what stays here; None: one for each core. pacing: what is worth sending; None: as it turns out. Close it after use.
     Raises ClusterError if the cluster cannot be reached, UsageError for arguments that make no sense.
+
+    >>> import piper_ray
+    >>> with piper_ray.RayBackend("auto") as backend:  # doctest: +SKIP
+    ...     solution = piper_ray.solve("workload.toml", backend=backend)
     """
 
     def __init__(

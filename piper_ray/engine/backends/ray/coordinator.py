@@ -17,7 +17,11 @@ HERE = -1
 
 
 class WithoutWorkers(str, Enum):
-    """What to do while no worker is left: go on in the driver, or wait for one."""
+    """What to do while no worker is left: go on in the driver, or wait for one.
+
+    >>> WithoutWorkers("wait").value
+    'wait'
+    """
 
     CONTINUE = "continue"
     WAIT = "wait"
