@@ -15,7 +15,9 @@ import numpy as np
 
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.kernels.cover import BoolArray, CoverBasis, StageKinds, dearest_stage, solve_in_box
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.reach import StagePaths
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import descendants
 from piper_ray.engine.tables.problem import Problem
@@ -69,7 +71,7 @@ class StageCover:
     def __init__(self, problem: Problem, labelling: Labelling) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
         self._problem, self._labelling = problem, labelling
-        in_s, out_s = _edges_s(problem)
+        in_s, out_s = edges_s(problem)
         self._charge_s = np.stack([labelling.charges_s(in_s[:, r], out_s[:, r]) for r in range(options.degree.size)])
         self._kinds = [
             (r, int(d))
@@ -92,6 +94,19 @@ class StageCover:
         labelling = Labelling.of(problem.workload.lattice.graph)
         return None if labelling is None else cls(problem, labelling)
 
+    @property
+    def paths(self) -> StagePaths:
+        """All stages, with the least that their borders cost."""
+        moves, label = self._labelling.moves, self._labelling.label
+        state_start = offsets(moves.states)
+        step = np.repeat(np.arange(moves.order.size), np.diff(moves.move_start))
+        source = state_start[step] + moves.source
+        target = np.full((int(state_start[-1]), 3), -1, np.int64)
+        target[source, label] = state_start[step + 1] + moves.target
+        charge_s = np.zeros((self._charge_s.shape[0], *target.shape))
+        charge_s[:, source, label] = self._charge_s
+        return frozen(StagePaths(moves.order, state_start, target, charge_s))
+
     @staticmethod
     def least_round_s(problem: Problem) -> float:
         """Of the best labelling that a graph of this size can have."""
@@ -112,8 +127,7 @@ class StageCover:
         check: Callable[[], None] = lambda: None,
     ) -> Potentials:
         """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
-        keep_s = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
-        kinds = self._at(keep_s)
+        kinds = self._at(_kept_s(threshold_s))
         alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
         if not np.isfinite(alone).all():
             return Potentials(threshold_s, np.zeros(alone.size))
@@ -126,6 +140,27 @@ class StageCover:
         found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
         self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
         return Potentials(threshold_s, found * (1.0 - _GUARD))
+
+    def kinds(self, potentials: Potentials, spare: float) -> StageKinds:
+        """Those of which some stage may keep the threshold and take no more than ``spare`` devices beyond its potential.
+        """
+        kinds = self._at(_kept_s(potentials.threshold_s))
+        inside = np.zeros(potentials.of_vertex.size, np.bool_)
+        useful = []
+        for kind, devices in enumerate(kinds.devices.tolist()):
+            at = slice(kind, kind + 1)
+            alone = StageKinds(
+                kinds.devices[at], kinds.variant[at], kinds.weight_s[at], kinds.budget_s[at], kinds.charge_s
+            )
+            least = 1.0 - spare / devices - _GUARD
+            _, found = dearest_stage(
+                self._labelling.moves, alone, _CELLS, potentials.of_vertex, least, np.ones(1), inside
+            )
+            if found >= 0:
+                useful.append(kind)
+        return StageKinds(
+            kinds.devices[useful], kinds.variant[useful], kinds.weight_s[useful], kinds.budget_s[useful], kinds.charge_s
+        )
 
     def _at(self, keep_s: float) -> StageKinds:
         degree = self._problem.options.degree
@@ -165,7 +200,12 @@ class StageCover:
         return best[1], best[2]
 
 
-def _edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
+def _kept_s(threshold_s: float) -> float:
+    """What a stage that keeps the threshold may take."""
+    return max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
+
+
+def edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
     """float64[e, r] each: the least that an edge costs the stage of its head, and of its tail."""
     least = problem.workload.options.least
     bytes_s = least.in_bytes + least.out_bytes
