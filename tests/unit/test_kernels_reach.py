@@ -8,9 +8,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from piper_ray.cost.variants import layer_without_choice, stage_variants
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.potentials import Potentials, StageCover, edges_s
-from piper_ray.engine.evaluation.reach import Reach
+from piper_ray.engine.evaluation.reach import Beam, Reach, Room
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.reach import ReachKinds
@@ -23,9 +24,10 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force
 from tests.instances import parallel_branches, random_instance, two_towers
-from tests.solver_support import random_graph, tables
+from tests.solver_support import tables
 
 Reached = dict[frozenset[int], tuple[int, int]]
+AMPLE = Room(10**6, 10**9)
 
 
 def covered(instance: Instance) -> tuple[Problem, StageCover]:
@@ -33,6 +35,11 @@ def covered(instance: Instance) -> tuple[Problem, StageCover]:
     cover = StageCover.of(problem)
     assert cover is not None
     return problem, cover
+
+
+def every_layer_has_a_choice(instance: Instance) -> bool:
+    variants = [v for v in stage_variants(instance, Restrictions()) if v.degree <= instance.devices]
+    return layer_without_choice(instance, variants) is None
 
 
 def by_definition(problem: Problem, kinds: ReachKinds, potentials: Potentials) -> Reached:
@@ -81,21 +88,23 @@ def as_sets(bits: BitArray) -> set[frozenset[int]]:
 @pytest.mark.parametrize("seed", range(60))
 def test_reached_by_definition(seed: int) -> None:
     instance = random_instance(seed, most_layers=6, most_devices=9)
+    if not every_layer_has_a_choice(instance):
+        return
     best = brute_force(instance) if len(instance.layers) <= 4 else None
     problem, cover = covered(instance)
     reach = Reach(problem, cover)
     first_s = problem.lower_bound_s() if best is None else float(best.time_per_sample_s)
     for factor, rounds in ((1.0, 30), (1.1, 3), (1.6, 1)):
         potentials = cover.potentials(first_s * factor, rounds=rounds)
-        found = reach.downsets(potentials, most=10**6)
+        found = reach.downsets(potentials, AMPLE)
         assert found is not None
         assert as_sets(found) == by_definition(problem, reach.kinds(potentials), potentials).keys()
 
 
 def on_all_and_on_reached(instance: Instance, threshold_s: float) -> tuple[list[object], list[object]]:
-    """Of an evaluation of the whole lattice, and of what is reached: states of what can be completed, and the answer."""
+    """The answer of an evaluation of the whole lattice, and of what is reached."""
     problem, cover = covered(instance)
-    found = Reach(problem, cover).downsets(cover.potentials(threshold_s), most=10**6)
+    found = Reach(problem, cover).downsets(cover.potentials(threshold_s), AMPLE)
     assert found is not None
     workload = LatticeTables.build(listed_lattice(problem.workload.lattice.graph, found), problem.workload.options)
     degrees = Restrictions().data_parallel_degrees(instance)
@@ -117,6 +126,8 @@ def _evaluated(problem: Problem, threshold_s: float) -> list[object]:
 @pytest.mark.parametrize("seed", range(60))
 def test_answers_are_those_of_the_whole_lattice(seed: int) -> None:
     instance = random_instance(seed + 100, most_layers=6, most_devices=9)
+    if not every_layer_has_a_choice(instance):
+        return
     least_s = covered(instance)[0].lower_bound_s()
     for factor in (1.0, 1.05, 1.2, 1.5, 2.5):
         whole, reached = on_all_and_on_reached(instance, least_s * factor)
@@ -135,15 +146,17 @@ def test_more_vertices_than_a_word_has_bits() -> None:
 def test_no_more_than_there_is_room_for() -> None:
     problem, cover = covered(parallel_branches(3, 5))
     reach, potentials = Reach(problem, cover), cover.potentials(problem.lower_bound_s() * 2.0, rounds=1)
-    all_of_them = reach.downsets(potentials, most=10**6)
+    all_of_them = reach.downsets(potentials, AMPLE)
     assert all_of_them is not None
-    assert reach.downsets(potentials, most=len(all_of_them)) is not None
-    assert reach.downsets(potentials, most=len(all_of_them) - 1) is None
+    steps = reach.steps
+    assert reach.downsets(potentials, Room(len(all_of_them), steps)) is not None
+    assert reach.downsets(potentials, Room(len(all_of_them) - 1, steps)) is None
+    assert reach.downsets(potentials, Room(len(all_of_them), steps - 1)) is None
 
 
 def test_room_grows_as_it_is_needed() -> None:
-    problem, cover = covered(parallel_branches(2, 13, devices=4))
-    found = Reach(problem, cover).downsets(cover.potentials(problem.lower_bound_s() * 4.0, rounds=1), most=10**6)
+    problem, cover = covered(parallel_branches(1, 13, devices=4))
+    found = Reach(problem, cover).downsets(cover.potentials(problem.lower_bound_s() * 4.0, rounds=1), AMPLE)
     assert found is not None
     assert len(as_sets(found)) > 8192
 
@@ -151,22 +164,23 @@ def test_room_grows_as_it_is_needed() -> None:
 def test_a_beam_follows_those_that_waste_least() -> None:
     problem, cover = covered(two_towers(10, devices=8))
     reach, potentials = Reach(problem, cover), cover.potentials(problem.lower_bound_s() * 1.3, rounds=20)
-    whole = reach.downsets(potentials, most=10**6)
+    whole = reach.downsets(potentials, AMPLE)
     assert whole is not None
     for width in (1, 4, 10**6):
-        beam = reach.downsets(potentials, most=10**6, width=width)
+        beam = reach.downsets(potentials, AMPLE, Beam(width, 1e9))
         assert beam is not None
         assert as_sets(beam) <= as_sets(whole)
         sizes = np.bincount([len(members(row)) for row in beam])
         assert sizes.max() <= width
-    assert as_sets(beam) == as_sets(whole)
+        if width == 10**6:
+            assert as_sets(beam) == as_sets(whole)
 
 
 def test_a_check_ends_it() -> None:
-    problem, cover = covered(random_graph(__import__("random").Random(1), 8, 0.3))
+    problem, cover = covered(two_towers(3))
 
     def end() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Reach(problem, cover).downsets(cover.potentials(1.0), most=10**6, check=end)
+        Reach(problem, cover).downsets(cover.potentials(problem.lower_bound_s() * 2.0), AMPLE, check=end)

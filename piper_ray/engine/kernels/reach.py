@@ -19,7 +19,7 @@ from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel
 from piper_ray.cost.stage import held_bytes, in_flight
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
-_CELLS = 128
+_CELLS_A_DEVICE, _FEWEST_CELLS, _MOST_CELLS = 64, 128, 2048
 _GUARD = 1e-9
 _NONE = -1.0
 _BEHIND, _INSIDE, _IN_FRONT = 0, 1, 2
@@ -51,10 +51,13 @@ class ReachKinds(NamedTuple):
 
 
 class ReachLimits(NamedTuple):
-    """potential: float64[n], devices. spare: those that are left once each vertex has its potential."""
+    """potential: float64[n], devices. spare: those that are left once each vertex has its potential. early: so many of
+    these may be wasted before the vertices that are done have their share in them; ``spare`` for all there are.
+    """
 
     potential: FloatArray
     spare: float
+    early: float
     data_parallel_sum: int
     memory_bytes: float
 
@@ -62,7 +65,8 @@ class ReachLimits(NamedTuple):
 class Reached(NamedTuple):
     """Downsets that were reached, as far as there is room."""
 
-    count: IndexArray  # int64[1]: how many
+    used: IndexArray  # int64[1]: how many
+    steps: IndexArray  # int64[1]: labels tried, a measure of the work
     bits: BitArray  # uint64[room, words]
     size: IndexArray  # int64[room]: vertices
     devices: IndexArray  # int64[room]: no plan for it takes fewer
@@ -102,10 +106,10 @@ def _arrive(reached: Reached, wanted: BitArray, size: int, devices: int, least_s
     at = _slot_of(reached, wanted)
     i = reached.slot[at]
     if i < 0:
-        i = reached.count[0]
+        i = reached.used[0]
         if i == reached.devices.size:
             return False
-        reached.count[0] += 1
+        reached.used[0] += 1
         reached.slot[at] = i
         for word in range(wanted.size):
             reached.bits[i, word] = wanted[word]
@@ -119,7 +123,7 @@ def _arrive(reached: Reached, wanted: BitArray, size: int, devices: int, least_s
 @kernel
 def file_reached(reached: Reached) -> None:
     """Enters all downsets into a hash table that has none of them."""
-    for i in range(reached.count[0]):
+    for i in range(reached.used[0]):
         reached.slot[_slot_of(reached, reached.bits[i])] = i
 
 
@@ -138,9 +142,10 @@ def _potential_ahead(
     n = paths.order.size
     states = paths.state_start[n + 1]
     budget_s = kinds.budget_s[q]
-    per_cell = _CELLS / budget_s
-    ahead = np.full((states, _CELLS), _NONE)
-    shortest_s = np.empty((states, _CELLS))
+    cells = min(max(_CELLS_A_DEVICE * kinds.devices[q], _FEWEST_CELLS), _MOST_CELLS)
+    per_cell = cells / budget_s
+    ahead = np.full((states, cells), _NONE)
+    shortest_s = np.empty((states, cells))
     for state in range(paths.state_start[n], states):
         ahead[state, 0], shortest_s[state, 0] = 0.0, 0.0
     for k in range(n - 1, -1, -1):
@@ -155,20 +160,20 @@ def _potential_ahead(
                 if label == _INSIDE:
                     extra_s += kinds.weight_s[q, v]
                     gain = potential[v]
-                for cell in range(_CELLS):
+                for cell in range(cells):
                     if ahead[target, cell] < 0.0:
                         continue
                     total_s = shortest_s[target, cell] + extra_s
                     if total_s > budget_s:
                         break
-                    at = min(int(total_s * per_cell), _CELLS - 1)
+                    at = min(int(total_s * per_cell), cells - 1)
                     if ahead[state, at] < 0.0:
                         ahead[state, at], shortest_s[state, at] = ahead[target, cell] + gain, total_s
                     else:
                         ahead[state, at] = max(ahead[state, at], ahead[target, cell] + gain)
                         shortest_s[state, at] = min(shortest_s[state, at], total_s)
     for state in range(states):
-        for cell in range(1, _CELLS):
+        for cell in range(1, cells):
             ahead[state, cell] = max(ahead[state, cell], ahead[state, cell - 1])
     return ahead
 
@@ -230,12 +235,17 @@ def _reach_from(
             own += limits.potential[v]
     # So much potential it has at least.
     least = devices - (limits.spare - (used - own)) - _GUARD
+    if limits.early < limits.spare:
+        share = limits.spare / limits.potential.sum()
+        least = max(least, (used + devices - own - limits.early - share * own) / (1.0 + share))
     y = in_flight(later, d)
     most_bytes = limits.memory_bytes * (1.0 + _GUARD)
-    per_cell = _CELLS / budget_s
+    cells = ahead.shape[1]
+    per_cell = cells / budget_s
     path.label[0] = 0
     k = 0
     while k >= 0:
+        reached.steps[0] += 1
         if k == n:
             if path.size[k] > 0 and not _arrive(
                 reached, path.outer[k], reached.size[j] + path.size[k], used + devices, later + d
@@ -265,7 +275,7 @@ def _reach_from(
         left_s = budget_s * (1.0 + _GUARD) - spent_s
         if left_s < 0.0:
             continue
-        added = ahead[target, min(int(left_s * per_cell), _CELLS - 1)]
+        added = ahead[target, min(int(left_s * per_cell), cells - 1)]
         if added < 0.0 or potential + added < least:
             continue
         above = k + 1
@@ -284,10 +294,18 @@ def _reach_from(
 
 @kernel
 def reach_from(
-    sources: IndexArray, paths: StagePaths, kinds: ReachKinds, limits: ReachLimits, reached: Reached
-) -> bool:
-    """Notes all downsets that a stage in front of one of the sources leads to; False if there is no room for one.
+    sources: IndexArray,
+    first: int,
+    most_steps: int,
+    paths: StagePaths,
+    kinds: ReachKinds,
+    limits: ReachLimits,
+    reached: Reached,
+) -> int:
+    """Notes all downsets that a stage in front of one of the sources leads to, by kind and then by source from number
+    ``first`` on, until so many steps are done or there is no room for one.
 
+    Returns the number that comes next: that of the kinds times the sources at the end. What it says again is known.
     Sources that are alike take least time together.
     """
     n, words = paths.order.size, reached.bits.shape[1]
@@ -297,9 +315,15 @@ def reach_from(
             meet[word] &= reached.bits[j, word]
             join[word] |= reached.bits[j, word]
     path = _empty_path(n, words)
-    for q in range(kinds.degree.size):
+    end_steps = reached.steps[0] + most_steps
+    number = first
+    while number < kinds.degree.size * sources.size:
+        q = number // sources.size
         ahead = _potential_ahead(q, paths, kinds, limits.potential, meet, join)
-        for j in sources:
-            if not _reach_from(j, q, paths, kinds, ahead, limits, path, reached):
-                return False
-    return True
+        while number < (q + 1) * sources.size:
+            if not _reach_from(sources[number - q * sources.size], q, paths, kinds, ahead, limits, path, reached):
+                return number
+            number += 1
+            if reached.steps[0] > end_steps:
+                return number
+    return number

@@ -27,8 +27,8 @@ _MOST_MOVES = 100_000
 
 @dataclass(frozen=True)
 class Labelling:
-    """label: int64[moves], of the vertex. charge_start, charge: int64[moves + 1], int64[..]: what a move makes the stage
-    pay: 2 e for edge e as it comes in, 2 e + 1 as it leaves.
+    """label: int64[moves], of the vertex. charge_start, charge: int64[moves + 1], int64[..]: what a move makes the
+    stage pay: 2 e for edge e as it comes in, 2 e + 1 as it leaves.
     """
 
     moves: LabelMoves
