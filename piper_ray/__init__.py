@@ -19,8 +19,12 @@ from piper_ray.version import __version__
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
     from piper_ray.calibrate.workload import estimate
+    from piper_ray.certificate.certificate import Certificate, Tails
+    from piper_ray.certificate.check import CertifiedBound, verify_certificate
+    from piper_ray.certificate.file import read_certificate, write_certificate
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
+    from piper_ray.engine.certify import certify
     from piper_ray.engine.evaluation.backend import Backend
     from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
     from piper_ray.engine.frontier.frontier import Frontier, Numbers, frontier
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
         TensorParallelDegrees,
     )
     from piper_ray.model.errors import (
+        CertificateRefused,
         CheckpointLost,
         CheckpointRefused,
         ChoiceTooHard,
@@ -130,6 +135,10 @@ __all__ = [
     "load_plan",
     "dump_plan",
     "load_solution",
+    "certify",
+    "verify_certificate",
+    "read_certificate",
+    "write_certificate",
     "info",
     "draw",
     "write_trace",
@@ -213,6 +222,9 @@ __all__ = [
     "ClusterStats",
     "NodeStats",
     "BlockStats",
+    "Certificate",
+    "Tails",
+    "CertifiedBound",
     "Forecast",
     "Planned",
     "Figures",
@@ -251,6 +263,7 @@ __all__ = [
     "ClusterError",
     "CheckpointRefused",
     "CheckpointLost",
+    "CertificateRefused",
     "DatasetDamaged",
     "__version__",
 ]
@@ -261,6 +274,14 @@ _LAZY = {
     "Evaluation": "piper_ray.evaluate",
     "StageEvaluation": "piper_ray.evaluate",
     "evaluate": "piper_ray.evaluate",
+    "Certificate": "piper_ray.certificate.certificate",
+    "Tails": "piper_ray.certificate.certificate",
+    "CertifiedBound": "piper_ray.certificate.check",
+    "verify_certificate": "piper_ray.certificate.check",
+    "read_certificate": "piper_ray.certificate.file",
+    "write_certificate": "piper_ray.certificate.file",
+    "certify": "piper_ray.engine.certify",
+    "CertificateRefused": "piper_ray.model.errors",
     "Batch": "piper_ray.model.batch",
     "Cluster": "piper_ray.model.cluster",
     "Link": "piper_ray.model.cluster",

@@ -160,7 +160,7 @@ def evaluation_of(
         passes = timeline.microbatches * d
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
-        bandwidth = _replicas_bytes_per_s(instance, devices, d, figures.tensor_parallel_degree)
+        bandwidth = replicas_bytes_per_s(instance, devices, d, figures.tensor_parallel_degree)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes have it in them
             resync = 0.0
@@ -360,12 +360,12 @@ def _time_parts_s(
     d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
     compute = fsum(tmpc.time_per_sample_s for tmpc in chosen.values()) / d
     weights = fsum(tmpc.weights_bytes for tmpc in chosen.values())
-    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * _replicas_bytes_per_s(instance, devices, d, t))
-    _, between_bytes_per_s = _links(instance, devices)[-1]
+    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * replicas_bytes_per_s(instance, devices, d, t))
+    _, between_bytes_per_s = links_holding(instance, devices)[-1]
     return compute, crossing_bytes / (d * between_bytes_per_s), resync
 
 
-def _links(instance: Instance, devices: int) -> list[tuple[int, float]]:
+def links_holding(instance: Instance, devices: int) -> list[tuple[int, float]]:
     """Group sizes and bandwidths, the smallest groups first, up to that which holds a plan of so many devices.
 
     A plan that fits into one node is placed in one; only of searches that look at more devices that is not said. Who
@@ -381,7 +381,7 @@ def _links(instance: Instance, devices: int) -> list[tuple[int, float]]:
     return found
 
 
-def _replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> float:
+def replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> float:
     """Of a ring through d replicas, in a plan of so many devices; inf for one replica.
 
     From the innermost groups outwards: where a ring leaves groups that hold several replicas each, it has that many
@@ -389,7 +389,7 @@ def _replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> f
     its prime factors, the least first, and the devices of what shares it must be one of these divisors.
     """
     carried, near, sizes = float("inf"), 1, [1]
-    *inner, (_, between) = _links(instance, devices)
+    *inner, (_, between) = links_holding(instance, devices)
     for size, bandwidth in inner:
         while sizes[-1] < size:
             left = size // sizes[-1]

@@ -123,8 +123,8 @@ def frontier(
     most = None if wanted is None else wanted[-1]
     instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
 
-    from piper_ray.engine.chunks.answer import most_chunks
-    from piper_ray.engine.flush.answer import is_by_degrees
+    from piper_ray.engine.chunks.counts import most_chunks
+    from piper_ray.engine.request import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier
     from piper_ray.report.layout import console

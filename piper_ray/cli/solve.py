@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 import piper_ray
 from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_baseline
+from piper_ray.cli.certificates import CertificateOut, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.cluster import (
     Address,
     Alone,
@@ -132,6 +134,7 @@ def solve(
     plans: HowManyPlans = 1,
     tolerance: Tolerance = 1e-3,
     gpus_per_node: GpusPerNode = None,
+    certificate: CertificateOut = None,
 ) -> None:
     """Find the fastest plan for INPUT, and prove it.
 
@@ -185,6 +188,7 @@ def solve(
             optimizer=optimizer,
             runtime=runtime,
             plans=plans > 1,
+            certificate=certificate,
         )
         instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
         planned_for = Schedule.first_of(schedule, instance.schedule)
@@ -196,8 +200,10 @@ def solve(
     else:
         for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
         asked, restrictions = for_runtime.schedule, for_runtime.restrictions
+    if certificate is not None:
+        refuse_uncertifiable(certificate, Schedule.of(asked), restrictions, options)
 
-    from piper_ray.engine.chunks.answer import most_chunks
+    from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
@@ -259,6 +265,9 @@ def solve(
         more["alternatives"] = alternatives_document(instance, others)
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
+    if certificate is not None:
+        say = partial(screen.print, soft_wrap=True, highlight=False)
+        write_own_certificate(certificate, instance, solution, restrictions, threads, unwritten, say)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         document = solution_document(instance, restrictions, options, solution, evaluation, simulation)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
+from piper_ray.cli.certificates import CertificateIn, certified_document, certified_text, checked_certificate
 from piper_ray.cli.common import (
     Bandwidth,
     Devices,
@@ -58,6 +59,7 @@ def verify(
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Run the plan event by event too, where that is not how it is valued.")
     ] = False,
+    certificate: CertificateIn = None,
     json: Json = False,
 ) -> None:
     """Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.
@@ -88,8 +90,11 @@ def verify(
                 [str(made_for)] if made_for.other_workload else [*error.violations, str(made_for)]
             ) from None
         raise
+    certified = None if certificate is None else checked_certificate(certificate, instance, plan, valued_for)
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
+        if certified is not None:
+            found |= certified_document(certified, evaluation)
         typer.echo(to_text(found), nl=False)
         return
     screen = console()
@@ -104,6 +109,9 @@ def verify(
     time_s = evaluation.time_per_sample_s
     screen.print(f"valid: {cost_text(instance, time_s, evaluation.devices)}", soft_wrap=True)
     print_speed(screen, instance, time_s)
+    if certified is not None:
+        for line in certified_text(certified, instance, plan, evaluation):
+            screen.print(line, soft_wrap=True, highlight=False)
     if not valued_for.asynchronous:
         for uneven in SameDegrees().violations(instance, plan):
             screen.print(f"note: {uneven}: no runtime runs such a plan under a flush", soft_wrap=True)

@@ -89,6 +89,20 @@ def _chunks() -> None:
         piper_ray.solve(_chain(layers), threads=1, schedule="interleaved", time_limit=1.0)
 
 
+def _certificates() -> None:
+    import numpy as np
+
+    from piper_ray.certificate.certificate import Certificate, Tails
+    from piper_ray.certificate.check import verify_certificate
+    from piper_ray.model.restrictions import Restrictions
+
+    instance = _chain(8)
+    nothing = np.zeros(1, np.int64)
+    tails = Tails(instance.devices, tuple(range(8))[::-1], {}, np.zeros((1, 1), np.uint8), nothing, nothing)
+    # Work alone takes longer: there is nothing to find out.
+    verify_certificate(instance, Certificate(instance.digest, "", Restrictions(), 1e-9, (tails,)), threads=1)
+
+
 def _baselines() -> None:
     import piper_ray
 
@@ -101,6 +115,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "flush": _flush,
     "chunks": _chunks,
     "potentials": _potentials,
+    "certificates": _certificates,
     "baselines": _baselines,
 }
 """Those that take longest first."""

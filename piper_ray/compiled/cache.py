@@ -9,17 +9,21 @@ So processes may read, write and delete entries at the same time, in any order.
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
 from uuid import uuid4
 
 import llvmlite
+import llvmlite.binding
 import numba
 import numba.core.runtime
+from numba.core import environment
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
@@ -34,6 +38,7 @@ Key = tuple[object, ...]
 # Numba has no types.
 _runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
+_environment: Any = environment
 _rebuild: Callable[..., CompileResult] = CompileResult._rebuild
 
 
@@ -49,6 +54,7 @@ class KernelCache(_Cache):
         self._folders = folders
         names = Path(function.__code__.co_filename).stem, function.__qualname__, what_for
         self._stem = ".".join(filter(None, names))
+        self._what_for = what_for
         self._enabled = True
 
     @property
@@ -77,7 +83,8 @@ class KernelCache(_Cache):
                     continue
                 found, reduced = content
                 if found == key:
-                    return _rebuild(target_context, *reduced)
+                    # What kernels call is loaded when one that calls it is to be compiled.
+                    return (_rebuild if self._what_for else _loaded)(target_context, *reduced)
         tell(COMPILING)
         return None
 
@@ -117,10 +124,53 @@ def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
         return None
     checksum, body = entry[:_CHECKSUM_BYTES], entry[_CHECKSUM_BYTES:]
     if hashlib.sha256(body).digest() == checksum:
-        content: tuple[Key, tuple[Any, ...]] = pickle.loads(body)
+        content: tuple[Key, tuple[Any, ...]] = _Entry(io.BytesIO(body)).load()
         return content
     tell(f"a compiled kernel in {path.parent} is damaged: it is compiled anew")
     return None
+
+
+class _Entry(pickle.Unpickler):
+    """Constants of each function come with the module of its globals, which only code that falls back on Python reads:
+    numba's own modules take longer to load than the kernels.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numba.core.environment", "_rebuild_env"):
+            return _constants
+        return super().find_class(module, name)
+
+
+def _constants(module: str, constants: list[object], name: str) -> Any:
+    """As numba's ``_rebuild_env``, but without the module's globals."""
+    known = _environment.lookup_environment(name)
+    if known is None:
+        known = _environment.Environment({"__name__": module})
+        known.consts[:] = constants
+        known.env_name = name
+        _environment.Environment._memo[name] = known
+    return known
+
+
+def _loaded(
+    target_context: Any, library: tuple[str, str, tuple[bytes, bytes]], function: Any, *others: object
+) -> CompileResult:
+    """The machine code. What LLVM needs for compiling it into a caller is read if that is ever asked for.
+
+    Numba reads it to know which symbols there are, of which Python needs these two.
+    """
+    name, kind, (machine_code, bitcode) = library
+    symbols = function.llvm_func_name, function.llvm_cpython_wrapper_name
+    target_context.codegen()._engine._defined_symbols.update(symbols)
+    result = _rebuild(target_context, (name, kind, (machine_code, _empty_bitcode())), function, *others)
+    loaded: Any = result.library  # type: ignore[attr-defined]
+    loaded._get_module_for_linking = cache(lambda: llvmlite.binding.parse_bitcode(bitcode))
+    return result
+
+
+@cache
+def _empty_bitcode() -> bytes:
+    return bytes(llvmlite.binding.parse_assembly("").as_bitcode())
 
 
 def _write(path: Path, entry: bytes) -> str | None:

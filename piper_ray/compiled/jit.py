@@ -22,6 +22,7 @@ import numba
 from piper_ray.compiled.cache import KernelCache
 
 _FOLDERS = (
+    "certificate/kernels",
     "compiled",
     "cost",
     "engine/kernels",

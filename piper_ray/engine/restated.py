@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from piper_ray.cost.variants import never_worse, stage_variants
-from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.several import Solver, answer_of, better, faster_than, in_time, unfinished
-from piper_ray.engine.sustained import solve_sustained
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import in_order, layers_in_order
@@ -31,6 +29,8 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
     if restrictions.has(SustainedRate):
         if schedule != PAPERS_SCHEDULE:
             raise UsageError(f"only 2bw has a rate to sustain; {schedule.name.value} does not go on for ever")
+        from piper_ray.engine.sustained import solve_sustained
+
         by_rule = replace(request, restrictions=restrictions.without(SustainedRate))
         return solve_sustained(by_rule, lambda one: solve_restated(one, schedule, solve))
     if restrictions.has(KeepOrder):
@@ -68,6 +68,8 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
     members = tuple(dict.fromkeys(piece_of.get(layer, (layer,)) for layer in layers_in_order(instance)))
     if restrictions.recompute is Recompute.FIRST_K and any(len(piece) > 1 for piece in members):
         raise UsageError("pieces of several layers have no first k layers to recompute: leave out recompute first-k")
+    from piper_ray.engine.blocks.block_instance import build_instance
+
     found = build_instance(instance, stage_variants(instance, restrictions), members)
 
     def said(solution: Solution) -> Solution:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 
 from piper_ray.compiled.observers import observed
-from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
-from piper_ray.engine.blocks.solve import solve_by_blocks
-from piper_ray.engine.chunks.answer import chunk_schedules, solve_with_chunks
+from piper_ray.engine.chunks.counts import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.flush.answer import FLUSHED, is_by_degrees, solve_under_flush
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.levels import solve_on_levels
 from piper_ray.engine.preparation import Preparation
-from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -21,7 +18,7 @@ from piper_ray.model.events import Compiling, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
@@ -96,11 +93,13 @@ def solve(
                 request.note(note)
         asked = schedule or instance.schedule
         planned_for = Schedule.first_of(asked)
-        if step != StepTerms() and planned_for.name not in (*FLUSHED, *CHUNKED):
+        if step != StepTerms() and planned_for.name not in FLUSHED | CHUNKED:
             raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
 
         def solve_one(one: SolveRequest) -> Solution:
             if asked is not None and planned_for.name in CHUNKED:
+                from piper_ray.engine.chunks.answer import solve_with_chunks
+
                 return solve_with_chunks(one, chunk_schedules(asked))
             # Restated, or on a smaller level, another problem is solved than what was prepared for.
             other = one.restrictions != restrictions or one.instance.devices != instance.devices
@@ -110,11 +109,22 @@ def solve(
 
 
 def _solve(request: SolveRequest, planned_for: Schedule, prepared: Preparation | None) -> Solution:
+    """Each way loads its own modules: that of single layers is so quick that loading the others would show."""
     by_blocks = request.options.contract is Contract.OPERATORS
     if is_by_degrees(planned_for, request.restrictions):
-        return (solve_blocks_by_degrees if by_blocks else solve_under_flush)(request, planned_for)
+        if by_blocks:
+            from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
+
+            return solve_blocks_by_degrees(request, planned_for)
+        from piper_ray.engine.flush.answer import solve_under_flush
+
+        return solve_under_flush(request, planned_for)
     request.restrictions.require_stages_alone("solve")
-    return solve_by_blocks(request) if by_blocks else solve_layers(request, prepared)
+    if by_blocks:
+        from piper_ray.engine.blocks.solve import solve_by_blocks
+
+        return solve_by_blocks(request)
+    return solve_layers(request, prepared)
 
 
 def _check_arguments(

@@ -88,6 +88,12 @@ class InvalidPlan(PiperRayError):
         super().__init__("the plan is not valid:\n" + "\n".join(f"  {text}" for text in self.violations))
 
 
+class CertificateRefused(PiperRayError):
+    """A certificate that is damaged, of another workload, or does not prove its bound."""
+
+    exit_code = 8
+
+
 class ClusterError(PiperRayError):
     """A cluster that cannot be reached or that lost too much to go on."""
 

@@ -35,6 +35,9 @@ class ScheduleName(str, Enum):
 ASYNCHRONOUS = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM})
 """Schedules whose pipeline never drains."""
 
+FLUSHED = frozenset({ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE})
+"""One stage on each rank, and a pipeline that drains after each batch."""
+
 V_SHAPED = frozenset({ScheduleName.ZB_V, ScheduleName.DUALPIPE_V})
 """Two chunks on each rank: rank r of p holds stages r and 2p - 1 - r."""
 

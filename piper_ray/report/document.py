@@ -7,9 +7,8 @@ import json
 import math
 from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from piper_ray.engine.frontier.frontier import Frontier
-from piper_ray.engine.frontier.points import FrontierPoint
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -18,11 +17,15 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Solution
 from piper_ray.model.step import StepTerms
-from piper_ray.planners.planner import BaselineResult
 from piper_ray.report.speed import speed_document
-from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
+
+if TYPE_CHECKING:
+    from piper_ray.engine.frontier.frontier import Frontier
+    from piper_ray.engine.frontier.points import FrontierPoint
+    from piper_ray.planners.planner import BaselineResult
+    from piper_ray.simulate.result import Simulation
 
 
 def solution_document(

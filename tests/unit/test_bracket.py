@@ -55,6 +55,23 @@ def test_closes_on_the_optimum(lower: float, factors: list[float], seed: int) ->
     assert bracket.gap() <= PROOF * (1 + 1e-6)
 
 
+@given(positive, st.lists(st.floats(1.0, 1e4), min_size=1, max_size=20), st.integers(0, 2**32))
+def test_closes_from_above(lower: float, factors: list[float], seed: int) -> None:
+    plans = [lower * factor for factor in factors]
+    bracket = Bracket(lower, max(plans) * 1.5, Random(seed).choice(plans), phase=Phase.DESCENDING)
+    drive(bracket, plans, Random(seed))
+    assert bracket.upper is not None
+    assert min(plans) <= bracket.upper <= min(plans) * (1 + 2 * PROOF)
+
+
+def test_a_good_plan_is_proved_by_few_evaluations() -> None:
+    """The best but one, a little above: just below it, a step down, and what lies between."""
+    asked = drive(Bracket(1.0, 9.0, 3.0003, phase=Phase.DESCENDING), [3.0, 3.0003, 4.0], Random(1))
+    assert asked[0] == pytest.approx(3.0003)
+    assert asked[1] < 3.0
+    assert len(asked) <= 4
+
+
 @given(positive, st.floats(1.0, 1e12), st.booleans())
 def test_tells_when_there_is_no_plan(lower: float, factor: float, doubtful: bool) -> None:
     bracket = Bracket(lower, lower * factor, phase=Phase.DOUBTING if doubtful else Phase.STEPPING)

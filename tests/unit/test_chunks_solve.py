@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from piper_ray.engine.chunks.answer import chunk_schedules
+from piper_ray.engine.chunks.counts import chunk_schedules
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Event, IncumbentFound

@@ -39,11 +39,16 @@ class Told(NamedTuple):
     notes: list[str]
 
 
-def call(folders: list[Path], value: float = 14) -> Told:
+def kept_in(folders: list[Path]) -> Any:
     """``triple`` in what a fresh process would know of it."""
     compiler: Any = numba.njit
     dispatcher = compiler(nogil=True)(triple)
     dispatcher._cache = KernelCache(cast(FunctionType, triple), folders)
+    return dispatcher
+
+
+def call(folders: list[Path], value: float = 14) -> Told:
+    dispatcher = kept_in(folders)
     compiled: list[bool] = []
     notes: list[str] = []
     with observed(compiling=lambda: compiled.append(True), note=notes.append):
@@ -60,6 +65,16 @@ def entry_of(folder: Path) -> Path:
 def test_the_first_compiles_and_the_next_finds(tmp_path: Path) -> None:
     assert call([tmp_path]) == (42, True, [])
     assert call([tmp_path]) == (42, False, [])
+
+
+def test_what_was_found_can_be_compiled_into_another(tmp_path: Path) -> None:
+    call([tmp_path], 14.0)
+    found: Any = kept_in([tmp_path])
+    assert found(14.0) == 42
+    compiler: Any = numba.njit
+    sextuple: Any = compiler(lambda value: 2 * found(value))
+    assert sextuple(7.0) == 42
+    assert found.stats.cache_hits
 
 
 def test_other_types_are_another_entry(tmp_path: Path) -> None:

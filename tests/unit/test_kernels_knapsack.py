@@ -124,6 +124,39 @@ def test_many_equal_items_of_three_options() -> None:
     assert least_cost(arrays([item] * count), limit, INFEASIBLE, False, np.empty(count, np.int64)) == expected
 
 
+def by_merging(items: Choices, limit: float) -> float:
+    """All partial choices that none beats in both, item after item."""
+    front: list[Option] = [(0.0, 0.0)]
+    for item in items:
+        merged = sorted((c + cost, m + memory) for c, m in front for cost, memory in item)
+        front = []
+        for cost, memory in merged:
+            if memory <= limit and (not front or memory < front[-1][1]):
+                front.append((cost, memory))
+    return front[0][0] if front else INFEASIBLE
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_items_that_are_nearly_equal(seed: int) -> None:
+    """What takes most partial choices: all options save memory at nearly the same rate."""
+    rng = Random(seed)
+    kind = [(0.0, 9.0), (2.0, 5.0), (3.5, 2.5), (3.0, 4.0)][: rng.randint(2, 4)]
+    jitter = rng.choice([1e-6, 0.01, 0.05])
+    items = [[(c * rng.uniform(1, 1 + jitter), m * rng.uniform(1, 1 + jitter)) for c, m in kind] for _ in range(14)]
+    for limit in (rng.uniform(35, 126), 100.0):
+        expected = by_merging(items, limit)
+        choice = np.empty(len(items), np.int64)
+        least = least_cost(arrays(items), limit, INFEASIBLE, False, choice)
+        assert least == (expected if expected == INFEASIBLE else pytest.approx(expected, rel=1e-12))
+        for factor in (1 - 1e-9, 1 + 1e-9, 0.99, 1.01):
+            budget = 1e3 if expected == INFEASIBLE else expected * factor
+            found = least_cost(arrays(items), limit, budget, True, choice)
+            assert (found <= budget) == (expected <= budget)
+            if found < INFEASIBLE:
+                assert arrays(items).cost[choice].sum() == pytest.approx(found, rel=1e-12)
+                assert arrays(items).memory[choice].sum() <= limit * (1 + 1e-12)
+
+
 @given(small_items)
 def test_cheapest(items: Choices) -> None:
     _, cost, memory = arrays(items)

@@ -31,7 +31,7 @@ def test_a_stage_fits_when_some_choice_does() -> None:
     seen: Counter[int] = Counter()
     for seed in range(60):
         made, rng = random_case(seed), Random(seed)
-        cache = make_step_cache(made.problem.options)
+        cache = make_step_cache(made.problem.tables)
         costs = made.problem.costs
         for i, j in made.pairs():
             layers = made.layers(i, j)
@@ -50,6 +50,38 @@ def test_a_stage_fits_when_some_choice_does() -> None:
                     seen[int(found)] += 1
     assert seen[YES] > 300
     assert seen[NO] > 300
+
+
+def test_no_answer_depends_on_what_was_asked_before() -> None:
+    """A cache that has seen all thresholds answers as a new one does, for stages at the very time that they take."""
+    asked, repeated = 0, 0
+    for seed in range(25):
+        made, rng = random_case(seed), Random(seed)
+        tables, costs = made.problem.tables, made.problem.costs
+        used = make_step_cache(tables)
+        questions = []
+        for i, j in made.pairs():
+            layers = made.layers(i, j)
+            for r in made.variants(layers):
+                work = StageWork(
+                    least_work_s(made, i, j, r), max(0.0, float(costs.resync_s[i, r] - costs.resync_s[j, r]))
+                )
+                for _, d in made.degrees(r):
+                    y = rng.randint(1, 4)
+                    time = made.time_s(layers, r, d, y)
+                    questions += [
+                        (StageKey(i, j, r), d, y, work, float(time or 1) * factor)
+                        for factor in (0.5, 1 - 1e-15, 1.0, 1 + 1e-15, 2.0)
+                    ]
+        for _ in range(2):
+            rng.shuffle(questions)
+            for stage, d, y, work, threshold_s in questions:
+                new = stage_fits(stage, d, y, work, tables, threshold_s, make_step_cache(tables))
+                assert stage_fits(stage, d, y, work, tables, threshold_s, used) == new
+                asked += 1
+        repeated += int(np.count_nonzero(np.isfinite(used.fits.too_short_s) & np.isfinite(used.fits.enough_s)))
+    assert asked > 1000
+    assert repeated > 10
 
 
 def plain_fronts(made: Case, threshold_s: float) -> dict[int, set[State]]:
@@ -117,7 +149,7 @@ def test_fronts_against_the_plain_recurrence(seed: int) -> None:
 def over_buckets_in_steps(states: StateTables, first: int, last: int, rng: Random) -> LevelStates:
     """Each step sees a few more of the buckets than the one before, and what that one found."""
     found, done, all_buckets = no_states(last - first), 0, states.buckets_used
-    cache = make_step_cache(states.tables.options)
+    cache = make_step_cache(states.tables)
     while done < all_buckets:
         upto = rng.randint(done + 1, all_buckets)
         seen = states.buckets._replace(used=np.array([upto], np.int64))

@@ -102,7 +102,7 @@ def test_exact_fit_against_brute_force(seed: int) -> None:
         least = least_stage_time(instance, layers, d, t, y)
         for factor in (1 + 1e-10, 1 - 1e-6, 2.0):
             budget_s = factor * d * float(least if least is not None else 5)
-            fits = exact_fit(StageKey(i, j, r), d, y, problem.tables, budget_s)
+            fits, _ = exact_fit(StageKey(i, j, r), d, y, problem.tables, budget_s)
             assert fits == (least is not None and (factor > 1 or least == 0))
 
 
@@ -134,7 +134,7 @@ def test_quick_fit_never_contradicts_exact_fit() -> None:
         whole = tables(uniform_instance(rng), contraction=without_contraction())
         problem = whole.problem
         assert problem.options.uniform.tolist() == [1]
-        cache = make_step_cache(problem.options)
+        cache = make_step_cache(problem.tables)
         for i, j, r, _ in nested_pairs(whole):
             d, y, memory_bytes = rng.randint(1, 4), rng.randint(1, 4), rng.randint(0, 40) + 0.5
             choices = figures_of_choices(whole, i, j, r, d, y)
@@ -147,7 +147,7 @@ def test_quick_fit_never_contradicts_exact_fit() -> None:
             answer = quick_fit(bits[j], bits[i], problem.options.class_bits, cache, slot, excess_bytes, more_s + 1e-9)
             budget_s = fast_s + more_s + 1e-9
             limited = problem.tables._replace(cluster=problem.cluster._replace(memory_bytes=memory_bytes))
-            exact = exact_fit(StageKey(i, j, r), d, y, limited, budget_s)
+            exact, _ = exact_fit(StageKey(i, j, r), d, y, limited, budget_s)
             assert exact == any(s <= budget_s and size <= memory_bytes for s, size, _ in choices)
             assert answer in ({YES, UNKNOWN} if exact else {NO, UNKNOWN})
             answers[answer] += 1
@@ -171,7 +171,7 @@ def test_a_slot_is_refilled_for_another_y() -> None:
     """Of all y that come to share a slot, what counts is the one it was filled for."""
     row = [tmpc(0, 0, 3, 0, "fast"), tmpc(1, 0, 1, 10, "small")]
     problem = tables(build({0: {1: row}, 1: {1: row}}, {(0, 1): 0})).problem
-    cache = make_step_cache(problem.options)
+    cache = make_step_cache(problem.tables)
     first = steps_slot(cache, problem.options, 0, 1, 6)
     other = next(y for y in range(7, 10**6) if steps_slot(cache, problem.options, 0, 1, y) == first)
     for y in (6, other, 6):
@@ -188,7 +188,7 @@ def test_a_slot_is_refilled_for_another_y() -> None:
 def test_a_slot_is_refilled_for_another_d_where_replicas_share() -> None:
     row = [replace(tmpc(0, 0, 0, 2, "fast"), shared_bytes=12.0), tmpc(1, 0, 0, 3, "small")]
     problem = tables(build({0: {1: row}, 1: {1: row}}, {(0, 1): 0})).problem
-    cache = make_step_cache(problem.options)
+    cache = make_step_cache(problem.tables)
     for d in (1, 2, 4, 1):
         slot = steps_slot(cache, problem.options, 0, d, 5)
         assert (cache.y[slot], cache.d[slot]) == (5, d)

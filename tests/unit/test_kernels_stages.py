@@ -62,7 +62,7 @@ class Choices:
     def __init__(self, made: Case, slots: int = 2**14) -> None:
         self.made, self.tables = made, made.problem.tables
         self.cache: ChoiceCache = make_choice_cache(slots)
-        self.steps: StepCache = make_step_cache(made.problem.options)
+        self.steps: StepCache = make_step_cache(made.problem.tables)
         self.stage_of = {pair: stage for stage, pair in enumerate(sorted(made.pairs()))}
 
     def candidate(self, i: int, j: int, r: int, index: int, y: int) -> Candidate:

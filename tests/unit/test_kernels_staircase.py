@@ -48,7 +48,7 @@ def known_of(made: Case, room: int = 4096) -> StageTables:
         tables,
         list_stages(tables, count_stages(tables.lattice.bits)),
         WorkBounds(sums.device_work_s, sums.replica_work_s),
-        make_step_cache(tables.options),
+        make_step_cache(tables),
         make_choice_cache(2**14),
         make_fronts(len(made.sets), room, tables.cluster.data_parallel_limit),
     )

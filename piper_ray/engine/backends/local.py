@@ -16,7 +16,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downs
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.evaluation import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
-from piper_ray.engine.kernels.types import Earlier, LevelStates, OptionArrays
+from piper_ray.engine.kernels.types import Earlier, LevelStates, Tables
 from piper_ray.model.events import Listener
 
 _TASK_S = 0.02
@@ -72,7 +72,7 @@ class LocalBackend:
         edges = np.linspace(first, last, tasks + 1).astype(np.int64).tolist()
 
         def run(begin: int, end: int) -> tuple[LevelStates, float]:
-            steps = self._scratch_of(states.tables.options)
+            steps = self._scratch_of(states.tables)
             began = time.perf_counter()
             found = evaluate_downsets(begin, end, arrays, Earlier(0, no_states(end - begin)), steps)
             return found, time.perf_counter() - began
@@ -96,10 +96,12 @@ class LocalBackend:
             states.rates.far.record(bounds, worked_s)
         return joined(parts)
 
-    def _scratch_of(self, options: OptionArrays) -> StepCache:
-        """The calling thread's scratch for these options."""
-        if getattr(self._scratch, "options", None) is not options:
-            self._scratch.options, self._scratch.cache = options, make_step_cache(options)
+    def _scratch_of(self, tables: Tables) -> StepCache:
+        """The calling thread's scratch for these options and this memory limit."""
+        options, memory_bytes = tables.options, tables.cluster.memory_bytes
+        if getattr(self._scratch, "options", None) is not options or self._scratch.memory_bytes != memory_bytes:
+            self._scratch.options, self._scratch.memory_bytes = options, memory_bytes
+            self._scratch.cache = make_step_cache(tables)
         cache: StepCache = self._scratch.cache
         return cache
 

@@ -15,35 +15,12 @@ from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
 from piper_ray.model.step import StepTerms
-
-FLUSHED = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
-
-
-def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
-    """Whether plans have one d and one t for all stages.
-
-    Raises UsageError for a schedule that is not planned for yet, and for constraints that it cannot keep.
-    """
-    rules = restrictions.plan_wide
-    if schedule.name in FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):
-        how = f"with one d and one t for all stages (schedule {schedule.name.value})"
-        restrictions.require_same_degrees(how)
-        return True
-    if schedule != PAPERS_SCHEDULE:
-        able = ", ".join(name.value for name in ScheduleName if name is not ScheduleName.PIPEDREAM)
-        raise UsageError(f"plans for schedule {schedule.name.value} are not made yet; expected one of {able}")
-    if any(isinstance(rule, (StageCount, AllDevices)) for rule in rules):
-        listed = ", ".join(map(repr, rules))
-        raise UsageError(f"under 2bw {listed} needs equal d and t in all stages: add SameDegrees (--same-degrees)")
-    return False
 
 
 def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piper_ray.engine.chunks.answer import chunk_schedules
+from piper_ray.engine.chunks.counts import chunk_schedules
 from piper_ray.engine.chunks.frontier import frontier_with_chunks
-from piper_ray.engine.flush.answer import is_by_degrees
 from piper_ray.engine.flush.frontier import frontier_by_degrees
 from piper_ray.engine.frontier.along_curves import CurveFrontier
 from piper_ray.engine.frontier.curve_events import FrontierListener, silent
@@ -14,6 +13,7 @@ from piper_ray.engine.frontier.on_levels import frontier_on_levels
 from piper_ray.engine.frontier.result import Frontier as Frontier
 from piper_ray.engine.frontier.result import Numbers as Numbers
 from piper_ray.engine.frontier.result import rising
+from piper_ray.engine.request import is_by_degrees
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Note

@@ -125,7 +125,7 @@ class ListedStages:
             self._problem.tables,
             self._stages,
             WorkBounds(sums.device_work_s, sums.replica_work_s),
-            make_step_cache(self._problem.options),
+            make_step_cache(self._problem.tables),
             make_choice_cache(_CHOICE_SLOTS),
             make_fronts(self._problem.lattice.bits.shape[0], room, cluster.data_parallel_limit),
         )

@@ -7,6 +7,8 @@ of the items (Kellerer, Pferschy and Pisinger, Knapsack Problems, 2004, chapter 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel
@@ -18,6 +20,23 @@ INFEASIBLE = np.inf
 TOO_HARD = -1.0
 _MOST_STATES = 1_000_000
 """Partial choices of one step, some 50 MB; past that the answer is TOO_HARD."""
+
+_MANY_STATES = 256
+"""Partial choices of one step from which on a sharper bound takes less time than they do."""
+
+_PRICES = 30
+
+
+class CountBound(NamedTuple):
+    """needed: so many items must have another option than their fastest. price: s per byte, prize: s for each of these,
+    with which the bound is largest. lower, upper: on the extra cost of all, in s.
+    """
+
+    needed: int
+    price: float
+    prize: float
+    lower: float
+    upper: float
 
 
 @inner_kernel
@@ -115,6 +134,70 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
 
 
 @inner_kernel
+def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, choice: IndexArray) -> CountBound:
+    """Bounds on what options cost, beside the fastest ones, that save ``excess`` bytes: from how many must be others.
+
+    Lagrangian, with a price for memory, bisected, and one for the count. Where ``left`` is not negative it ends once
+    they tell whether so many seconds do: if they do, ``choice`` becomes such options.
+    """
+    start, cost, memory = items
+    count = start.size - 1
+    taken = np.empty(count, np.int64)
+    largest, score = np.empty(count), np.empty(count)
+    extra, saved = np.empty(count), np.empty(count)
+    least = np.inf
+    for k in range(count):
+        at = fastest[k]
+        largest[k] = 0.0
+        for o in range(start[k], start[k + 1]):
+            if memory[o] < memory[at]:
+                largest[k] = min(largest[k], memory[o] - memory[at])
+                least = min(least, max(0.0, cost[o] - cost[at]))
+    order = stable_order(largest, count)
+    needed, reach = 0, 0.0
+    while needed < count and reach < excess * (1.0 - 1e-12):
+        reach -= largest[order[needed]]
+        needed += 1
+    lower, upper, best_price, best_prize = 0.0, np.inf, 0.0, 0.0
+    low, high, price = 0.0, np.inf, max(least * needed / excess, 1e-300)
+    for _ in range(_PRICES):
+        for k in range(count):
+            at = fastest[k]
+            score[k], extra[k], saved[k] = np.inf, np.inf, 0.0
+            for o in range(start[k], start[k + 1]):
+                less = memory[at] - memory[o]
+                more = cost[o] - cost[at]
+                if less > 0.0 and more - price * less < score[k]:
+                    score[k], extra[k], saved[k], taken[k] = more - price * less, more, less, o
+        order = stable_order(score, count)
+        prize = max(0.0, score[order[needed - 1]])
+        bound, total, bytes_saved = prize * needed + price * excess, 0.0, 0.0
+        for rank in range(count):
+            k = order[rank]
+            if rank < needed:
+                total += extra[k]
+                bytes_saved += saved[k]
+            elif score[k] >= prize:
+                break
+            bound += min(0.0, score[k] - prize)
+        if bound > lower:
+            lower, best_price, best_prize = bound, price, prize
+        if bytes_saved >= excess:
+            upper, high = min(upper, total), price
+        else:
+            low = price
+        if upper <= left:
+            choice[:] = fastest
+            for rank in range(needed):
+                choice[order[rank]] = taken[order[rank]]
+            break
+        if 0.0 <= left < lower - 1e-12 * (left + lower):
+            break
+        price = 2.0 * price if high == np.inf else 0.5 * (low + high)
+    return CountBound(needed, best_price, best_prize, lower, upper)
+
+
+@inner_kernel
 def _rests(items: Items, multiplier: float) -> tuple[IndexArray, FloatArray, FloatArray]:
     """Three ways to choose for items k.. without looking back: cheapest, smallest, least cost + multiplier * memory.
 
@@ -159,6 +242,10 @@ def _merge_states(
     option, rest_cost, rest_memory = _rests(items, multiplier)
     best = greedy_cost
     best_state, best_way, best_items = np.int64(-1), 0, 0
+    # By how many items must have another option: the same as no bound until it is worth its time.
+    count_bound = CountBound(0, 0.0, 0.0, 0.0, np.inf)
+    rest_bound = np.zeros(start.size)
+    known = np.inf
 
     # States of all items so far, so that the choice can be read backwards.
     pool_parent = np.empty(1024, np.int64)
@@ -168,17 +255,30 @@ def _merge_states(
     pool_option[0] = -1
     state_cost = np.zeros(1)
     state_memory = np.zeros(1)
+    state_others = np.zeros(1, np.int64)
     state_id = np.zeros(1, np.int64)
     for k in range(start.size - 1):
         width = start[k + 1] - start[k]
+        if count_bound.needed == 0 and state_cost.size * width > _MANY_STATES:
+            left = budget - rest_cost[0, 0] if any_within else -1.0
+            count_bound = _count_bound(items, option[0], rest_memory[0, 0] - limit, left, choice)
+            known = rest_cost[0, 0] + count_bound.upper
+            if any_within and known <= budget:
+                return float(known)
+            if rest_cost[0, 0] + count_bound.lower > budget * (1.0 + 1e-12):
+                return INFEASIBLE
+            _add_rest_bounds(items, option[0], count_bound, rest_bound)
         if state_cost.size * width > _MOST_STATES:
             return TOO_HARD
         new_cost = np.empty(state_cost.size * width)
         new_memory = np.empty(new_cost.size)
+        new_others = np.empty(new_cost.size, np.int64)
         new_from = np.empty(new_cost.size, np.int64)
         new_option = np.empty(new_cost.size, np.int64)
         count = 0
-        most = min(budget, best) + 1e-12 * (abs(budget) + multiplier * limit if np.isfinite(budget) else abs(best))
+        most = min(budget, best, known)
+        most += 1e-12 * (abs(budget) + multiplier * limit if np.isfinite(budget) else abs(best))
+        most_by_count = most - count_bound.prize * count_bound.needed + count_bound.price * limit
         for s in range(state_cost.size):
             for o in range(start[k], start[k + 1]):
                 c = state_cost[s] + cost[o]
@@ -187,14 +287,21 @@ def _merge_states(
                     continue
                 if c + rest_cost[2, k + 1] + multiplier * (m + rest_memory[2, k + 1] - limit) > most:
                     continue
+                others = state_others[s] + (1 if memory[o] < memory[option[0, k]] else 0)
+                if count_bound.needed > 0:
+                    by_count = c - count_bound.prize * others + count_bound.price * m + rest_bound[k + 1]
+                    if by_count > most_by_count + 1e-12 * (abs(by_count) + abs(most_by_count)):
+                        continue
                 new_cost[count] = c
                 new_memory[count] = m
+                new_others[count] = others
                 new_from[count] = state_id[s]
                 new_option[count] = o
                 count += 1
         order = stable_order(new_cost, count)
         state_cost = np.empty(count)
         state_memory = np.empty(count)
+        state_others = np.empty(count, np.int64)
         state_id = np.empty(count, np.int64)
         kept = 0
         for at in order:
@@ -207,6 +314,7 @@ def _merge_states(
             pool_option[pool] = new_option[at]
             state_cost[kept] = new_cost[at]
             state_memory[kept] = new_memory[at]
+            state_others[kept] = new_others[at]
             state_id[kept] = pool
             for way in range(3):
                 whole = new_cost[at] + rest_cost[way, k + 1]
@@ -216,6 +324,7 @@ def _merge_states(
             pool += 1
         state_cost = state_cost[:kept]
         state_memory = state_memory[:kept]
+        state_others = state_others[:kept]
         state_id = state_id[:kept]
         if any_within and best <= budget:
             break
@@ -228,3 +337,15 @@ def _merge_states(
             choice[k] = pool_option[at]
             at = pool_parent[at]
     return best if best <= budget else INFEASIBLE
+
+
+@inner_kernel
+def _add_rest_bounds(items: Items, fastest: IndexArray, bound: CountBound, rest_bound: FloatArray) -> None:
+    """Into ``rest_bound``, float64[items + 1]: the least cost, plus memory at its price, less prizes, of items k.. ."""
+    start, cost, memory = items
+    for k in range(start.size - 2, -1, -1):
+        least = np.inf
+        for o in range(start[k], start[k + 1]):
+            prize = bound.prize if memory[o] < memory[fastest[k]] else 0.0
+            least = min(least, cost[o] + bound.price * memory[o] - prize)
+        rest_bound[k] = rest_bound[k + 1] + least

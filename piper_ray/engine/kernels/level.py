@@ -23,7 +23,17 @@ from piper_ray.engine.kernels.scan import (
     open_buckets,
     refine,
 )
-from piper_ray.engine.kernels.selection import NO, UNKNOWN, YES, StepCache, exact_fit, quick_fit, steps_slot
+from piper_ray.engine.kernels.selection import (
+    GUARD,
+    NO,
+    UNKNOWN,
+    YES,
+    StepCache,
+    exact_fit,
+    fit_slot,
+    quick_fit,
+    steps_slot,
+)
 from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables
 
 _PASSES = 8
@@ -51,14 +61,26 @@ def stage_fits(
     fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
     if sharing:
         fast_bytes += (costs.fast_shared[i, r] - costs.fast_shared[j, r]) / d
-    fits = YES
+    if fast_bytes <= cluster.memory_bytes and options.uniform[r] == 1:
+        return YES
+    left_s, guard_s = budget_s - used_s, GUARD * budget_s
+    known = fit_slot(steps.fits, stage, d, y, tables)
+    if left_s >= steps.fits.enough_s[known] + guard_s:
+        return YES
+    if left_s <= steps.fits.too_short_s[known] - guard_s:
+        return NO
+    fits, found_s = YES, budget_s
     if fast_bytes > cluster.memory_bytes:
         slot = steps_slot(steps, options, r, d, y)
-        excess_bytes, left_s = fast_bytes - cluster.memory_bytes, budget_s - used_s
+        excess_bytes = fast_bytes - cluster.memory_bytes
         fits = quick_fit(lattice.bits[j], lattice.bits[i], options.class_bits, steps, slot, excess_bytes, left_s)
-    if fits == NO or (fits == YES and options.uniform[r] == 1):
-        return fits
-    return exact_fit(stage, d, y, tables, budget_s)
+    if fits == UNKNOWN or (fits == YES and options.uniform[r] == 0):
+        fits, found_s = exact_fit(stage, d, y, tables, budget_s)
+    if fits == YES:
+        steps.fits.enough_s[known] = min(steps.fits.enough_s[known], found_s - used_s)
+    elif fits == NO:
+        steps.fits.too_short_s[known] = max(steps.fits.too_short_s[known], left_s)
+    return fits
 
 
 @part_kernel

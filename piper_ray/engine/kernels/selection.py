@@ -23,11 +23,33 @@ from piper_ray.engine.kernels.types import (
 
 NO, YES, UNKNOWN = 0, 1, 2
 _SLOTS = 1024
+_FEW_FITS, _MANY_FITS = 4093, 262139
+"""Slots for answers: primes, as their numbers are taken by division."""
+
+_MOST_IN_FLIGHT = 2**24
+
+_SMALL = 256
+"""Downsets up to which few will do."""
+
+GUARD = 1e-12
+"""Of a stage's time. Sums round differently with d: what lies closer than that to a known answer is asked anew, so that
+no answer depends on what was asked before."""
+
+
+class FitCache(NamedTuple):
+    """How much more time than the least stages take so that they fit. An evaluation asks for much the same ones as the
+    one before.
+    """
+
+    stage: IndexArray  # int64[slots]: outer * m + inner of the slot's stage; -1 if there is none
+    how: IndexArray  # int64[slots]: its variant and y, and d where that matters
+    too_short_s: FloatArray  # float64[slots]: with so much more time on one device it does not fit
+    enough_s: FloatArray  # float64[slots]: with so much it does
 
 
 class StepCache(NamedTuple):
-    """Hull steps of all classes for recently used (variant, d, y). Private to one thread; good for every evaluation of
-    one problem, whatever the threshold.
+    """Hull steps of all classes for recently used (variant, d, y), and stages known to fit or not. Of one thread;
+    good for every evaluation of one problem, whatever the threshold, while its memory limit stays the same.
 
     Steps say what one vertex of a class saves by moving to its next option, best ratio first. They depend on d only
     where options differ in what replicas share out; elsewhere d is kept as 0.
@@ -40,17 +62,20 @@ class StepCache(NamedTuple):
     step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
     extra_s: FloatArray  # float64[slots, steps]
     saved_bytes: FloatArray  # float64[slots, steps]
+    fits: FitCache
 
 
 @kernel
-def make_step_cache(options: OptionArrays) -> StepCache:
+def make_step_cache(tables: Tables) -> StepCache:
     """Empty cache with room for the variant with the most choices."""
+    options, downsets = tables.options, tables.lattice.bits.shape[0]
     variants = options.degree.size
     most = 1
     for r in range(variants):
         first, last = options.class_start[r], options.class_start[r + 1]
         most = max(most, options.choice_start[last] - options.choice_start[first])
     slots = variants * _SLOTS
+    fits = _FEW_FITS if downsets <= _SMALL else _MANY_FITS
     return StepCache(
         y=np.zeros(slots, np.int64),
         d=np.zeros(slots, np.int64),
@@ -59,6 +84,7 @@ def make_step_cache(options: OptionArrays) -> StepCache:
         step_vertex=np.empty((slots, most), np.int64),
         extra_s=np.empty((slots, most)),
         saved_bytes=np.empty((slots, most)),
+        fits=FitCache(np.full(fits, -1, np.int64), np.zeros(fits, np.int64), np.zeros(fits), np.zeros(fits)),
     )
 
 
@@ -224,9 +250,24 @@ def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, cost
     return total_s
 
 
+@inlined_kernel
+def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) -> int:
+    """The slot with what is known of this stage; what was in it of another is forgotten."""
+    i, j, r = stage
+    sharing = tables.costs.least_shared.shape[0] > 0
+    of_degree = d if sharing or tables.options.uniform[r] == 0 else 0
+    which = i * tables.lattice.bits.shape[0] + j
+    how = (of_degree * tables.options.degree.size + r) * _MOST_IN_FLIGHT + y
+    slot = (31 * (which % fits.stage.size) + how) % fits.stage.size
+    if fits.stage[slot] != which or fits.how[slot] != how:
+        fits.stage[slot], fits.how[slot] = which, how
+        fits.too_short_s[slot], fits.enough_s[slot] = -np.inf, np.inf
+    return int(slot)
+
+
 @inner_kernel
-def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> int:
-    """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is.
+def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> tuple[int, float]:
+    """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is; its time.
 
     UNKNOWN if there are too many partial choices to tell.
     """
@@ -235,5 +276,5 @@ def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) 
     any_within = vertices.size >= 0  # of a literal True all that gets it would be compiled once more
     found = least_cost(items, tables.cluster.memory_bytes, budget_s, any_within, choice)
     if found == TOO_HARD:
-        return UNKNOWN
-    return YES if found <= budget_s else NO
+        return UNKNOWN, found
+    return (YES if found <= budget_s else NO), found

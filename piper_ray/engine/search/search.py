@@ -16,7 +16,7 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
+from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import (
@@ -26,6 +26,7 @@ from piper_ray.engine.search.chain import (
     order_through,
     search_chain,
 )
+from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
@@ -36,8 +37,14 @@ from piper_ray.model.events import Bounds, EvaluationFinished, IncumbentFound, L
 from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy, StopSearch
 
+_COARSE_GAP = 1e-4
+
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
+
+_SPENT = 0.1
+"""Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in
+which most have states."""
 
 _LOWER = 0.99
 """A plan so much faster than the last one that was bounded from both sides leaves much less."""
@@ -67,6 +74,7 @@ class Search:
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
         self._completion: Completion | None = None
+        self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
         self._pricing = Pricing(self.problem, self.limits.check)
         if self.known is not None:
             self.bracket.record_plan(self.known.time_per_sample_s)
@@ -91,6 +99,7 @@ class Search:
         """
         try:
             self._improve_on_chain(order_of_graph(self.problem))
+            self._begin_coarsely()
             while not self.bracket.is_done(self.limits.gap):
                 if self.bracket.lower > self.limits.within_s:
                     raise StopSearch(StoppedBy.TOO_SLOW)
@@ -131,12 +140,15 @@ class Search:
         self._improve_on_chain(order_through(self.problem, outcome.stages))
 
     def _bound_from_both_sides(self, infeasible: Outcome) -> None:
-        """Evaluates the best plan's own value, where many downsets had states just below it and no plan near it was
-        evaluated yet: its states tell which of them can be completed, which makes all that follows cheap. Potentials
+        """Evaluates the best plan's own value, where infeasible evaluations have been dear and no plan near it was
+        evaluated yet: its states tell which downsets can be completed, which makes all that follows cheap. Potentials
         make that dear evaluation needless.
         """
         upper, known = self.bracket.upper, self._completion
         if upper is None or self.bracket.is_done(self.limits.gap) or infeasible.live_downsets < _MANY_LIVE:
+            return
+        self._live_in_vain += infeasible.live_downsets
+        if self._live_in_vain < _SPENT * self.problem.workload.lattice.size:
             return
         if self._pricing.wanted:
             return
@@ -158,6 +170,7 @@ class Search:
             if live[-1] > 0 and np.count_nonzero(live) >= _MANY_LIVE:
                 found = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
                 self._completion = found.within(self._completion)
+                self._live_in_vain = 0
 
         return learn
 
@@ -185,6 +198,34 @@ class Search:
         if bracket.upper is None:
             self.bracket.doubt()
 
+    def _begin_coarsely(self) -> None:
+        """On a long chain: a plan with few borders to choose from, then with those near its own."""
+        lattice = self.problem.workload.lattice
+        if self.incumbent is not None or not is_long_chain(lattice):
+            return
+        spacing, stages = first_spacing(lattice), None
+        while spacing > 1 or (spacing and stages is not None):
+            allowed = every(lattice, spacing) if stages is None else near(lattice, stages, spacing)
+            stages = self._on_borders(within(allowed, self.problem.cluster.devices)) or stages
+            spacing = finer(spacing)
+        if stages is not None:
+            self.bracket.phase = Phase.DESCENDING
+
+    def _on_borders(self, borders: Completion) -> Sequence[TracedStage] | None:
+        """The best plan whose stages end at these, if it is better than all before."""
+        bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
+        stages = None
+        while not bracket.is_done(max(self.limits.gap, _COARSE_GAP)):
+            threshold_s = bracket.propose()
+            backend = self.evaluations.backend
+            outcome = evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=borders)
+            if outcome.feasible:
+                stages = outcome.stages
+                bracket.record_feasible(threshold_s, self._take(self.problem, stages, "chain"))
+            else:
+                bracket.record_infeasible(threshold_s)
+        return stages
+
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
         found = self.planning.valued(problem, stages)
@@ -209,7 +250,7 @@ class Search:
             fewest_stages=fewest_stages,
             next_s=None if fewest_stages else self.bracket.next_if_infeasible(threshold_s),
             on_progress=watch,
-            on_finished=self._learn(threshold_s),
+            on_finished=keep_nothing if fewest_stages else self._learn(threshold_s),
             completion=completion,
         )
         self.stats.append(

@@ -72,7 +72,7 @@ class Problem:
     def scratch(self) -> StepCache:
         """Scratch of the calling thread."""
         if not hasattr(self._scratch, "cache"):
-            self._scratch.cache = make_step_cache(self.options)
+            self._scratch.cache = make_step_cache(self.tables)
         cache: StepCache = self._scratch.cache
         return cache
 
@@ -92,7 +92,8 @@ class Problem:
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""
-        return replace(self, tables=self.tables._replace(cluster=cluster))
+        scratch = self._scratch if cluster.memory_bytes == self.cluster.memory_bytes else threading.local()
+        return replace(self, tables=self.tables._replace(cluster=cluster), _scratch=scratch)
 
 
 def build_problem(workload: LatticeTables, instance: Instance, data_parallel_degrees: Sequence[int]) -> Problem:

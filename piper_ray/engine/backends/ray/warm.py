@@ -25,7 +25,7 @@ def compile_kernels() -> None:
     """One process of a machine compiles; the others wait and find the code."""
     with one_compiles():
         states = StateTables(_tables_of_nothing(), frozen(Target(1.0, 1, 0, _integers(1), _integers(1))))
-        cache = make_step_cache(states.tables.options)
+        cache = make_step_cache(states.tables)
         evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), cache)
         states.take(no_states(0))
 

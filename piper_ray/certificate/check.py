@@ -1,0 +1,214 @@
+"""Whether a certificate proves its bound: from the instance, by code that shares nothing with the solver.
+
+Suppose a plan keeps within T: every stage takes less. Build it from the back. Its tails are sets of layers closed under
+successors, each with the devices that its stages use and the sum of their data-parallel degrees. By induction, each
+tail takes at least as much, in both, as some listed state of its layers:
+
+- the empty one takes (0, 0), which is listed;
+- let a stage with degrees d and t come in front of a tail with layers J that a listed state (n, s) bounds. Its memory
+  grows with the microbatches in flight, y = 1 + ceil(s / d), and these with s: so with s as listed it fits too. The
+  check looks at all stages that fit in front of (n, s), in time and memory by some choice of configurations, and finds
+  of each that (n + d t, s + d) is as much as some listed state, or more than leaves enough for the layers in front,
+  whose work alone takes so many devices and replicas. In a plan the latter cannot be.
+
+So the whole takes at least a listed state of all layers. There is none within K and min(N, K): there is no such plan.
+
+Where a cluster's groups have links of their own, plans that fit into a group are priced by its link: each group size is
+claimed, and checked, by itself. The formulas are the paper's, section 3, as ``evaluate`` has them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from piper_ray.certificate.certificate import Certificate, Tails
+from piper_ray.certificate.claims import charged, require_certifiable
+from piper_ray.certificate.file import read_certificate
+from piper_ray.certificate.joined import check_joined, memory_is_ample
+from piper_ray.certificate.kernels.closure import first_gap
+from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, Scratch, make_scratch
+from piper_ray.certificate.tables import claim_of
+from piper_ray.certificate.ways import Way, ways_of
+from piper_ray.model import arguments
+from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
+from piper_ray.model.gap import relative_gap
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.stop import Stop
+from piper_ray.workloads.formats import instance_of
+from piper_ray.workloads.formats.load import Source
+
+_BYTES_OF_DOWNSET = 96
+"""And so many for each way of running a stage: what the check keeps of one."""
+
+_AT_ONCE = 64
+"""Tails of a call: a stop is looked at between two."""
+
+
+@dataclass(frozen=True)
+class CertifiedBound:
+    """What was checked: under ``restrictions`` no plan takes less than bound_s, seconds per sample; inf: there is none.
+
+    downsets: sets of layers that were looked at as tails. tails: those that a plan within the bound might have.
+    stages: looked at in front of these. choices: of them, how often configurations had to be chosen.
+    """
+
+    bound_s: float
+    restrictions: Restrictions
+    downsets: int
+    tails: int
+    stages: int
+    choices: int
+
+    def gap(self, time_s: float) -> float:
+        """How much less than this some plan could take, as a share."""
+        return relative_gap(time_s, self.bound_s)
+
+
+def verify_certificate(
+    instance: Instance | Source,
+    certificate: Certificate | str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    stop: Stop[Any] | None = None,
+) -> CertifiedBound:
+    """Checks that a certificate, or one in a file, proves its bound for the instance.
+
+    Takes about as long as the last evaluation of the solve. threads: one for each core if not given.
+    Raises CertificateRefused for a certificate that is damaged, of another workload, or does not prove its bound;
+    LimitError where the downsets do not fit into memory, or a choice of configurations is too hard to make.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1, schedule="2bw")
+    >>> proved = piper_ray.verify_certificate(bert, piper_ray.certify(bert, solution))
+    >>> proved.gap(solution.time_per_sample_s) < 1e-8
+    True
+    """
+    instance = instance_of(instance)
+    if threads is not None:
+        arguments.positive("threads", threads)
+    if not isinstance(certificate, Certificate):
+        certificate = read_certificate(certificate)
+    if certificate.digest != instance.digest:
+        raise CertificateRefused(
+            f'the certificate is for another workload or cluster ("{certificate.name}"): give the same input, and the '
+            "same devices, microbatches, memory and bandwidth as to the solve"
+        )
+    require_certifiable(certificate.restrictions)
+    on_levels = _levels(charged(instance, certificate.restrictions))
+    if [tails.devices for tails in certificate.tails] != [level.devices for level in on_levels]:
+        raise CertificateRefused(
+            "the certificate leaves out some of the groups of devices that have links of their own"
+        )
+    found = [
+        _check_level(level, tails, certificate, threads or _cores(), stop or Stop())
+        for level, tails in zip(on_levels, certificate.tails, strict=True)
+    ]
+    downsets, live, stages, choices = (sum(counts) for counts in zip(*found, strict=True))
+    return CertifiedBound(certificate.bound_s, certificate.restrictions, downsets, live, stages, choices)
+
+
+def _cores() -> int:
+    """That this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _levels(instance: Instance) -> list[Instance]:
+    """On each group of devices with a link of its own, and on all."""
+    sizes = [link.devices for link in instance.cluster.links if link.devices is not None]
+    smaller = [size for size in sizes if size < instance.devices]
+    return [instance.replace(devices=size) for size in (*smaller, instance.devices)]
+
+
+def _check_level(
+    instance: Instance, tails: Tails, certificate: Certificate, threads: int, stop: Stop[Any]
+) -> tuple[int, int, int, int]:
+    """Downsets, live tails, stages and choices looked at. Raises CertificateRefused if a plan may be faster."""
+    ways = ways_of(instance, certificate.restrictions)
+    if certificate.bound_s == 0.0 or any(not any(way.tmpcs[layer.id] for way in ways) for layer in instance.layers):
+        return 0, 0, 0, 0  # nothing takes less than no time, and a layer that cannot be run is in no plan
+    check_joined(instance, ways, tails.joined, ample_memory=memory_is_ample(instance))
+    most = max(2, int(_free_bytes() / (_BYTES_OF_DOWNSET + 72 * len(ways))))
+    claim = claim_of(instance, ways, tails, certificate.bound_s, most)
+    _check_ends(instance, claim)
+    found = (make_scratch(claim) for _ in range(threads))
+    counts = np.zeros(2, np.int64)
+    with ThreadPoolExecutor(threads) as pool:
+        parts = _Parts(claim.tails.live.size)
+        for scratch in pool.map(lambda scratch: _look(claim, parts, scratch, ways, tails, stop), found):
+            counts += scratch.tested
+    return int(claim.tails.worth.size), int(claim.tails.live.size), int(counts[0]), int(counts[1])
+
+
+def _free_bytes() -> float:
+    """Of this machine, half of which may be taken."""
+    try:
+        return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # no such figure here
+        return 4e9
+
+
+def _check_ends(instance: Instance, claim: Claim) -> None:
+    """That the empty tail takes nothing, and that all layers together take more than there is."""
+    tails = claim.tails
+    empty, whole = (range(tails.start[at], tails.start[at + 1]) for at in (0, tails.worth.size - 1))
+    if not any(tails.devices[at] == tails.data_parallel_sum[at] == 0 for at in empty):
+        raise CertificateRefused("the certificate does not list the empty tail, which takes nothing")
+    for at in whole:
+        if tails.devices[at] <= instance.devices and tails.data_parallel_sum[at] <= instance.data_parallel_limit:
+            raise CertificateRefused(
+                f"the certificate itself leaves room for a plan within its bound, on {tails.devices[at]} devices"
+            )
+
+
+class _Parts:
+    """Shares of the tails, handed out one after the other to whoever asks."""
+
+    def __init__(self, tails: int) -> None:
+        self._starts: Iterator[int] = iter(range(0, tails, _AT_ONCE))
+        self._tails = tails
+
+    def end(self) -> None:
+        """No more for anybody."""
+        self._starts = iter(())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        # A step of a range's iterator is one step for all threads.
+        while (first := next(self._starts, None)) is not None:
+            yield first, min(first + _AT_ONCE, self._tails)
+
+
+def _look(
+    claim: Claim, parts: _Parts, scratch: Scratch, ways: tuple[Way, ...], tails: Tails, stop: Stop[Any]
+) -> Scratch:
+    try:
+        for first, last in parts:
+            stop.check()
+            found = first_gap(first, last, claim, scratch)
+            if found == TOO_HARD:
+                raise ChoiceTooHard
+            if found != UNFIT:
+                raise CertificateRefused(_gap_text(claim, scratch, ways, tails))
+    finally:
+        parts.end()
+    return scratch
+
+
+def _gap_text(claim: Claim, scratch: Scratch, ways: tuple[Way, ...], tails: Tails) -> str:
+    """The stage that leads to a tail that is not listed."""
+    j, i, r, k = (int(x) for x in scratch.gap)
+    bits = [int(word) for word in claim.tails.bits[i] & ~claim.tails.bits[j]]
+    layers = [layer for v, layer in enumerate(tails.layers) if bits[v >> 6] >> (v & 63) & 1]
+    some = ", ".join(map(str, sorted(layers)[:8])) + (", ..." if len(layers) > 8 else "")
+    return (
+        f"the certificate does not prove its bound: a stage of layers {some} with d = {claim.cluster.degrees[k]} and "
+        f"t = {ways[r].degree} is faster, and what it leads to is not ruled out"
+    )

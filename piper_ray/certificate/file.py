@@ -1,0 +1,194 @@
+"""Certificates in files: Parquet, a row for each state of a tail, and what they are about as JSON in its metadata.
+
+What is read may come from anybody. Here it is only found to be in form, and as it was written; whether it proves
+anything is ``check``'s to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from piper_ray.certificate.certificate import Certificate, Tails
+from piper_ray.certificate.claims import restrictions_of
+from piper_ray.model.errors import CertificateRefused, UsageError
+from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.storage.files import written_whole
+
+FORM, VERSION = "certificate", 1
+_KEY = b"piper_ray"
+_COLUMNS = ("level", "members", "devices", "data_parallel_sum")
+_MOST = 2**53
+"""What devices and sums are below, so that they are exact in any number."""
+
+
+def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) -> None:
+    """Whole or not at all. Raises UsageError if the file cannot be written.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.write_certificate(certificate, "bert.certificate")
+    >>> piper_ray.read_certificate("bert.certificate").bound_s == certificate.bound_s
+    True
+    """
+    header = _header(certificate)
+    rows = [
+        {
+            "level": np.full(tails.used_devices.size, level, np.int32),
+            "members": [row.tobytes() for row in tails.members],
+            "devices": tails.used_devices,
+            "data_parallel_sum": tails.data_parallel_sum,
+        }
+        for level, tails in enumerate(certificate.tails)
+    ]
+    schema = pa.schema(
+        [
+            pa.field("level", pa.int32(), nullable=False),
+            pa.field("members", pa.binary(), nullable=False),
+            pa.field("devices", pa.int64(), nullable=False),
+            pa.field("data_parallel_sum", pa.int64(), nullable=False),
+        ],
+        metadata={_KEY: json.dumps(header, allow_nan=False)},
+    )
+    batches = [
+        pa.record_batch([pa.array(row[name], schema.field(name).type) for name in _COLUMNS], schema) for row in rows
+    ]
+    with written_whole(Path(path)) as file:
+        pq.write_table(pa.Table.from_batches(batches, schema), file, compression="zstd")
+
+
+def read_certificate(path: str | os.PathLike[str]) -> Certificate:
+    """What ``write_certificate`` wrote, found to be in form; whether it proves anything says ``verify_certificate``.
+
+    Raises CertificateRefused for what is no certificate, of another version, or not as it was written, and UsageError
+    for a file that cannot be read.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.write_certificate(certificate, "bert.certificate")
+    >>> piper_ray.read_certificate("bert.certificate").digest == bert.digest
+    True
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+        header = json.loads((table.schema.metadata or {})[_KEY])
+        if not isinstance(header, dict) or header["form"] != FORM:
+            raise ValueError
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise CertificateRefused(f"{path}: is no certificate, or is cut off or damaged") from error
+    if header.get("schema_version") != VERSION:
+        raise CertificateRefused(
+            f"{path}: is a certificate of version {header.get('schema_version')!r}; this piper_ray reads {VERSION}"
+        )
+    try:
+        found = _certificate(header, table)
+        written = header.get("sha256") == _digest(_header(found, checked=False), found)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        UsageError,
+        pa.ArrowException,
+    ) as error:
+        raise CertificateRefused(f"{path}: is not in the form of a certificate: {error}") from error
+    if not written:
+        raise CertificateRefused(f"{path}: was changed after it was written: its checksum is another")
+    return found
+
+
+def _header(certificate: Certificate, *, checked: bool = True) -> dict[str, Any]:
+    bound_s = certificate.bound_s
+    header: dict[str, Any] = {
+        "form": FORM,
+        "schema_version": VERSION,
+        "workload": {"name": certificate.name, "digest": certificate.digest},
+        "schedule": PAPERS_SCHEDULE.name.value,
+        "restrictions": certificate.restrictions.to_dict(),
+        "bound_s": None if math.isinf(bound_s) else bound_s,
+        "levels": [
+            {
+                "devices": tails.devices,
+                "layers": list(tails.layers),
+                "joined": [[layer, into] for layer, into in sorted(tails.joined.items())],
+            }
+            for tails in certificate.tails
+        ],
+    }
+    return header | {"sha256": _digest(header, certificate)} if checked else header
+
+
+def _digest(header: Mapping[str, Any], certificate: Certificate) -> str:
+    digest = hashlib.sha256(json.dumps(header, allow_nan=False, sort_keys=True).encode())
+    for tails in certificate.tails:
+        for column in (tails.members, tails.used_devices, tails.data_parallel_sum):
+            digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
+    if header["schedule"] != PAPERS_SCHEDULE.name.value:
+        raise ValueError(f"of schedule {header['schedule']!r}, but only {PAPERS_SCHEDULE.name.value} has certificates")
+    if tuple(table.column_names) != _COLUMNS or any(table[name].null_count for name in _COLUMNS):
+        raise ValueError(f"its columns are to be {', '.join(_COLUMNS)}, without gaps")
+    level = np.asarray(table["level"].to_numpy(), np.int64)
+    devices, sums = (np.asarray(table[name].to_numpy(), np.int64) for name in ("devices", "data_parallel_sum"))
+    if level.size and not 0 <= level.min() <= level.max() < len(header["levels"]):
+        raise ValueError("a row is of a level that is not there")
+    if devices.size and not (min(devices.min(), sums.min()) >= 0 and max(devices.max(), sums.max()) < _MOST):
+        raise ValueError("a row has fewer devices than none, or more than there can be")
+    bound_s = math.inf if header["bound_s"] is None else float(header["bound_s"])
+    if not bound_s >= 0.0:
+        raise ValueError(f"its bound is {bound_s} s")
+    of_table = table["members"].combine_chunks()
+    tails = []
+    for number, described in enumerate(header["levels"]):
+        rows = np.flatnonzero(level == number)
+        layers = tuple(_whole(layer) for layer in described["layers"])
+        tails.append(
+            Tails(
+                devices=_whole(described["devices"]),
+                layers=layers,
+                joined={_whole(layer): _whole(into) for layer, into in described["joined"]},
+                members=_members(of_table.take(pa.array(rows)), (len(layers) + 7) // 8),
+                used_devices=devices[rows],
+                data_parallel_sum=sums[rows],
+            )
+        )
+    return Certificate(
+        digest=str(header["workload"]["digest"]),
+        name=str(header["workload"]["name"]),
+        restrictions=restrictions_of(header["restrictions"]),
+        bound_s=bound_s,
+        tails=tuple(tails),
+    )
+
+
+def _members(column: pa.Array, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """uint8[rows, width]."""
+    values = column.to_pylist()
+    if any(len(value) != width for value in values):
+        raise ValueError(f"a row's members are to be {width} bytes")
+    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), width)
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or abs(number) >= _MOST:
+        raise ValueError(f"{number!r} is no whole number")
+    return number

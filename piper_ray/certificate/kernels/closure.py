@@ -1,0 +1,206 @@
+"""Kernel: whether every stage in front of a listed tail leads to a listed one, or to none that a plan can have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper_ray.certificate.kernels.choice import by_choices, by_prices
+from piper_ray.certificate.kernels.downsets import Bits, Floats
+from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, Scratch, Tails
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel, part_kernel
+
+
+@inlined_kernel
+def _holds(bits: Bits, row: int, v: int) -> bool:
+    return bool((bits[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
+
+
+@leaf_kernel
+def _first_above(values: Floats, limit: float) -> int:
+    """The first place whose value exceeds the limit; the values rise."""
+    low, high = 0, values.size
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] > limit:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@inlined_kernel
+def _is_listed(i: int, devices: int, total: int, tails: Tails) -> bool:
+    """Whether a state of downset i is as good as this one in both."""
+    listed = False
+    for state in range(tails.start[i], tails.start[i + 1]):
+        if tails.devices[state] <= devices and tails.data_parallel_sum[state] <= total:
+            listed = True
+            break
+    return listed
+
+
+@part_kernel
+def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
+    """The stage's options as shares of its time and memory; returns how many layers it has."""
+    graph, cluster, ways, _, tails = claim
+    d = cluster.degrees[k]
+    budget_s, limit_bytes = cluster.budget_s * d, cluster.memory_bytes
+    fixed_s = 0.0
+    for tensor in range(graph.tensor_s.size):
+        inside, outside = False, False
+        for word in range(tails.bits.shape[1]):
+            ends = graph.tensors[tensor, word]
+            of_stage = ends & tails.bits[i, word] & ~tails.bits[j, word]
+            inside = inside or of_stage != 0
+            outside = outside or of_stage != ends
+        if inside and outside:
+            fixed_s += graph.tensor_s[tensor]
+    items, at = 0, 0
+    scratch.item[0] = 0
+    for v in range(ways.edge_start.size - 1):
+        if not _holds(tails.bits, i, v) or _holds(tails.bits, j, v):
+            continue
+        for o in range(ways.start[r, v], ways.start[r, v + 1]):
+            total_s = ways.time_s[o] + ways.weights_bytes[o] * ways.resync_s[r, k]
+            for n in range(ways.edge_start[v], ways.edge_start[v + 1]):
+                e = ways.edge[n]
+                if graph.head[e] == v:
+                    crosses = not _holds(tails.bits, i, graph.tail[e])
+                else:
+                    crosses = _holds(tails.bits, j, graph.head[e])
+                if crosses:
+                    total_s += ways.charge_s[ways.charge_start[o] + n - ways.edge_start[v]]
+            if items == 0:
+                total_s += fixed_s
+            held = ways.a_bytes[o] * y + ways.b_bytes[o] + ways.shared_bytes[o] / d
+            # Where there is none to share, nothing or too much.
+            scratch.time[at] = total_s / budget_s if budget_s > 0.0 else (0.0 if total_s <= 0.0 else 2.0)
+            scratch.memory[at] = held / limit_bytes if limit_bytes > 0.0 else (0.0 if held <= 0.0 else 2.0)
+            at += 1
+        items += 1
+        scratch.item[items] = at
+    return items
+
+
+@leaf_kernel
+def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
+    """Whether stage I without J can keep the budgets in way r, with degree k and y microbatches in flight: FITS, UNFIT,
+    or TOO_HARD to tell."""
+    items = _fill(i, j, r, k, y, claim, scratch)
+    found, price = by_prices(items, scratch.item, scratch.time, scratch.memory, scratch.price[r, k])
+    scratch.price[r, k] = price
+    if found == TOO_HARD:
+        found = by_choices(
+            items,
+            scratch.item,
+            scratch.time,
+            scratch.memory,
+            price,
+            scratch.rest,
+            scratch.room_time,
+            scratch.room_memory,
+        )
+    return found
+
+
+@inlined_kernel
+def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -> float:
+    """What edges from the stage into J take: of those into J (in ``scratch``), which were all taken off, they cross."""
+    graph, least, tails = claim.graph, claim.least, claim.tails
+    total_s = 0.0
+    for n in range(crossings):
+        e = scratch.crossing[n]
+        if _holds(tails.bits, i, graph.tail[e]):
+            total_s += least.incoming_s[r, e] + least.outgoing_s[r, e]
+    return total_s
+
+
+@part_kernel
+def _stage_leads_out(
+    i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: Scratch
+) -> int:
+    """Whether I without J fits, in front of a tail of J with these figures, and what comes of it is not listed."""
+    _, cluster, ways, least, tails = claim
+    for r in range(ways.degree.size):
+        if least.missing[r, i] > least.missing[r, j]:
+            continue
+        t = ways.degree[r]
+        most = min((tails.device_limit[i] - devices) // t, tails.sum_limit[i] - later_sum)
+        if most < cluster.degrees[ways.first[r]]:
+            continue
+        # What it takes at least on one device, without weights and tensors, however sums were rounded.
+        least_s = least.time_s[r, i] - least.time_s[r, j] + least.into_s[r, i] - least.into_s[r, j]
+        least_s -= least.rounding_s[r]
+        if least_s > cluster.budget_s * most:
+            continue
+        k = ways.first[r]
+        while k < ways.end[r] and least_s > cluster.budget_s * cluster.degrees[k]:
+            k += 1
+        if k == ways.end[r] or cluster.degrees[k] > most:
+            continue
+        if _is_listed(i, devices + t * cluster.degrees[k], later_sum + cluster.degrees[k], tails):
+            continue  # and so is whatever comes of more replicas
+        least_s += _leaving_s(i, r, crossings, claim, scratch)
+        weights = max(0.0, least.weights_bytes[r, i] - least.weights_bytes[r, j] - least.rounding_weights[r])
+        a_bytes = least.a_bytes[r, i] - least.a_bytes[r, j]
+        b_bytes = least.b_bytes[r, i] - least.b_bytes[r, j]
+        shared_bytes = least.shared_bytes[r, i] - least.shared_bytes[r, j]
+        for k in range(ways.first[r], ways.end[r]):
+            d = cluster.degrees[k]
+            if d > most:
+                break
+            if least_s + weights * ways.resync_s[r, k] > cluster.budget_s * d:
+                continue
+            if _is_listed(i, devices + t * d, later_sum + d, tails):
+                break
+            y = 1 + (later_sum + d - 1) // d
+            held_bytes = a_bytes * y + b_bytes + shared_bytes / d
+            if held_bytes - least.rounding_bytes[r] * y > cluster.memory_bytes:
+                continue
+            scratch.tested[1] += 1
+            found = stage_fits(i, j, r, k, y, claim, scratch)
+            if found != UNFIT:
+                scratch.gap[0], scratch.gap[1], scratch.gap[2], scratch.gap[3] = j, i, r, k
+                return found
+    return UNFIT
+
+
+@leaf_kernel
+def first_gap(first: int, last: int, claim: Claim, scratch: Scratch) -> int:
+    """Looks at all stages in front of the live tails first .. last - 1.
+
+    UNFIT if none leads out of what is listed; FITS if one does, which is in ``scratch.gap``; TOO_HARD if one may.
+    """
+    graph, cluster, _, _, tails = claim
+    whole = tails.worth.size - 1
+    for at in range(first, last):
+        j = tails.live[at]
+        crossings = int(np.int64(0))
+        for e in range(graph.tail.size):
+            if _holds(tails.bits, j, graph.head[e]) and not _holds(tails.bits, j, graph.tail[e]):
+                scratch.crossing[crossings] = e
+                crossings += 1
+        for state in range(tails.start[j], tails.start[j + 1]):
+            devices, later_sum = tails.devices[state], tails.data_parallel_sum[state]
+            if devices > tails.device_limit[j] or later_sum > tails.sum_limit[j]:
+                continue
+            done = int(np.int64(0))
+            for product in cluster.products:
+                # A stage on so many devices is worth no more, and leaves enough for what is in front of it.
+                beyond = devices + product - cluster.devices + tails.worth[whole] - 2.0 * cluster.rounding_devices
+                upto = tails.worth[j] + product + 2.0 * cluster.rounding_devices
+                begin = max(done, _first_above(tails.worth, beyond))
+                done = max(done, _first_above(tails.worth, upto))
+                for i in range(begin, done):
+                    inside = i != j
+                    for word in range(tails.bits.shape[1]):
+                        if tails.bits[j, word] & ~tails.bits[i, word] != 0:
+                            inside = False
+                            break
+                    if not inside:
+                        continue
+                    scratch.tested[0] += 1
+                    found = _stage_leads_out(i, j, devices, later_sum, crossings, claim, scratch)
+                    if found in (FITS, TOO_HARD):
+                        return found
+    return UNFIT

@@ -1,0 +1,81 @@
+"""Kernels: the sets of layers that can be the tail of a pipeline, and sums over them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.compiled.jit import kernel, leaf_kernel
+
+Bits = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Room(NamedTuple):
+    """Room for downsets, all zeros at first. addable: the vertices after added[i] whose successors are all in set i."""
+
+    bits: Bits  # uint64[room, words]
+    addable: Bits
+    parent: Ints  # int64[room]
+    added: Ints
+
+
+@leaf_kernel
+def list_downsets(successors: Bits, before_start: Ints, before: Ints, room: Room) -> int:
+    """All sets that hold the successors of their members; returns how many, or -1 if there are more than room for.
+
+    successors: uint64[n, words], of vertices that come after their successors. before_start, before: the vertices that
+    each is a successor of. A set without its last vertex is such a set too: it is made from that one alone.
+    """
+    bits, addable, parent, added = room
+    vertices, words = successors.shape
+    for v in range(vertices):
+        free = True
+        for word in range(words):
+            if successors[v, word] != 0:
+                free = False
+        if free:
+            addable[0, v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+    parent[0], added[0] = -1, -1
+    at, count = 0, 1
+    while at < count:
+        for v in range(added[at] + 1, vertices):
+            if (addable[at, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) == 0:
+                continue
+            if count == added.size:
+                return -1
+            for word in range(words):
+                bits[count, word] = bits[at, word]
+                first = v + 1 - 64 * word
+                later = np.uint64(0)
+                if first <= 0:
+                    later = ~later
+                elif first < 64:
+                    later = ~later << np.uint64(first)
+                addable[count, word] = addable[at, word] & later
+            bits[count, v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+            for n in range(before_start[v], before_start[v + 1]):
+                u = before[n]
+                closed = True
+                for word in range(words):
+                    if successors[u, word] & ~bits[count, word] != 0:
+                        closed = False
+                if closed:
+                    addable[count, u >> 6] |= np.uint64(1) << np.uint64(u & 63)
+            parent[count] = at
+            added[count] = v
+            count += 1
+        at += 1
+    return count
+
+
+@kernel
+def sums_over(parent: Ints, added: Ints, values: Floats) -> Floats:
+    """float64[m]: for each set the sum of its vertices' values, float64[n]."""
+    found = np.zeros(parent.size)
+    for at in range(1, parent.size):
+        found[at] = found[parent[at]] + values[added[at]]
+    return found

@@ -1,0 +1,129 @@
+"""``--certificate`` of ``solve`` and ``verify``: what proves a bound, written and checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import piper_ray
+from piper_ray.cli.common import Unwritten, note, refuse_unwritable
+from piper_ray.cli.interrupts import current
+from piper_ray.evaluate import Evaluation
+from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.figures import percent_text, plural, time_text
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import Solution
+from piper_ray.model.stop import StoppedBy
+
+if TYPE_CHECKING:
+    from piper_ray.certificate.check import CertifiedBound
+
+CertificateOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        metavar="FILE",
+        help="Write to FILE what proves the bound, for verify --certificate. Under 2bw alone; takes one more "
+        "evaluation.",
+    ),
+]
+CertificateIn = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        metavar="FILE",
+        help="Check also that the certificate in FILE, which solve wrote, proves its bound: that no plan is "
+        "faster, from INPUT alone, by code that shares nothing with the solver.",
+    ),
+]
+
+
+def refuse_uncertifiable(path: Path, schedule: Schedule, restrictions: Restrictions, options: SolveOptions) -> None:
+    """Raises UsageError for what has no certificate, and for a place where no file can be: before the work."""
+    from piper_ray.certificate.claims import require_certifiable
+
+    refuse_unwritable("--certificate", path)
+    require_certifiable(restrictions, schedule, options.contract)
+
+
+def write_own_certificate(
+    path: Path,
+    instance: Instance,
+    solution: Solution,
+    restrictions: Restrictions,
+    threads: int | None,
+    unwritten: Unwritten,
+    say: Callable[[str], object],
+) -> None:
+    """Makes it, writes it, and says so; after a signal, that there is none."""
+    from piper_ray.certificate.file import write_certificate
+    from piper_ray.engine.certify import certify
+
+    if solution.stopped_by is StoppedBy.INTERRUPT:
+        note(f"no certificate was written to {path}: the solve was interrupted")
+        return
+    began_s = time.perf_counter()
+    with unwritten.noted():
+        try:
+            certificate = current().run(
+                lambda stop: certify(instance, solution, restrictions=restrictions, threads=threads, stop=stop)
+            )
+        except KeyboardInterrupt:
+            note(f"no certificate was written to {path}: interrupted")
+            return
+        except LimitError as error:
+            raise UsageError(f"--certificate {path}: nothing is written: {error}") from error
+        write_certificate(certificate, path)
+        say(f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s")
+
+
+def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Schedule) -> CertifiedBound:
+    """What the file proves of plans such as this one.
+
+    Raises CertificateRefused if it proves nothing, and UsageError for a plan that its bound says nothing of.
+    """
+    from piper_ray.certificate.claims import require_certifiable
+
+    require_certifiable(Restrictions(), schedule)
+    if plan.in_flight is not None:
+        raise UsageError(
+            "certificates are of plans with ceil(s/d) microbatches in flight; PLAN says itself how many it keeps"
+        )
+    return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
+
+
+def certified_text(found: CertifiedBound, instance: Instance, plan: Plan, evaluation: Evaluation) -> list[str]:
+    """In words, a line each."""
+    gap = percent_text(found.gap(evaluation.time_per_sample_s))
+    if found.bound_s < float("inf"):
+        lines = [f"certified: no plan takes less than {time_text(found.bound_s)}/microbatch; gap {gap}"]
+    else:
+        lines = ["certified: there is no plan that keeps the memory to the byte"]
+    if found.restrictions.constraints:
+        lines.append(f"of plans that keep {', '.join(map(repr, found.restrictions.constraints))}")
+        lines += [f"note: PLAN breaks that: {text}" for text in found.restrictions.violations(instance, plan)]
+    lines.append(f"checked: {plural(found.stages, 'stage')} in front of {plural(found.tails, 'tail')}")
+    return lines
+
+
+def certified_document(found: CertifiedBound, evaluation: Evaluation) -> Mapping[str, object]:
+    """For ``--json``; null: without end."""
+    return {
+        "certificate": {
+            "bound_s": found.bound_s if found.bound_s < float("inf") else None,
+            "gap": found.gap(evaluation.time_per_sample_s),
+            "restrictions": found.restrictions.to_dict(),
+            "downsets": found.downsets,
+            "tails": found.tails,
+            "stages": found.stages,
+            "choices": found.choices,
+        }
+    }
