@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from piper_ray.engine.forecast import downset_limit, over_limit
-from piper_ray.engine.lattice.downsets import Lattice, build_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, build_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished
@@ -18,7 +18,7 @@ def lattice_within(
     memory_limit_bytes: float | None,
     listener: Listener,
     began_s: float,
-) -> tuple[Lattice, float]:
+) -> tuple[GrownLattice, float]:
     """The lattice and the seconds since ``began_s``. variants: how many; expected: downsets, where they were counted.
 
     Raises LimitError if the downsets do not fit into the limit, or the machine.

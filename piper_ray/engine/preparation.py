@@ -126,11 +126,15 @@ def prepare(
     restrictions: Restrictions,
     memory_limit_bytes: float | None = None,
     listener: Listener = silent,
+    outline: Outline | None = None,
 ) -> Preparation:
-    """Builds lattice and stage sums. Raises LimitError if the lattice does not fit into the limit, or the machine."""
+    """Builds lattice and stage sums. outline: where it is known already.
+
+    Raises LimitError if the lattice does not fit into the limit, or the machine.
+    """
     started = time.perf_counter()
     shape = PointShape.of(instance, restrictions)
-    outline = Outline.of(instance, restrictions)
+    outline = outline or Outline.of(instance, restrictions)
     variants, graph = outline.variants, outline.graph
     impossible = layer_without_choice(instance, variants)
     if impossible is not None:

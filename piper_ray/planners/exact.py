@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast, Solution, Status
 from piper_ray.planners.planner import Needs, Proposal, Terms
+
+if TYPE_CHECKING:
+    from piper_ray.engine.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Exact:
             options=terms.options,
             backend=terms.backend,
             listener=terms.listener,
-            prepared=None if terms.prepare is None else terms.prepare(instance, restrictions),
+            prepared=_prepared(terms, instance, restrictions),
             stop=terms.stop,
         )
         tried = sum(evaluation.candidates_tested for evaluation in solution.stats.evaluations)
@@ -36,6 +41,16 @@ class Exact:
         assert lattice.memory_bytes is not None
         seconds = 1.0 if lattice.seconds is None else lattice.seconds
         return Needs(lattice.memory_bytes, seconds, can_spread=True)
+
+
+def _prepared(terms: Terms, instance: Instance, restrictions: Restrictions) -> Preparation | None:
+    """None too where there are more downsets than can be listed: a solve by itself makes those that it needs."""
+    if terms.prepare is None:
+        return None
+    try:
+        return terms.prepare(instance, restrictions)
+    except LimitError:
+        return None
 
 
 def _note(solution: Solution) -> str:

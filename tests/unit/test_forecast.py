@@ -60,7 +60,7 @@ def test_a_limit_that_the_forecast_keeps_is_kept() -> None:
     options = SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 1.001)
     assert solve(instance, options=options).status is Status.OPTIMAL
     with pytest.raises(LimitError):
-        solve(instance, options=SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 0.99))
+        solve(instance, options=SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 0.99), schedule="1f1b")
 
 
 def no_enumeration(graph: LayerGraph, limit: int) -> Lattice:
@@ -80,7 +80,7 @@ def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
 ) -> None:
     monkeypatch.setattr("piper_ray.engine.lattice_within.build_lattice", no_enumeration)
     with pytest.raises(LimitError) as refusal:
-        solve(instance, options=SolveOptions(memory_limit_bytes=4 * 2**30))
+        solve(instance, options=SolveOptions(memory_limit_bytes=4 * 2**30), schedule="1f1b")
     text = str(refusal.value)
     assert f"{downsets:,} downsets" in text
     assert "the limit is 4.0 GiB" in text
@@ -90,11 +90,27 @@ def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
 
 def test_without_a_limit_the_machine_is_the_limit() -> None:
     with pytest.raises(LimitError, match=r"1,152,921,504,606,846,976 downsets, which take about .* GiB"):
-        solve(graph_only(range(60), []))
+        solve(graph_only(range(60), []), schedule="1f1b")
 
 
 def test_a_lattice_that_cannot_be_counted_is_refused_when_it_outgrows_the_limit() -> None:
     instance = random_graph(Random(5), 200, 0.03)
     limit_bytes = forecast_solve(two_towers(50)).memory_bytes
     with pytest.raises(LimitError, match=r"more than [\d,]+ downsets, all that fit into .*--memory-limit"):
-        solve(instance, options=SolveOptions(memory_limit_bytes=limit_bytes))
+        solve(instance, options=SolveOptions(memory_limit_bytes=limit_bytes), schedule="1f1b")
+
+
+def test_under_2bw_what_plans_can_use_is_enough() -> None:
+    rng = Random(3)
+    edges = {(0, 1 + 8 * tower): 1 for tower in range(3)} | {(8 + 8 * tower, 25): 1 for tower in range(3)}
+    edges |= {(v, v + 1): 1 for v in range(1, 24) if v % 8}
+    times = {v: {1: [tmpc(rng.uniform(5, 10), activation=1)]} for v in range(26)}
+    instance = build(times, edges, devices=12, microbatches=16, memory_bytes=1000)
+    memory_bytes = forecast_solve(instance).memory_bytes
+    assert memory_bytes is not None
+    whole = solve(instance, options=SolveOptions(threads=1))
+    third_bytes = 170e6 + (memory_bytes - 170e6) / 3
+    found = solve(instance, options=SolveOptions(threads=1, memory_limit_bytes=third_bytes))
+    assert (found.status, found.time_per_sample_s) == (Status.OPTIMAL, whole.time_per_sample_s)
+    assert found.plan == whole.plan
+    assert found.stats.downsets < whole.stats.downsets / 3

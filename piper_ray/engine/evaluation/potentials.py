@@ -14,13 +14,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
-from piper_ray.engine.kernels.cover import BoolArray, CoverBasis, StageKinds, dearest_stage, solve_in_box
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.cover import (
+    BoolArray,
+    CoverBasis,
+    StageKinds,
+    dearest_stage,
+    least_spent_s,
+    solve_in_box,
+)
+from piper_ray.engine.kernels.reach import StagePaths
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import descendants
 from piper_ray.engine.tables.problem import Problem
 
-_CELLS = 256
+_CELLS, _FINER = 256, 4
+"""Of the grid, and how many times as many come next where it is too coarse."""
+
 _ROUNDS = 80
 _STAGES_A_ROUND = 4
 _FAR_TOO_MANY = 2.0
@@ -64,12 +75,12 @@ class Potentials:
 
 
 class StageCover:
-    """The fractional covers of a problem's layers by stages, at any threshold."""
+    """The fractional covers of a problem's layers by stages, at any threshold. most_cells: of the grid of times."""
 
-    def __init__(self, problem: Problem, labelling: Labelling) -> None:
+    def __init__(self, problem: Problem, labelling: Labelling, most_cells: int = _CELLS) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
-        self._problem, self._labelling = problem, labelling
-        in_s, out_s = _edges_s(problem)
+        self._problem, self._labelling, self._most_cells = problem, labelling, most_cells
+        in_s, out_s = edges_s(problem)
         self._charge_s = np.stack([labelling.charges_s(in_s[:, r], out_s[:, r]) for r in range(options.degree.size)])
         self._kinds = [
             (r, int(d))
@@ -87,10 +98,23 @@ class StageCover:
         )
 
     @classmethod
-    def of(cls, problem: Problem) -> StageCover | None:
+    def of(cls, problem: Problem, most_cells: int = _CELLS) -> StageCover | None:
         """None for a graph so entangled that its stages take longer to look through than that saves."""
         labelling = Labelling.of(problem.workload.lattice.graph)
-        return None if labelling is None else cls(problem, labelling)
+        return None if labelling is None else cls(problem, labelling, most_cells)
+
+    @property
+    def paths(self) -> StagePaths:
+        """All stages, with the least that their borders cost."""
+        moves, label = self._labelling.moves, self._labelling.label
+        state_start = offsets(moves.states)
+        step = np.repeat(np.arange(moves.order.size), np.diff(moves.move_start))
+        source = state_start[step] + moves.source
+        target = np.full((int(state_start[-1]), 3), -1, np.int64)
+        target[source, label] = state_start[step + 1] + moves.target
+        charge_s = np.zeros((self._charge_s.shape[0], *target.shape))
+        charge_s[:, source, label] = self._charge_s
+        return frozen(StagePaths(moves.order, state_start, target, charge_s))
 
     @staticmethod
     def least_round_s(problem: Problem) -> float:
@@ -112,13 +136,12 @@ class StageCover:
         check: Callable[[], None] = lambda: None,
     ) -> Potentials:
         """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
-        keep_s = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
-        kinds = self._at(keep_s)
+        kinds = self._at(_kept_s(threshold_s))
         alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
         if not np.isfinite(alone).all():
             return Potentials(threshold_s, np.zeros(alone.size))
         trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
-        ascent = _Ascent(self._labelling, kinds)
+        ascent = _Ascent(self._labelling, kinds, self._most_cells)
         for inside, devices, known_at_s in self._stages:
             if known_at_s <= threshold_s:
                 ascent.program.add(inside, devices)
@@ -126,6 +149,26 @@ class StageCover:
         found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
         self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
         return Potentials(threshold_s, found * (1.0 - _GUARD))
+
+    def kinds(self, potentials: Potentials, spare: float) -> StageKinds:
+        """Those of which some stage may keep the threshold and waste no more than ``spare`` devices."""
+        kinds = self._at(_kept_s(potentials.threshold_s))
+        inside = np.zeros(potentials.of_vertex.size, np.bool_)
+        useful = []
+        for kind, devices in enumerate(kinds.devices.tolist()):
+            at = slice(kind, kind + 1)
+            alone = StageKinds(
+                kinds.devices[at], kinds.variant[at], kinds.weight_s[at], kinds.budget_s[at], kinds.charge_s
+            )
+            least = 1.0 - spare / devices - _GUARD
+            _, found = dearest_stage(
+                self._labelling.moves, alone, self._most_cells, potentials.of_vertex, least, np.ones(1), inside
+            )
+            if found >= 0:
+                useful.append(kind)
+        return StageKinds(
+            kinds.devices[useful], kinds.variant[useful], kinds.weight_s[useful], kinds.budget_s[useful], kinds.charge_s
+        )
 
     def _at(self, keep_s: float) -> StageKinds:
         degree = self._problem.options.degree
@@ -165,7 +208,12 @@ class StageCover:
         return best[1], best[2]
 
 
-def _edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
+def _kept_s(threshold_s: float) -> float:
+    """What a stage that keeps the threshold may take."""
+    return max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
+
+
+def edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
     """float64[e, r] each: the least that an edge costs the stage of its head, and of its tail."""
     least = problem.workload.options.least
     bytes_s = least.in_bytes + least.out_bytes
@@ -187,10 +235,11 @@ def _least_of_each(values: FloatArray, start: IndexArray, counts: IndexArray) ->
 class _Ascent:
     """Potentials that rise from round to round."""
 
-    def __init__(self, labelling: Labelling, kinds: StageKinds) -> None:
-        self._moves, self._kinds = labelling.moves, kinds
+    def __init__(self, labelling: Labelling, kinds: StageKinds, most_cells: int) -> None:
+        self._moves, self._kinds, self._cells, self._most_cells = labelling.moves, kinds, _CELLS, most_cells
         self._size = kinds.weight_s.shape[1]
         self._ratios = np.ones(kinds.devices.size)
+        self._too_coarse = False
         self.program = _BoxProgram(self._size)
         self.found: list[tuple[BoolArray, float]] = []
 
@@ -208,6 +257,10 @@ class _Ascent:
                 box = max(box * _SHRINK, _LEAST_BOX)
             if total > until:
                 break
+            if self._too_coarse:
+                self._cells = min(self._cells * _FINER, self._most_cells)
+                trial, box = best, _BOX
+                continue
             width = box * (best + 0.25 * best.mean())
             trial = self.program.solve(np.maximum(0.0, best - width), best + width)
             promised = float(trial.sum())
@@ -216,21 +269,37 @@ class _Ascent:
         return best
 
     def _look(self, potential: FloatArray) -> float:
-        """The largest ratio of all stages'; its stage, and others apart from it, become columns."""
+        """The largest ratio of all stages'; its stage, and others apart from it, become columns.
+
+        Not so where the grid shows a stage that does not keep the threshold and may be finer: it is too coarse then.
+        """
         inside = np.zeros(self._size, np.bool_)
         rest = potential.copy()
-        largest, kind = dearest_stage(self._moves, self._kinds, _CELLS, rest, 1e-9, self._ratios, inside)
+        self._too_coarse = False
+        largest, kind = dearest_stage(self._moves, self._kinds, self._cells, rest, 1e-9, self._ratios, inside)
         ratios = self._ratios.copy()
         for k in range(_STAGES_A_ROUND):
             if kind < 0:
                 break
-            devices = float(self._kinds.devices[kind])
-            if self.program.add(inside, devices):
-                self.found.append((inside.copy(), devices))
+            if self._keeps(kind, inside):
+                devices = float(self._kinds.devices[kind])
+                if self.program.add(inside, devices):
+                    self.found.append((inside.copy(), devices))
+            else:
+                self._too_coarse = self._too_coarse or k == 0
             rest[inside] = 0.0
             if k + 1 < _STAGES_A_ROUND:
-                _, kind = dearest_stage(self._moves, self._kinds, _CELLS, rest, _NEARLY * largest, ratios, inside)
+                _, kind = dearest_stage(self._moves, self._kinds, self._cells, rest, _NEARLY * largest, ratios, inside)
         return max(float(largest), 1e-9)
+
+    def _keeps(self, kind: int, inside: BoolArray) -> bool:
+        """Whether it is to be a column: at the end of what the grid may have, in any case."""
+        if self._cells >= self._most_cells:
+            return True
+        kinds = self._kinds
+        charge_s = kinds.charge_s[kinds.variant[kind]]
+        spent_s = least_spent_s(self._moves, kinds.weight_s[kind], charge_s, inside)
+        return bool(spent_s <= kinds.budget_s[kind])
 
 
 class _BoxProgram:

@@ -29,7 +29,7 @@ from piper_ray.engine.kernels.flush_types import (
 from piper_ray.engine.kernels.sums import crossing_edges, downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import offsets
-from piper_ray.engine.lattice.downsets import Lattice
+from piper_ray.engine.lattice.downsets import GrownLattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
@@ -42,7 +42,7 @@ class FlushWorkload:
     ahead_of: what is left in front of each downset, for the variants that somebody has asked for.
     """
 
-    lattice: Lattice
+    lattice: GrownLattice
     variants: tuple[Variant, ...]
     tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
     arrays: FlushTables
@@ -84,7 +84,7 @@ def _once_bytes(tmpc: Tmpc) -> float:
     return tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes
 
 
-def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> FlushWorkload:
+def build_workload(instance: Instance, lattice: GrownLattice, variants: Sequence[Variant]) -> FlushWorkload:
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
     graph = lattice.graph
     edges = _Edges(instance, graph)
@@ -165,7 +165,7 @@ class _Edges:
         passes = passes_of(tmpc)
         return _Option(tmpc, passes.forward_s, passes.backward_s, charges)
 
-    def crossings(self, lattice: Lattice) -> tuple[IndexArray, IndexArray]:
+    def crossings(self, lattice: GrownLattice) -> tuple[IndexArray, IndexArray]:
         """For each downset those from outside to inside."""
         return crossing_edges(
             lattice.parent,
@@ -198,7 +198,7 @@ def _undominated(options: Sequence[_Option]) -> list[_Option]:
     return kept
 
 
-def _sums(lattice: Lattice, options: Sequence[Sequence[Sequence[_Option]]]) -> FloatArray:
+def _sums(lattice: GrownLattice, options: Sequence[Sequence[Sequence[_Option]]]) -> FloatArray:
     """float64[r, m, COLUMNS]: of each downset, in each variant."""
     sums = np.zeros((len(options), lattice.size, COLUMNS))
     for r, of_variant in enumerate(options):

@@ -204,6 +204,30 @@ def _largest(
     return largest
 
 
+@kernel
+def least_spent_s(moves: LabelMoves, weight_s: FloatArray, charge_s: FloatArray, inside: BoolArray) -> float:
+    """The least that a stage of these vertices takes, wherever the others are; inf if there is no such stage.
+
+    weight_s: float64[n], charge_s: float64[moves], of its kind.
+    """
+    spent_s = np.zeros(1)
+    for k in range(moves.order.size):
+        v = moves.order[k]
+        after_s = np.full(moves.states[k + 1], np.inf)
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            if (moves.inside[move] == 1) == inside[v]:
+                total_s = spent_s[moves.source[move]] + charge_s[move]
+                after_s[moves.target[move]] = min(after_s[moves.target[move]], total_s)
+        if inside[v]:
+            for state in range(after_s.size):
+                after_s[state] += weight_s[v]
+        spent_s = after_s
+    least_s = np.inf
+    for total_s in spent_s:
+        least_s = min(least_s, total_s)
+    return float(least_s)
+
+
 class CoverBasis(NamedTuple):
     """Columns of the cover, and a basis of them. Columns 0 .. n - 1 are single vertices at the upper end of the box,
     n .. 2 n - 1 take one back at its lower end; then come stages.

@@ -1,4 +1,4 @@
-"""Kernels: sums over downsets, each from its parent's."""
+"""Kernels: sums over downsets, and what crosses into them: each from its parent's, or by itself."""
 
 from __future__ import annotations
 
@@ -102,3 +102,55 @@ def crossing_sums(start: IndexArray, edges: IndexArray, values: FloatArray) -> F
             for column in range(values.shape[1]):
                 sums[i, column] += values[edges[k], column]
     return sums
+
+
+@kernel
+def member_sums(bits: BitArray, values: FloatArray) -> FloatArray:
+    """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices, in ascending
+    order, as ``downset_sums`` adds them up."""
+    n, columns = values.shape
+    sums = np.zeros((bits.shape[0], columns))
+    for i in range(bits.shape[0]):
+        for v in range(n):
+            if (bits[i, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0:
+                for column in range(columns):
+                    sums[i, column] += values[v, column]
+    return sums
+
+
+@kernel
+def edges_across(bits: BitArray, edge_tail: IndexArray, edge_head: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """As ``crossing_edges`` for edges that come by their heads: for each downset those from outside to inside."""
+    m = bits.shape[0]
+    start = np.zeros(m + 1, np.int64)
+    found = np.empty(1024, np.int64)
+    for i in range(m):
+        at = start[i]
+        while at + edge_tail.size > found.size:
+            found = twice(found)
+        for e in range(edge_tail.size):
+            u, v = edge_tail[e], edge_head[e]
+            inside = (bits[i, v >> 6] >> np.uint64(v & 63)) & np.uint64(1)
+            if inside > (bits[i, u >> 6] >> np.uint64(u & 63)) & np.uint64(1):
+                found[at] = e
+                at += 1
+        start[i + 1] = at
+    return start, found[: start[m]].copy()
+
+
+@kernel
+def tensors_across(bits: BitArray, tensor_bits: BitArray, order: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """As ``cut_tensors``: for each downset the tensors with ends inside and outside, in ``order``: by first end."""
+    m = bits.shape[0]
+    start = np.zeros(m + 1, np.int64)
+    found = np.empty(1024, np.int64)
+    for i in range(m):
+        at = start[i]
+        while at + order.size > found.size:
+            found = twice(found)
+        for tensor in order:
+            if meets(tensor_bits[tensor], bits[i]) and not is_subset(tensor_bits[tensor], bits[i]):
+                found[at] = tensor
+                at += 1
+        start[i + 1] = at
+    return start, found[: start[m]].copy()

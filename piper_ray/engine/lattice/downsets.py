@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.engine.kernels.enumeration import Downsets, Neighbours, enumerate_downsets
-from piper_ray.engine.kernels.sums import crossing_edges, cut_tensors, downset_sums
+from piper_ray.engine.kernels.sums import (
+    crossing_edges,
+    cut_tensors,
+    downset_sums,
+    edges_across,
+    member_sums,
+    tensors_across,
+)
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
 from piper_ray.engine.lattice.bits import bit_rows, offsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
@@ -19,31 +26,46 @@ _FIRST_ROOM = 4096
 
 @dataclass(frozen=True)
 class Lattice:
-    """All downsets, ids in (level, lexicographic) order: 0 is the empty set, the last one is V.
-
-    parent, added: int64[m]; downset i is parent[i] with vertex added[i] (-1 for the empty set).
+    """Downsets, ids in (size, lexicographic) order: 0 is the empty set, the last one is V. Those of one size that are
+    there make a level.
     """
 
     graph: LayerGraph
-    parent: IndexArray
-    added: IndexArray
     arrays: LatticeArrays
 
     @property
     def size(self) -> int:
-        return int(self.parent.size)
+        return int(self.arrays.bits.shape[0])
 
     @property
     def levels(self) -> int:
         return int(self.arrays.level_start.size) - 1
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices."""
+        """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices, added up
+        in ascending order: to the last bit the same whichever other downsets there are.
+        """
+        found: FloatArray = member_sums(self.arrays.bits, np.ascontiguousarray(values, np.float64))
+        return found
+
+
+@dataclass(frozen=True)
+class GrownLattice(Lattice):
+    """Each downset is another one with one vertex more: all downsets, or those of a chain.
+
+    parent, added: int64[m]; downset i is parent[i] with vertex added[i] (-1 for the empty set).
+    """
+
+    parent: IndexArray
+    added: IndexArray
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """As ``Lattice.sums``, each from its parent's."""
         found: FloatArray = downset_sums(self.parent, self.added, np.ascontiguousarray(values, np.float64))
         return found
 
 
-def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) -> Lattice:
+def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) -> GrownLattice:
     """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
     words = max(1, (graph.size + 63) // 64)
     room = min(limit, expected or _FIRST_ROOM)
@@ -75,7 +97,7 @@ def listed_pairs(lattice: Lattice) -> int:
     return sum(int(np.count_nonzero(~(bits[:i] & ~bits[i]).any(axis=1))) for i in range(lattice.size))
 
 
-def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> Lattice:
+def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> GrownLattice:
     """The n + 1 downsets along one order of the vertices, each after its successors: a lattice for upper bounds."""
     bits = np.zeros((graph.size + 1, max(1, (graph.size + 63) // 64)), np.uint64)
     for i, v in enumerate(order):
@@ -91,16 +113,63 @@ def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> Lattice:
     )
 
 
+def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
+    """Some of the downsets: uint64[m, words], in any order, the empty set and V among them, each once."""
+    inside = np.unpackbits(bits.astype("<u8").view(np.uint8).reshape(bits.shape[0], -1), axis=1, bitorder="little")
+    sizes = inside.sum(axis=1, dtype=np.int64)
+    # Of two sets of one size the one with the least vertex that is not in both comes first.
+    ranks = ~np.packbits(inside, axis=1).view(">u8").astype(np.uint64)
+    order = np.lexsort((*ranks.T[::-1], sizes))
+    bits = np.ascontiguousarray(bits[order])
+    level_size, first = np.unique(sizes[order], return_index=True)
+    edge_tail, edge_head = _ends(graph)
+    crossing_start, crossing = edges_across(bits, edge_tail, edge_head)
+    tensor_bits = _tensor_bits(graph)
+    cut_start, cut = np.zeros(1, np.int64), np.zeros(0, np.int64)
+    if graph.tensors:
+        by_first_end = sorted(range(len(graph.tensors)), key=lambda tensor: (graph.tensors[tensor][0][0], tensor))
+        cut_start, cut = tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
+    arrays = LatticeArrays(
+        bits=bits,
+        level_start=np.append(first, bits.shape[0]).astype(np.int64),
+        crossing_start=crossing_start,
+        crossing=crossing,
+        edge_tail=edge_tail,
+        edge_head=edge_head,
+        vertex_level=np.searchsorted(level_size, _least_sizes(graph)).astype(np.int64),
+        tensor_bits=tensor_bits,
+        cut_start=cut_start,
+        cut=cut,
+    )
+    return Lattice(graph, frozen(arrays))
+
+
+def _ends(graph: LayerGraph) -> tuple[IndexArray, IndexArray]:
+    """Tail and head of each edge."""
+    return (
+        np.array([tail for tail, _, _ in graph.edges], np.int64),
+        np.array([head for _, head, _ in graph.edges], np.int64),
+    )
+
+
+def _tensor_bits(graph: LayerGraph) -> BitArray:
+    return bit_rows([ends for ends, _ in graph.tensors], graph.size)
+
+
+def _least_sizes(graph: LayerGraph) -> IndexArray:
+    """Of the least downset with each vertex."""
+    return np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
+
+
 def _with_crossings(
     graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, level_start: IndexArray
-) -> Lattice:
+) -> GrownLattice:
     in_edges: list[list[int]] = [[] for _ in range(graph.size)]
     out_count = np.zeros(graph.size, np.int64)
     for e, (tail, head, _) in enumerate(graph.edges):
         in_edges[head].append(e)
         out_count[tail] += 1
-    edge_tail = np.array([tail for tail, _, _ in graph.edges], np.int64)
-    edge_head = np.array([head for _, head, _ in graph.edges], np.int64)
+    edge_tail, edge_head = _ends(graph)
     crossing_start, crossing = crossing_edges(
         parent,
         added,
@@ -109,8 +178,7 @@ def _with_crossings(
         np.array([e for edges in in_edges for e in edges], np.int64),
         out_count,
     )
-    vertex_level = np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
-    tensor_bits = bit_rows([ends for ends, _ in graph.tensors], graph.size)
+    tensor_bits = _tensor_bits(graph)
     cut_start, cut = _cuts(graph, parent, added, bits, tensor_bits)
     arrays = LatticeArrays(
         bits=bits,
@@ -119,12 +187,12 @@ def _with_crossings(
         crossing=crossing,
         edge_tail=edge_tail,
         edge_head=edge_head,
-        vertex_level=vertex_level,
+        vertex_level=_least_sizes(graph),
         tensor_bits=tensor_bits,
         cut_start=cut_start,
         cut=cut,
     )
-    return Lattice(graph, parent, added, frozen(arrays))
+    return GrownLattice(graph, frozen(arrays), parent, added)
 
 
 def _cuts(

@@ -27,11 +27,12 @@ _MOST_MOVES = 100_000
 
 @dataclass(frozen=True)
 class Labelling:
-    """charge_start, charge: int64[moves + 1], int64[..]: what a move makes the stage pay: 2 e for edge e as it comes
-    in, 2 e + 1 as it leaves.
+    """label: int64[moves], of the vertex. charge_start, charge: int64[moves + 1], int64[..]: what a move makes the
+    stage pay: 2 e for edge e as it comes in, 2 e + 1 as it leaves.
     """
 
     moves: LabelMoves
+    label: IndexArray
     charge_start: IndexArray
     charge: IndexArray
 
@@ -85,7 +86,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
     frontier: list[int] = []
     states: list[tuple[int, ...]] = [()]
     counts, lengths = [1], []
-    moves: list[tuple[int, int, int, list[int]]] = []
+    moves: list[tuple[int, int, int, list[int]]] = []  # target, source, label, what it pays
     labelled: set[int] = set()
     for v in order:
         ends = [(w, frontier.index(w)) for w in neighbours[v] if w in labelled]
@@ -103,7 +104,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
                     continue
                 after = tuple(labels[k] for k in stays) + ((label,) if left[v] > 0 else ())
                 target = number.setdefault(after, len(number))
-                found.append((target, source, int(label == INSIDE), paid))
+                found.append((target, source, label, paid))
         moves += sorted(found)
         if len(moves) > _MOST_MOVES:
             return None
@@ -119,9 +120,10 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
                 move_start=offsets(lengths),
                 source=np.array([source for _, source, _, _ in moves], np.int64),
                 target=np.array([target for target, _, _, _ in moves], np.int64),
-                inside=np.array([inside for _, _, inside, _ in moves], np.int64),
+                inside=np.array([int(label == INSIDE) for _, _, label, _ in moves], np.int64),
             )
         ),
+        np.array([label for _, _, label, _ in moves], np.int64),
         offsets(len(paid) for _, _, _, paid in moves),
         np.array([charge for _, _, _, paid in moves for charge in paid], np.int64),
     )

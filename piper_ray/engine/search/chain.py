@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.instance import Instance
 
 _CHAIN_SHARE = 4
+_GAP = 1e-6
 
 
 def is_worth_a_chain(lattice: Lattice) -> bool:
@@ -28,6 +32,24 @@ def chain_problem(
     degrees: data-parallel ones that a stage can have, ascending.
     """
     return build_problem(LatticeTables.build(chain_lattice(graph, order), options), instance, degrees)
+
+
+def search_chain(
+    chain: Problem,
+    backend: Evaluator,
+    bracket: Bracket,
+    take: Callable[[Problem, Sequence[TracedStage]], float],
+    gap: float,
+    check: OnProgress,
+) -> None:
+    """Closes the bracket as far as ``gap`` by plans on a chain. take: values a plan found, in s. check: may raise."""
+    while not bracket.is_done(max(gap, _GAP)):
+        threshold_s = bracket.propose()
+        outcome = evaluate_threshold(chain, backend, threshold_s, on_progress=check)
+        if outcome.feasible:
+            bracket.record_feasible(threshold_s, take(chain, outcome.stages))
+        else:
+            bracket.record_infeasible(threshold_s)
 
 
 def order_of_graph(problem: Problem) -> list[int]:

@@ -130,17 +130,8 @@ class Pricing:
         return self._worthwhile
 
     def _bound_s(self, cover: StageCover, threshold_s: float) -> float:
-        """Devices are about inverse to the threshold: that points to where all of them are needed."""
-        devices, bound_s = self.problem.cluster.devices, 0.0
-        for _ in range(_ASKED):
-            found = cover.potentials(threshold_s, start=self._last, rounds=_BOUND_ROUNDS, check=self.check)
-            self._last = found
-            ratio = found.devices / devices
-            if ratio > _PROOF:
-                bound_s = threshold_s
-            if abs(ratio - 1.0) < _CLOSE and bound_s > 0.0:
-                break
-            threshold_s = max(bound_s, threshold_s * ratio * (1.0 - 0.5 * _CLOSE))
+        devices = self.problem.cluster.devices
+        bound_s, self._last = bound_by_cover(cover, devices, threshold_s, self._last, self.check)
         return bound_s
 
     def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> Potentials:
@@ -150,3 +141,28 @@ class Pricing:
     def rules_out(self, potentials: Potentials | None) -> bool:
         """Whether no plan keeps the potentials' threshold."""
         return potentials is not None and potentials.devices > self.problem.cluster.devices * _PROOF
+
+
+def bound_by_cover(
+    cover: StageCover,
+    devices: int,
+    threshold_s: float,
+    start: Potentials | None,
+    check: Callable[[], None],
+    rounds: int = _BOUND_ROUNDS,
+) -> tuple[float, Potentials]:
+    """No plan is faster (0 if nothing was found), and the last potentials. Begins at ``threshold_s``.
+
+    Devices are about inverse to the threshold: that points to where all of them are needed.
+    """
+    bound_s, last = 0.0, start
+    for _ in range(_ASKED):
+        last = cover.potentials(threshold_s, start=last, rounds=rounds, check=check)
+        ratio = last.devices / devices
+        if ratio > _PROOF:
+            bound_s = threshold_s
+        if abs(ratio - 1.0) < _CLOSE and bound_s > 0.0:
+            break
+        threshold_s = max(bound_s, threshold_s * ratio * (1.0 - 0.5 * _CLOSE))
+    assert last is not None
+    return bound_s, last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,13 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.search.bracket import Bracket, Phase
-from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph, order_through
+from piper_ray.engine.search.chain import (
+    chain_problem,
+    is_worth_a_chain,
+    order_of_graph,
+    order_through,
+    search_chain,
+)
 from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
@@ -30,7 +37,6 @@ from piper_ray.model.events import Bounds, EvaluationFinished, IncumbentFound, L
 from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy, StopSearch
 
-_CHAIN_GAP = 1e-6
 _COARSE_GAP = 1e-4
 
 _MANY_LIVE = 30
@@ -187,13 +193,8 @@ class Search:
         graph, options = workload.lattice.graph, workload.options
         chain = chain_problem(self.planning.instance, graph, options, order, degrees)
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
-        while not bracket.is_done(max(self.limits.gap, _CHAIN_GAP)):
-            threshold_s = bracket.propose()
-            outcome = evaluate_threshold(chain, self.evaluations.backend, threshold_s, on_progress=self.check)
-            if outcome.feasible:
-                bracket.record_feasible(threshold_s, self._take(chain, outcome.stages, "chain"))
-            else:
-                bracket.record_infeasible(threshold_s)
+        take = partial(self._take, origin="chain")
+        search_chain(chain, self.evaluations.backend, bracket, take, self.limits.gap, self.check)
         if bracket.upper is None:
             self.bracket.doubt()
 

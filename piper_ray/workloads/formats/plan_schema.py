@@ -24,6 +24,7 @@ _StoppedBy = Literal[
     "TMPC choices merged",
     "no better bound or plan found",
     "no plan is fast enough",
+    "too many downsets to list",
 ]
 
 SCHEMA_VERSION = 1

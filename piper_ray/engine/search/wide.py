@@ -1,0 +1,165 @@
+"""Graphs with more downsets than can be listed: a bound, a plan, and then the downsets that faster plans can use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from piper_ray.cost.bounds import ceiling_s
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.evaluation.backend import Evaluator
+from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
+from piper_ray.engine.evaluation.potentials import Potentials, StageCover
+from piper_ray.engine.evaluation.reach import Beam, Reach, Room
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.kernels.types import BitArray
+from piper_ray.engine.lattice.downsets import listed_lattice
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.chain import chain_problem, order_through, search_chain
+from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.search.planning import Planning, ValuedPlan
+from piper_ray.engine.search.pricing import bound_by_cover
+from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
+from piper_ray.engine.tables.tmpc_options import TmpcOptions
+from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
+
+_CELLS, _ROUNDS = 1024, 100
+"""Of the grid of times, and of the search for potentials: more than elsewhere, where so much hangs on them."""
+
+_ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
+"""Thresholds for a beam, relative to the lower bound."""
+
+_BEAM = Beam(width=30, early=0.02)
+_BEAM_ROOM = Room(downsets=1_000_000, steps=100_000_000)
+_FIRST_STEP, _LEAST_STEP = 1e-3, 1e-4
+"""From one threshold to the next, relative."""
+
+_FEW_STEPS, _MOST_STEPS = 40_000_000, 3_000_000_000
+"""Of one listing: at first (about a second), and at the end."""
+
+
+@dataclass
+class WideSearch:
+    """``bracket`` and ``incumbent`` are valid at every moment, for other threads too."""
+
+    planning: Planning
+    graph: LayerGraph
+    options: TmpcOptions
+    degrees: Sequence[int]
+    backend: Evaluator
+    limits: Limits = field(default_factory=Limits)
+    listener: Listener = silent
+    started_s: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._chain = self._on_chain(range(self.graph.size))
+        self.bracket = Bracket(self._chain.lower_bound_s(), ceiling_s(self.planning.instance))
+        self.incumbent: ValuedPlan | None = None
+
+    def live(self, most: int) -> LatticeTables | None:
+        """Downsets with all that plans as good as ``incumbent`` can use; None where the bracket is closed without,
+        where these are more than ``most`` or take too long to tell, or where the layers are too entangled to tell.
+
+        Raises StopSearch once a limit is reached, ChoiceTooHard as ``evaluate_threshold``.
+        """
+        search_chain(
+            self._chain, self.backend, self._copy(), partial(self._take, origin="chain"), self.limits.gap, self._check
+        )
+        cover = StageCover.of(self._chain, _CELLS)
+        if cover is None or self.bracket.is_done(self.limits.gap):
+            return None
+        bound_s, potentials = bound_by_cover(cover, self._devices, self.bracket.lower, None, self._check, _ROUNDS)
+        self.bracket.record_bound(bound_s)
+        reach = Reach(self._chain, cover)
+        potentials = self._look_along_beams(cover, reach, potentials)
+        return self._step_up(cover, reach, potentials, most)
+
+    @property
+    def _devices(self) -> int:
+        return self._chain.cluster.devices
+
+    def _look_along_beams(self, cover: StageCover, reach: Reach, potentials: Potentials) -> Potentials:
+        for step in _ABOVE_BOUND:
+            threshold_s = self.bracket.lower * (1.0 + step)
+            if self.bracket.upper is not None and threshold_s >= self.bracket.upper:
+                break
+            potentials = self._potentials(cover, threshold_s, potentials)
+            found = reach.downsets(potentials, _BEAM_ROOM, _BEAM, self._check)
+            if found is None or not self._is_whole(found):
+                continue
+            problem, outcome = self._evaluate(found, threshold_s)
+            if outcome.feasible:
+                self._take(problem, outcome.stages, origin="beam")
+                order = order_through(problem, outcome.stages)
+                take = partial(self._take, origin="chain")
+                search_chain(self._on_chain(order), self.backend, self._copy(), take, self.limits.gap, self._check)
+                break
+        return potentials
+
+    def _step_up(self, cover: StageCover, reach: Reach, potentials: Potentials, most: int) -> LatticeTables | None:
+        """From the lower bound up, as few downsets are live there, until there is a plan.
+
+        What takes longer than thresholds before it is tried at nearer ones first.
+        """
+        step, steps = _FIRST_STEP, _FEW_STEPS
+        while not self.bracket.is_done(self.limits.gap):
+            most_s = self.bracket.ceiling if self.bracket.upper is None else self.bracket.upper
+            # Where nothing takes any time there is no bound to step up from.
+            threshold_s = min(self.bracket.lower * (1.0 + step), most_s) if self.bracket.lower > 0.0 else most_s
+            potentials = self._potentials(cover, threshold_s, potentials)
+            found = reach.downsets(potentials, Room(most, steps), check=self._check)
+            if found is None:
+                step /= 4.0
+                if step < _LEAST_STEP:
+                    step, steps = _FIRST_STEP, 8 * steps
+                    if steps > _MOST_STEPS:
+                        return None
+                continue
+            if self._is_whole(found):
+                problem, outcome = self._evaluate(found, threshold_s)
+                if outcome.feasible:
+                    self._take(problem, outcome.stages, origin="evaluation")
+                    return problem.workload
+            self.bracket.record_bound(threshold_s)
+            if reach.steps < _FEW_STEPS // 4:
+                step *= 2.0
+        return None
+
+    def _potentials(self, cover: StageCover, threshold_s: float, start: Potentials) -> Potentials:
+        enough = self._devices * (1.0 + PROOF)
+        return cover.potentials(threshold_s, start=start, until=enough, rounds=_ROUNDS, check=self._check)
+
+    def _is_whole(self, found: BitArray) -> bool:
+        return int(np.bitwise_count(found).sum(axis=1).max()) == self.graph.size
+
+    def _tables(self, found: BitArray) -> LatticeTables:
+        return LatticeTables.build(listed_lattice(self.graph, found), self.options)
+
+    def _evaluate(self, found: BitArray, threshold_s: float) -> tuple[Problem, Outcome]:
+        problem = build_problem(self._tables(found), self.planning.instance, self.degrees)
+        return problem, evaluate_threshold(problem, self.backend, threshold_s, on_progress=self._check)
+
+    def _on_chain(self, order: Sequence[int]) -> Problem:
+        return chain_problem(self.planning.instance, self.graph, self.options, order, self.degrees)
+
+    def _copy(self) -> Bracket:
+        return Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
+
+    def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
+        found = self.planning.valued(problem, stages)
+        value_s, plan = found.time_per_sample_s, found.plan
+        if self.incumbent is None or value_s < self.incumbent.time_per_sample_s:
+            self.incumbent = found
+            self.bracket.record_plan(value_s)
+            elapsed_s = time.perf_counter() - self.started_s
+            bounds = Bounds(self.bracket.lower, self.bracket.upper, elapsed_s)
+            self.listener(IncumbentFound(origin, value_s, len(plan.stages), plan.devices, bounds))
+        return value_s
+
+    def _check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
+        self.limits.check()
