@@ -39,6 +39,13 @@ import platform
 platform.python_version = lambda: "3.11.99"
 """
 
+TO_WORKERS = """
+from piper_ray.engine.backends.ray import pacing
+
+pacing.Pacing.pays = pacing.Pacing.pays_ahead = lambda *_: True
+"""
+"""A ``sitecustomize`` with which workers get all levels, however fast this machine is."""
+
 
 def without_piper_ray(folder: Path) -> Setup:
     """A machine on which nobody has installed it."""

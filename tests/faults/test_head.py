@@ -13,20 +13,13 @@ import pytest
 
 from tests.faults.driver import INCEPTION, driving
 from tests.faults.machines import HEAD, LONG_S, Machines, machines
+from tests.faults.surroundings import TO_WORKERS
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Machines]:
     with machines(2) as cluster:
         yield cluster
-
-
-TO_WORKERS = """
-from piper_ray.engine.backends.ray import pacing
-
-pacing.Pacing.pays = pacing.Pacing.pays_ahead = lambda *_: True
-"""
-"""A ``sitecustomize`` with which workers get all levels, however fast this machine is."""
 
 
 def test_head_dies_under_a_supervised_solve(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.sweep.run import run_sweep
 from tests.faults.driver import driving
 from tests.faults.machines import HEAD, LONG_S, USUAL, Machines, Setup
-from tests.faults.surroundings import with_other_kernels, with_other_python, without_piper_ray
+from tests.faults.surroundings import TO_WORKERS, with_other_kernels, with_other_python, without_piper_ray
 from tests.faults.sweeping import sweeping
 from tests.interrupt_support import write_long
 from tests.sweep_support import content, write_small
@@ -89,8 +90,11 @@ def test_without_a_good_machine_each_is_named(others: Others, tmp_path: Path) ->
     cluster.run({2: others.bare, 3: others.python})
     sweep = ["sweep", str(write_small(tmp_path)), "--storage", str(tmp_path / "d")]
     solve = ["solve", str(write_long(tmp_path))]  # which must not be done before they have answered
+    (tmp_path / "sitecustomize.py").write_text(TO_WORKERS)
+    paths = [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    variable = f"PYTHONPATH={os.pathsep.join(filter(None, paths))}"
     for arguments in (solve, sweep):
-        command = [sys.executable, "-m", "piper_ray", *arguments, "--address", cluster.address]
+        command = ["env", variable, sys.executable, "-m", "piper_ray", *arguments, "--address", cluster.address]
         with cluster.popen(HEAD, command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             _, errors = process.communicate(timeout=LONG_S)
         assert process.returncode == ClusterError.exit_code, errors

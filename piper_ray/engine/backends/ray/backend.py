@@ -381,6 +381,9 @@ class RayBackend:
             error = starting.exception()
             if error is not None:
                 raise error
+        dispatcher = self._dispatcher
+        if dispatcher is not None and dispatcher.failure is not None:
+            raise dispatcher.failure
 
     def _submit(self, dispatcher: Dispatcher, states: StateTables, level: int, first: int, last: int) -> ChunkBatch:
         """Of the levels from ``level`` on, over all that are finished."""

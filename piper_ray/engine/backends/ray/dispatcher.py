@@ -155,6 +155,11 @@ class Dispatcher:
         return self._pool.threads
 
     @property
+    def failure(self) -> Exception | None:
+        """What ends all that is asked of it from now on."""
+        return self._failure
+
+    @property
     def had_workers(self) -> bool:
         """Whether there ever was one."""
         return self._had_workers
