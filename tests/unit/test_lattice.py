@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.engine.lattice.bits import bit_rows, members, offsets
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.downsets import Lattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph, descendants
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
@@ -78,6 +78,7 @@ def test_every_downset_once_and_in_order() -> None:
 def test_parent_and_added_vertex() -> None:
     for instance in small_graphs():
         lattice = lattice_of(instance)
+        assert isinstance(lattice, GrownLattice)
         found = vertex_lists(lattice)
         assert (lattice.parent[0], lattice.added[0]) == (-1, -1)
         for i in range(1, lattice.size):
