@@ -19,6 +19,7 @@ UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
 FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "solve": {"resume": "checkpoint"},
+        "plan": {"batch": "global-batch"},
         "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
         "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
         "simulate": {"samples-per-microbatch": "microbatch-size", "tokens-per-sample": "tokens"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import yaml
@@ -13,7 +14,7 @@ from piper_ray.export.megatron_fields import is_recipe, read_recipe, read_sectio
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
 from piper_ray.export.torchtitan_config import read_config, read_parts
-from piper_ray.model.errors import UsageError
+from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
@@ -83,6 +84,8 @@ def _document(text: str) -> object:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if "\n" not in text:
             return None  # as a layout string it is told where it is wrong
+        with suppress(InputError):  # as torchtitan's configuration is, and others that are told as what they are
+            return parse_toml("layout", text)
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise UsageError(f"layout: {where}not YAML; expected {FORMS}") from None

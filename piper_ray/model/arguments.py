@@ -29,12 +29,13 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """``; did you mean 'megatron'?`` for a name that is like one of those known; else nothing."""
+    """``; did you mean megatron?`` for a name that is like one of those known, or begins some of them; else nothing."""
     by_lower = {name.lower(): name for name in known}
     lower = given.lower()
     begun = [name for name in by_lower if len(lower) > 1 and name.startswith(lower)]
     found = begun or get_close_matches(lower, by_lower, n=1)
-    return f"; did you mean {by_lower[found[0]]}?" if found else ""
+    *others, last = [by_lower[name] for name in found] or [""]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(others), last)))}?" if last else ""
 
 
 def whole(value: object) -> int | None:

@@ -221,7 +221,7 @@ def test_a_solve_from_a_path_hears_its_notes(tmp_path: Path) -> None:
     ("call", "told"),
     [
         (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", batch=7, microbatch=2), "batch 7 is no multiple"),
-        (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", reserve_bytes=9e10), "reserve_bytes 90,000,000,000B"),
+        (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", reserve_bytes=9e10), "reserve_bytes 83.82 GiB"),
         (lambda: piper_ray.estimate("llama3-8b", "h10"), "gpu h10: unknown"),
         (lambda: piper_ray.plan("llama3-8b", "H100-SXM", context_parallel=(3,)), "context_parallel 3: "),
         (lambda: piper_ray.plan("llama3-8b", "H100-SXM", expert_parallel=(3,)), "expert_parallel: llama3-8b has no"),

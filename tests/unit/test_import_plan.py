@@ -195,6 +195,7 @@ def test_a_toml_of_torchtitan_and_shards_that_are_left() -> None:
     [
         ("a: &a {x: 1}\nb: {p: *a, q: *a}\n", "parallelism is missing"),
         ("a: [1,\nb: 2", "line 2: not YAML"),
+        ('# a workload\n[cluster]\ndevices = 8\n[layers]\nfirst = { type = "in" }', "not a layout but a workload"),
         ("E: 2001-99-99\nb: 1", "not YAML"),
         ("Et:tL", "character 3 is ':'"),
         ("[" * 100_000, "not JSON"),
