@@ -77,6 +77,9 @@ def _document(text: str) -> object:
             if text.startswith("[") and "=" in text:
                 return parse_toml("layout", text)
             raise UsageError(f"torchtitan layout: not JSON: {error}") from None
+    with suppress(InputError):
+        if any(isinstance(value, Mapping) for value in (tables := parse_toml("layout", text)).values()):
+            return tables
     if ":" not in text:
         return None
     try:
@@ -84,8 +87,6 @@ def _document(text: str) -> object:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if "\n" not in text:
             return None  # as a layout string it is told where it is wrong
-        with suppress(InputError):  # as torchtitan's configuration is, and others that are told as what they are
-            return parse_toml("layout", text)
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise UsageError(f"layout: {where}not YAML; expected {FORMS}") from None
