@@ -78,7 +78,8 @@ def _document(text: str) -> object:
                 return parse_toml("layout", text)
             raise UsageError(f"torchtitan layout: not JSON: {error}") from None
     with suppress(InputError):
-        if any(isinstance(value, Mapping) for value in (tables := parse_toml("layout", text)).values()):
+        tables = parse_toml("layout", text)
+        if any(isinstance(value, Mapping) for value in tables.values()):
             return tables
     if ":" not in text:
         return None
