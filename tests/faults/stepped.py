@@ -3,7 +3,7 @@
 Run as a program with the arguments of ``piper-ray``. Events go to stdout, a line of JSON each: on stderr Ray's own
 lines could come between. An empty line on stdin
 lets the solve go on; any other is a question, how many workers there are and how many machines are
-left out, and is answered as an event. Workers get all
+left out, and is answered as an event. All workers get some of all
 levels, however fast or slow this machine is just now.
 """
 
@@ -47,8 +47,13 @@ def _remembered(backend: RayBackend, listener: Listener) -> None:
     _listen(backend, listener)
 
 
+def _two_each(_pacing: pacing.Pacing, _seconds: float, workers: int, _threads: int, downsets: int) -> int:
+    return max(1, min(downsets, 2 * workers))
+
+
 if __name__ == "__main__":
     SolverLog.__call__ = _stepped  # type: ignore[method-assign, assignment]
     RayBackend.listen = _remembered  # type: ignore[method-assign, assignment]
     pacing.Pacing.pays = pacing.Pacing.pays_ahead = lambda *_: True  # type: ignore[method-assign, assignment]
+    pacing.Pacing.chunks = _two_each  # type: ignore[method-assign, assignment]
     sys.exit(piper_ray.cli.main())
