@@ -118,6 +118,8 @@ def _solve_wide(request: SolveRequest, outline: Outline, refusal: LimitError) ->
     degrees = restrictions.data_parallel_degrees(instance)
     began_s = time.perf_counter()
     most = downset_limit(outline.graph, len(outline.variants), None, request.options.memory_limit_bytes)
+    if most <= outline.graph.size:
+        raise refusal  # not even the downsets of one chain fit
     with request.open_backend() as backend, closing(Evaluations(backend)) as evaluations:
         backend.listen(request.listener)
         wide = WideSearch(

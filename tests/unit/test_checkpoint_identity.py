@@ -48,6 +48,10 @@ def variants(thing: Any, *others: str) -> list[Any]:
     return [replace(thing, **{name: other_value(getattr(thing, name))}) for name in names]
 
 
+DECIDES_NOTHING = ("path", "tied", "experts")
+"""Of a layer: what is told of its plans, or which of them a runtime takes, which is among the options."""
+
+
 def with_layer(layer: Layer) -> Instance:
     return replace(INSTANCE, layers=(layer, INSTANCE.layers[1]))
 
@@ -61,7 +65,7 @@ def test_every_figure_that_plans_depend_on_counts() -> None:
     parts = ("layers", "edges", "tensors")
     others += [replace(INSTANCE, **{name: other_value(getattr(INSTANCE, name))}) for name in parts]
     assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", "name", "notes", "schedule"}
-    others += [with_layer(layer) for layer in variants(LAYERS[0], "path")]
+    others += [with_layer(layer) for layer in variants(LAYERS[0], *DECIDES_NOTHING)]
     times = [
         replace(TMPC, time_per_sample_s=other_value(TMPC.time_per_sample_s)),
         replace(TMPC, forward_s=0.25),

@@ -21,7 +21,7 @@ def test_thousands_of_operators_are_refused_and_then_planned() -> None:
     instance = transformer_operators()
     assert len(instance.layers) == 4468
     with pytest.raises(LimitError, match="--contract operators"):
-        piper_ray.solve(instance, options=SolveOptions(memory_limit_bytes=300e6))
+        piper_ray.solve(instance, options=SolveOptions(memory_limit_bytes=171e6))
     solution = piper_ray.solve(instance.replace(memory_bytes=8e9), options=BY_BLOCKS)
     assert solution.status is Status.FEASIBLE
     assert solution.stopped_by == "blocks of operators"

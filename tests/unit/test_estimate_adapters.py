@@ -61,7 +61,7 @@ def test_every_model_can_have_adapters(name: str) -> None:
 def test_the_option_says_what_is_trained(tmp_path: Path) -> None:
     config, out = tmp_path / "tiny.json", tmp_path / "tiny.toml"
     config.write_text(json.dumps({**LLAMA3, "model_type": "llama"}), encoding="utf-8")
-    arguments = ["estimate", str(config), "--gpu", "h100", "--nodes", "1", "--lora", "16"]
+    arguments = ["estimate", str(config), "--gpu", "H100-SXM", "--nodes", "1", "--lora", "16"]
     result = CliRunner().invoke(app, [*arguments, "-o", str(out)])
     assert (result.exit_code, result.stderr) == (0, "")
     assert "8,072,204,288 parameters, 41,943,040 of them trained" in result.output

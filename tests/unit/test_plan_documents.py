@@ -116,7 +116,8 @@ def test_older_documents_are_read() -> None:
 @pytest.mark.parametrize(
     ("change", "path"),
     [
-        (lambda document: document.update(schema="piper-ray/plan"), "schema"),
+        (lambda document: document.update(schema="a solution"), "schema"),
+        (lambda document: document.update(schema="piper-ray/plan"), ""),
         (lambda document: document.pop("schema"), "schema"),
         (lambda document: document.update(schema_version=2), "schema_version"),
         (lambda document: document["instance"].update(digest="0" * 64), "instance.digest"),

@@ -22,7 +22,9 @@ _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
 
 @dataclass(frozen=True)
 class Room:
-    """What there is to look for downsets: how many can be kept, and labels that may be tried, a measure of time."""
+    """What there is to look for downsets: how many can be kept, at least one, and labels that may be tried, a measure
+    of time.
+    """
 
     downsets: int
     steps: int

@@ -35,7 +35,7 @@ _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 """Thresholds for a beam, relative to the lower bound."""
 
 _BEAM = Beam(width=30, early=0.02)
-_BEAM_ROOM = Room(downsets=1_000_000, steps=100_000_000)
+_BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
 _FIRST_STEP, _LEAST_STEP = 1e-3, 1e-4
 """From one threshold to the next, relative."""
 
@@ -76,20 +76,21 @@ class WideSearch:
         bound_s, potentials = bound_by_cover(cover, self._devices, self.bracket.lower, None, self._check, _ROUNDS)
         self.bracket.record_bound(bound_s)
         reach = Reach(self._chain, cover)
-        potentials = self._look_along_beams(cover, reach, potentials)
+        potentials = self._look_along_beams(cover, reach, potentials, most)
         return self._step_up(cover, reach, potentials, most)
 
     @property
     def _devices(self) -> int:
         return self._chain.cluster.devices
 
-    def _look_along_beams(self, cover: StageCover, reach: Reach, potentials: Potentials) -> Potentials:
+    def _look_along_beams(self, cover: StageCover, reach: Reach, potentials: Potentials, most: int) -> Potentials:
+        room = Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS)
         for step in _ABOVE_BOUND:
             threshold_s = self.bracket.lower * (1.0 + step)
             if self.bracket.upper is not None and threshold_s >= self.bracket.upper:
                 break
             potentials = self._potentials(cover, threshold_s, potentials)
-            found = reach.downsets(potentials, _BEAM_ROOM, _BEAM, self._check)
+            found = reach.downsets(potentials, room, _BEAM, self._check)
             if found is None or not self._is_whole(found):
                 continue
             problem, outcome = self._evaluate(found, threshold_s)
