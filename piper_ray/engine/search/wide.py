@@ -28,7 +28,7 @@ from piper_ray.engine.tables.problem import LatticeTables, Problem, build_proble
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
 
-_CELLS, _ROUNDS = 1024, 100
+CELLS, _ROUNDS = 1024, 100
 """Of the grid of times, and of the search for potentials: more than elsewhere, where so much hangs on them."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
@@ -70,7 +70,7 @@ class WideSearch:
         search_chain(
             self._chain, self.backend, self._copy(), partial(self._take, origin="chain"), self.limits.gap, self._check
         )
-        cover = StageCover.of(self._chain, _CELLS)
+        cover = StageCover.of(self._chain, CELLS)
         if cover is None or self.bracket.is_done(self.limits.gap):
             return None
         bound_s, potentials = bound_by_cover(cover, self._devices, self.bracket.lower, None, self._check, _ROUNDS)
