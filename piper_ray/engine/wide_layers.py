@@ -29,11 +29,15 @@ _MANY = 1_000_000
 _NONE_FITS = Infeasibility("no plan fits (the graph is too wide to tell the memory that would do)", None)
 
 
-def pays(request: SolveRequest, outline: Outline) -> bool:
-    """Whether there are so many downsets that it is better not to list them all, fit they or not. A checkpoint keeps
-    what is known of all of them."""
+def is_wide(outline: Outline) -> bool:
+    """Whether there are so many downsets that it is better not to list them all, fit they or not."""
     downsets = outline.contracted.downsets
-    if request.options.resume is not None or (downsets is not None and downsets <= _MANY):
+    return downsets is None or downsets > _MANY
+
+
+def pays(request: SolveRequest, outline: Outline) -> bool:
+    """Whether to begin with the downsets that count. A checkpoint keeps what is known of all of them."""
+    if request.options.resume is not None or not is_wide(outline):
         return False
     return layer_without_choice(request.instance, outline.variants) is None and has_room(request, outline)
 

@@ -76,8 +76,8 @@ class WideSearch:
             return None
         reach, found = Reach(self._chain, cover), None
         if not self.bracket.is_done(self.limits.gap):
-            bound_s, potentials = bound_by_cover(cover, self._devices, self.bracket.lower, None, self._check, _ROUNDS)
-            self.bracket.record_bound(bound_s)
+            lower_s, record = self.bracket.lower, self.bracket.record_bound
+            _, potentials = bound_by_cover(cover, self._devices, lower_s, None, self._check, _ROUNDS, record)
             potentials = self._look_along_beams(cover, reach, potentials, most)
             found = self._step_up(cover, reach, potentials, most)
         return found or self._as_good(cover, reach, most)
@@ -93,6 +93,9 @@ class WideSearch:
             if self.bracket.upper is not None and threshold_s >= self.bracket.upper:
                 break
             potentials = self._potentials(cover, threshold_s, potentials)
+            if potentials.devices > self._devices * (1.0 + PROOF):
+                self.bracket.record_bound(threshold_s)
+                continue
             found = reach.downsets(potentials, room, _BEAM, self._check)
             if found is None or not self._is_whole(found):
                 continue
