@@ -23,8 +23,9 @@ from piper_ray.model.events import StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
-_MANY = 1_000_000
-"""Downsets from which those alone that count have been measured to be sooner told than all are evaluated."""
+_MANY, _MANY_A_LAYER = 1_000_000, 1_000
+"""Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
+for each layer, as potentials take longer the more layers there are."""
 
 _NONE_FITS = Infeasibility("no plan fits (the graph is too wide to tell the memory that would do)", None)
 
@@ -32,7 +33,7 @@ _NONE_FITS = Infeasibility("no plan fits (the graph is too wide to tell the memo
 def is_wide(outline: Outline) -> bool:
     """Whether there are so many downsets that it is better not to list them all, fit they or not."""
     downsets = outline.contracted.downsets
-    return downsets is None or downsets > _MANY
+    return downsets is None or downsets > max(_MANY, _MANY_A_LAYER * outline.graph.size)
 
 
 def pays(request: SolveRequest, outline: Outline) -> bool:

@@ -100,6 +100,7 @@ def solved_with_many(
     """As if 20 downsets were so many that it is better not to list them all."""
     with monkeypatch.context() as patch:
         patch.setattr(wide_layers, "_MANY", 20)
+        patch.setattr(wide_layers, "_MANY_A_LAYER", 1)
         return piper_ray.solve(instance, options=SolveOptions(threads=1, **options), listener=listener)
 
 
