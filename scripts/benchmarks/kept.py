@@ -18,7 +18,7 @@ from scripts.benchmarks.compared_table import goals_table, measured_table, origi
 from scripts.benchmarks.paired import Compared
 from scripts.benchmarks.results import CommandRun, Compilation, PaperTable, Results, RowResult, Timing, TwinResult
 from scripts.benchmarks.subjects import FAMILIES
-from scripts.benchmarks.table import Table, machine_line, ratio, seconds, size, tables_of
+from scripts.benchmarks.table import Table, ratio, remarks, seconds, size, tables_of
 
 FOLDER = ROOT / "docs" / "performance"
 PICTURE = FOLDER / "time-downsets.svg"
@@ -121,25 +121,26 @@ def write_pages() -> None:
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
-    """The page with the part of each name between its marks: ``<!-- measured: NAME -->`` and ``<!-- end -->``."""
+    """The page with each part after its mark, ``<!-- measured: NAME -->``, up to an empty line."""
 
     def part(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{parts[found[2]]}\n{found[3]}"
+        return f"{found[1]}\n{parts[found[2]]}\n"
 
-    return re.sub(r"(<!-- measured: ([a-z-]+) -->)\n.*?\n?(<!-- end -->)", part, page, flags=re.DOTALL)
+    return re.sub(r"(<!-- measured: ([a-z-]+) -->)\n(?:[^\n]+\n)*", part, page)
 
 
 def parts_of_pages(yardsticks: Results, families: Compared) -> dict[str, str]:
-    """Markdown by the names that pages call it."""
-    of_paper = {table.title: table.to_markdown() for table in tables_of(yardsticks)}
-    cold = yardsticks.compilation
+    """Markdown without empty lines, by the names that pages call it."""
+    tables = {table.title: table.body() for table in tables_of(yardsticks)}
     return {
         "readme": _short(yardsticks).body(),
-        "yardsticks": "\n\n".join([machine_line(yardsticks), _long(yardsticks).body()]),
-        "commands": "\n".join(of_paper.get(name, "") for name in ("The whole command", "Threads")).rstrip(),
-        "compilation": "" if cold is None else f"First run {seconds(cold.cold_s)}, then {seconds(cold.warm_s)}.",
-        "paper": of_paper.get("Beside the paper's own table", "").rstrip(),
-        "families": "\n\n".join([origin(families), measured_table(families.rows).body()]),
+        "yardsticks-machine": "\n".join(remarks(yardsticks)),
+        "yardsticks": _long(yardsticks).body(),
+        "commands": tables["The whole command"],
+        "threads": tables["Threads"],
+        "paper": tables["Beside the paper's own table"],
+        "families-machine": origin(families),
+        "families": measured_table(families.rows).body(),
         "goals": goals_table(families.rows).body(),
         "versions": versions_table(families.rows).body(),
     }

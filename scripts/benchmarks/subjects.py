@@ -147,7 +147,6 @@ FAMILIES: tuple[Subject, ...] = (
     _inception(64, 256, "16GiB", None, quick=True),
     *(_inception(devices, 256, "16GiB", Goal(60)) for devices in (48, 96, 127)),
     _inception(48, 64, "4GiB", Goal(10, 30)),
-    _inception(128, 256, "16GiB", Goal(600), frontier=True),
     Subject(
         "imagebind",
         IMAGEBIND,
@@ -157,6 +156,7 @@ FAMILIES: tuple[Subject, ...] = (
         goal=Goal(60),
         limit_s=_limit_s(Goal(60)),
     ),
+    _inception(128, 256, "16GiB", Goal(600), frontier=True),
 )
 
 

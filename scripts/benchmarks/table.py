@@ -44,11 +44,16 @@ class Table:
 def render(results: Results, *, markdown: bool) -> str:
     """Everything that was measured; what was not has no table."""
     tables = [table.to_markdown() if markdown else table.to_text() for table in tables_of(results)]
-    remarks = [machine_line(results)]
+    return "\n".join([*(f"{remark}\n" for remark in remarks(results)), *tables])
+
+
+def remarks(results: Results) -> list[str]:
+    """What the absolute times depend on, and what compilation takes if it was measured."""
+    words = ["Machine: " + ", ".join(f"{key} {value}" for key, value in results.machine.items()) + "."]
     if results.compilation is not None:
         cold, warm = seconds(results.compilation.cold_s), seconds(results.compilation.warm_s)
-        remarks.append(f"The command on a small instance: {cold} when it compiles its kernels first, then {warm}.")
-    return "\n".join([*(f"{remark}\n" for remark in remarks), *tables])
+        words.append(f"The command on a small instance: {cold} when it compiles its kernels first, then {warm}.")
+    return words
 
 
 def tables_of(results: Results) -> Iterator[Table]:
@@ -62,11 +67,6 @@ def tables_of(results: Results) -> Iterator[Table]:
         yield _threads(compared)
     if results.twins:
         yield _twins(results.twins)
-
-
-def machine_line(results: Results) -> str:
-    """What the absolute times depend on."""
-    return "Machine: " + ", ".join(f"{key} {value}" for key, value in results.machine.items()) + "."
 
 
 def _answers(rows: Sequence[RowResult]) -> Table:
