@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +34,13 @@ class Tree:
 
 
 def this_tree() -> Tree:
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    return Tree("this", ROOT, _git("rev-parse", "--short", "HEAD") + "+" * bool(changed))
+    """The working tree; its commit is "-" where there is no repository."""
+    try:
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        commit = _git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        commit = "-"
+    return Tree("this", ROOT, commit)
 
 
 @contextmanager
@@ -43,7 +48,7 @@ def tree_at(revision: str) -> Iterator[Tree]:
     """A checkout of ``revision``, gone afterwards. Raises UsageError if there is none."""
     try:
         commit = _git("rev-parse", "--verify", "--quiet", "--short", f"{revision}^{{commit}}")
-    except subprocess.CalledProcessError:
+    except (OSError, subprocess.CalledProcessError):
         raise UsageError(f"--against: there is no revision {revision} in this repository") from None
     with tempfile.TemporaryDirectory(prefix="piper-ray-bench-") as folder:
         root = Path(folder).resolve() / "tree"
@@ -51,9 +56,10 @@ def tree_at(revision: str) -> Iterator[Tree]:
         try:
             yield Tree(revision, root, commit)
         finally:
-            _git("worktree", "remove", "--force", str(root))
+            with suppress(subprocess.CalledProcessError):  # somebody cleared the folder: git forgets it in time
+                _git("worktree", "remove", "--force", str(root))
 
 
 def _git(*arguments: str) -> str:
-    run = subprocess.run(["git", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    run = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
     return run.stdout.strip()
