@@ -14,21 +14,26 @@ import typer
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from scripts.benchmarks.cases import CASES, Row, Twin, select
 from scripts.benchmarks.compared_table import render_compared
-from scripts.benchmarks.kept import keep_families, keep_yardsticks, write_pages
+from scripts.benchmarks.kept import keep_compared, keep_yardsticks, write_pages
 from scripts.benchmarks.measure import MeasurementError
 from scripts.benchmarks.paired import Compared, compare
 from scripts.benchmarks.results import Results
 from scripts.benchmarks.runner import describe_machine, measure
-from scripts.benchmarks.subjects import Subject, of_rows, select_families
+from scripts.benchmarks.subjects import FAMILIES, Subject, of_rows, select_families
 from scripts.benchmarks.table import render
 from scripts.benchmarks.trees import this_tree, tree_at
+
+_BEGINNINGS = dict.fromkeys(subject.id.partition("-")[0] for subject in FAMILIES)
 
 
 def main(
     rows: Annotated[
         str,
         typer.Option(
-            "--rows", metavar="NAMES", help=f"Only these, with commas between: {', '.join(CASES)}. gnmt is all of GNMT."
+            "--rows",
+            metavar="NAMES",
+            help=f"Only these, with commas between: {', '.join(CASES)}; or, with --families, {', '.join(_BEGINNINGS)}. "
+            "gnmt is all of GNMT, towers-3x24 one of the towers.",
         ),
     ] = "",
     quick: Annotated[
@@ -72,8 +77,6 @@ def main(
     Tables go to stdout, progress to stderr. Ctrl-C prints what is finished. Exit code 1: an answer is wrong, versions
     do not agree, or a measurement failed; a missed time is no failure.
     """
-    if keep and against and not families:
-        raise typer.BadParameter("--keep: yardsticks are kept without --against")
     if json_path is not None and not json_path.parent.is_dir():
         raise typer.BadParameter(f"--json: there is no folder {json_path.parent}")
     if pages:
@@ -94,8 +97,8 @@ def main(
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
     if keep:
-        if families:
-            keep_families(compared)
+        if families or against:
+            keep_compared(compared)
         else:
             keep_yardsticks(measured)
         write_pages()

@@ -15,7 +15,11 @@ _BEFORE = style.COLOURS[-1]
 
 
 def time_against_downsets(rows: Sequence[Comparison]) -> Figure:
-    """CPU seconds over all downsets of the graph (those that were listed, where there are too many to count)."""
+    """CPU seconds over all downsets of the graph (those that were listed, where there are too many to count).
+
+    Frontiers, many solves in one, are left out.
+    """
+    rows = [row for row in rows if SUBJECTS[row.subject].devices is None]
     figure, (axes,) = style.panels("CPU time of a solve against the downsets of its graph", [""])
     families = list(dict.fromkeys(SUBJECTS[row.subject].family for row in rows))
     for row in rows:

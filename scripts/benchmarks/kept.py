@@ -14,10 +14,10 @@ from piper_ray.report.plots.style import save
 from piper_ray.storage.files import write_atomically
 from scripts.benchmarks.cases import ROOT, ROWS, TWINS
 from scripts.benchmarks.compared_plot import time_against_downsets
-from scripts.benchmarks.compared_table import goals_table, measured_table, origin, versions_table
+from scripts.benchmarks.compared_table import SUBJECTS, goals_table, measured_table, origin, versions_table
 from scripts.benchmarks.paired import Compared
 from scripts.benchmarks.results import CommandRun, Compilation, PaperTable, Results, RowResult, Timing, TwinResult
-from scripts.benchmarks.subjects import FAMILIES
+from scripts.benchmarks.subjects import YARDSTICKS
 from scripts.benchmarks.table import Table, ratio, remarks, seconds, size, tables_of
 
 FOLDER = ROOT / "docs" / "performance"
@@ -91,20 +91,20 @@ def keep_yardsticks(results: Results, folder: Path = FOLDER) -> None:
     _write(folder / "yardsticks.json", _YARDSTICKS.dump_json(document, indent=1))
 
 
-def read_families(folder: Path = FOLDER) -> Compared:
+def read_compared(folder: Path = FOLDER) -> Compared:
     """Those that are kept, in the order of the subjects; none without a file."""
-    path = folder / "families.json"
+    path = folder / "compared.json"
     if not path.exists():
         return Compared({})
     kept = _COMPARED.validate_json(path.read_bytes())
     rows = {row.subject: row for row in kept.rows}
-    return Compared(kept.machine, [rows[subject.id] for subject in FAMILIES if subject.id in rows])
+    return Compared(kept.machine, [rows[name] for name in SUBJECTS if name in rows])
 
 
-def keep_families(results: Compared, folder: Path = FOLDER) -> None:
+def keep_compared(results: Compared, folder: Path = FOLDER) -> None:
     """What was measured takes the place of what was kept of the same subjects."""
-    rows = {row.subject: row for row in (*read_families(folder).rows, *results.rows)}
-    _write(folder / "families.json", _COMPARED.dump_json(Compared(results.machine, list(rows.values())), indent=1))
+    rows = {row.subject: row for row in (*read_compared(folder).rows, *results.rows)}
+    _write(folder / "compared.json", _COMPARED.dump_json(Compared(results.machine, list(rows.values())), indent=1))
 
 
 def _write(path: Path, document: bytes) -> None:
@@ -114,36 +114,42 @@ def _write(path: Path, document: bytes) -> None:
 
 def write_pages() -> None:
     """README's table, those of docs/performance.md and the picture, made anew from what is kept."""
-    parts = parts_of_pages(read_yardsticks(), read_families())
+    parts = parts_of_pages(read_yardsticks(), read_compared())
     for page in PAGES:
         write_atomically(page, filled(page.read_text(encoding="utf-8"), parts))
-    save(time_against_downsets(read_families().rows), PICTURE)
+    families = [row for row in read_compared().rows if SUBJECTS[row.subject].family != YARDSTICKS]
+    save(time_against_downsets(families), PICTURE)
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
-    """The page with each part after its mark, ``<!-- measured: NAME -->``, up to an empty line."""
+    """The page with each part after its mark, ``<!-- measured: NAME -->``, up to an empty line; the others stay."""
 
     def part(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{parts[found[2]]}\n"
+        return f"{found[1]}\n{parts[found[2]]}\n" if found[2] in parts else found[0]
 
     return re.sub(r"(<!-- measured: ([a-z-]+) -->)\n(?:[^\n]+\n)*", part, page)
 
 
-def parts_of_pages(yardsticks: Results, families: Compared) -> dict[str, str]:
-    """Markdown without empty lines, by the names that pages call it."""
-    tables = {table.title: table.body() for table in tables_of(yardsticks)}
-    return {
-        "readme": _short(yardsticks).body(),
-        "yardsticks-machine": "\n".join(remarks(yardsticks)),
-        "yardsticks": _long(yardsticks).body(),
-        "commands": tables["The whole command"],
-        "threads": tables["Threads"],
-        "paper": tables["Beside the paper's own table"],
-        "families-machine": origin(families),
-        "families": measured_table(families.rows).body(),
-        "goals": goals_table(families.rows).body(),
-        "versions": versions_table(families.rows).body(),
+def parts_of_pages(yardsticks: Results, compared: Compared) -> dict[str, str]:
+    """Markdown without empty lines, by the names that pages call it; without what was not measured."""
+    families = [row for row in compared.rows if SUBJECTS[row.subject].family != YARDSTICKS]
+    of_yardsticks = {table.title: table for table in tables_of(yardsticks)}
+    tables = {
+        "readme": _short(yardsticks),
+        "yardsticks": _long(yardsticks),
+        "commands": of_yardsticks.get("The whole command"),
+        "threads": of_yardsticks.get("Threads"),
+        "paper": of_yardsticks.get("Beside the paper's own table"),
+        "families": measured_table(families),
+        "goals": goals_table(families),
+        "versions": versions_table(compared.rows),
     }
+    parts = {name: table.body() for name, table in tables.items() if table is not None and table.rows}
+    if yardsticks.rows:
+        parts["yardsticks-machine"] = "\n".join(remarks(yardsticks))
+    if families:
+        parts["families-machine"] = origin(compared)
+    return parts
 
 
 def _short(results: Results) -> Table:
