@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.stop import Stop
 from piper_ray.proposal.figures import figures_of
-from piper_ray.proposal.propose import Demand, Proposal, microbatch_sizes, propose, what_would_help
+from piper_ray.proposal.propose import Demand, Proposal, SolveBegun, microbatch_sizes, propose, what_would_help
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -87,6 +89,39 @@ def test_more_never_hurts(proposal: Proposal) -> None:
     for one in what_would_help(proposal):
         assert one.step_s is not None
         assert one.step_s <= proposal.best.step_s * (1.0 + 1e-4)
+
+
+def test_who_watches_hears_of_each_solve_and_its_bounds(tmp_path: Path) -> None:
+    heard: list[SolveBegun | Event] = []
+
+    def watch(event: SolveBegun | Event) -> None:
+        heard.append(event)
+
+    found = propose(demand(tmp_path), watch=watch)
+    solves = [one for one in heard if isinstance(one, SolveBegun)]
+    assert [(one.number, one.total) for one in solves] == [(number, 5) for number in range(1, 6)]
+    assert [one.what for one in solves] == [f"microbatches of {size}, 1f1b" for size in (1, 2, 4, 8, 16)]
+    assert [one.microbatches for one in solves] == [16, 8, 4, 2, 1]
+    assert solves[0].best_s is None
+    assert solves[-1].best_s == found.best.step_s
+    assert any(isinstance(one, (EvaluationFinished, DegreesSearched)) for one in heard)
+    heard.clear()
+    helps = list(what_would_help(found, watch=watch))
+    assert [one.what for one in heard if isinstance(one, SolveBegun)] == [f"with {one.what}" for one in helps]
+
+
+def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: Proposal, tmp_path: Path) -> None:
+    stop: Stop[object] = Stop()
+    told: list[str] = []
+
+    def watch(event: SolveBegun | Event) -> None:
+        if isinstance(event, SolveBegun) and event.number == 2:
+            stop.request()
+
+    found = propose(demand(tmp_path), stop, told.append, watch)
+    assert [one.samples for one in found.found] == [1]
+    assert told[1:] == ["microbatches of 2, 1f1b: no plan was found (interrupt)"]
+    assert list(what_would_help(proposal, stop)) == []
 
 
 def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
