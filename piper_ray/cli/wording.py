@@ -31,6 +31,7 @@ TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
 """Commands with an argument that may be another program's options, quoted."""
 
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
+_BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
 
 
@@ -79,6 +80,15 @@ def _patched(module: object, name: str, value: object) -> Iterator[None]:
 
 class Command(FlagsAsFlags, TyperCommand):
     """A command of piper-ray."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        # Where a line of the source ends is no matter of the terminal's.
+        self.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (self.help or "").split("\n\n"))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """``INPUT PLAN...``, where typer has ``{INPUT} {PLAN...}...``."""
+        return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click does, but for texts of several options that are one argument: with a blank in front they are none of

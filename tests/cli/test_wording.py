@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,15 @@ def test_sizes_are_in_powers_of_1024_and_say_what_was_given() -> None:
     assert memory_text(79196266430.0) == "73.76 GiB"  # 79.2 GB by accident
     assert bytes_text(13.0) == "13 bytes"
     assert bytes_text(79248957440.0) == "73.81 GiB"
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"), [("plan", "MODEL"), ("compare", "INPUT PLAN..."), ("import-plan", "INPUT LAYOUT")]
+)
+def test_help_has_plain_arguments_and_lines_that_end_with_the_terminal(command: str, usage: str) -> None:
+    shown = run(command, "--help").output
+    (line,) = [line for line in shown.splitlines() if "Usage:" in line]
+    assert line.strip() == f"Usage: piper-ray {command} [OPTIONS] {usage}"
+    above = [line.strip() for line in shown.split("╭")[0].splitlines()]
+    ragged = [line for line, after in pairwise(above) if after and line and len(f"{line} {after.split()[0]}") <= 70]
+    assert ragged == []
