@@ -105,6 +105,8 @@ def plan(
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: is a file; expected a folder")
     if train_tokens is not None and train_tokens < 1:
         raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
     if price is not None and train_tokens is None:

@@ -32,6 +32,20 @@ TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
 
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
 _BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
+_BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_bytes": "memory",
+        "bandwidth_bytes_per_s": "bandwidth",
+        "samples_per_microbatch": "microbatch-size",
+        "tokens_per_sample": "tokens",
+    }
+)
+_PARAMETER = re.compile(
+    r"\b(memory_bytes|bandwidth_bytes_per_s|samples_per_microbatch|tokens_per_sample|all_reduce_overlap)\b"
+    r"|^(devices|microbatches|stages|threads|gap|chunks|group)(?= must be | \S+ is out of range)",
+    re.MULTILINE,
+)
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
 
 
@@ -98,8 +112,16 @@ class Command(FlagsAsFlags, TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def as_options(text: str) -> str:
+    """A complaint of a function that users of Python call, too, with the names of options in place of parameters'."""
+    return _PARAMETER.sub(lambda found: f"--{_OPTIONS.get(found[0], found[0].replace('_', '-'))}", text)
+
+
 def reword(complaint: Any) -> None:
-    """Adds what was probably meant to an unknown option or choice."""
+    """Adds what was probably meant to an unknown option or choice, and says bounds in words."""
+    complaint.message = _BOUND.sub(
+        lambda found: f"must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}", str(complaint.message)
+    )
     possibilities = getattr(complaint, "possibilities", None)
     if possibilities:
         complaint.possibilities = None

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
-from piper_ray.model.figures import time_text
+from piper_ray.model.figures import size_text, time_text
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -39,6 +39,10 @@ CHUNKED_HELP_S = 1.0
 
 RUNNERS_UP = 1.25
 """A search ends once no plan is within so many times the best step."""
+
+_NOTHING_FITS = (
+    "no plan fits: it takes more nodes, optimizer state shared among more replicas (zero), or GPUs with more memory"
+)
 
 _GAP = 1e-4
 _CHUNKED_GAP = 0.5
@@ -140,11 +144,13 @@ def microbatch_sizes(model: ModelConfig, request: EstimateRequest) -> tuple[int,
 
 
 def propose(
-    demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _: None, watch: Watch = _unwatched
+    demand: Demand, stop: Stop[Any] | None = None, tell: Tell | None = None, watch: Watch = _unwatched
 ) -> Proposal:
-    """Tries all; ``tell`` gets a line for each. Raises UsageError where nothing can be
-    estimated, InfeasibleError where no plan fits."""
+    """Tries all; ``tell`` gets a line for each. Raises UsageError where nothing can be estimated, InfeasibleError where
+    no plan fits, with why for each try that nobody was told of."""
     began_s = time.perf_counter()
+    told = tell is not None
+    tell = tell or (lambda _: None)
     estimates, refused = _estimates(demand)
     found: list[Proposed] = []
 
@@ -178,7 +184,9 @@ def propose(
             tell(refused[-1])
     proposal = so_far()
     if proposal is None:
-        raise InfeasibleError("no plan fits:\n" + "\n".join(refused))
+        if stop is not None:
+            stop.check()
+        raise InfeasibleError("\n".join([_NOTHING_FITS, *(() if told else refused)]))
     return proposal
 
 
@@ -249,7 +257,8 @@ def _solved(
             return "no plan was found that is faster than without chunks"
         return Proposed(samples, of_size, solution, solution.plan, simulation)
     if solution.infeasibility is not None:
-        return solution.infeasibility.reason
+        least_bytes = solution.infeasibility.least_memory_bytes
+        return solution.infeasibility.reason + ("" if least_bytes is None else f"; {size_text(least_bytes)} would do")
     if solution.stopped_by is StoppedBy.TIME_LIMIT:
         return f"no plan was found in {CHUNKED_S:g} s"
     return f"no plan was found ({solution.stopped_by})"

@@ -11,7 +11,7 @@ import pytest
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.stop import Stop
+from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.propose import Demand, Proposal, SolveBegun, microbatch_sizes, propose, what_would_help
 from piper_ray.runtimes.named import RUNTIMES
@@ -125,8 +125,23 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: Proposal, tm
 
 
 def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(InfeasibleError, match="fits on 4 devices"):
+    with pytest.raises(InfeasibleError, match=r"more nodes.*\n.*fits on 4 devices .*B would do"):
         propose(demand(tmp_path, hidden=131072))
+
+
+def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(InfeasibleError) as raised:
+        propose(demand(tmp_path, samples=1, hidden=131072), tell=told.append)
+    assert "fits on 4 devices" in told[0]
+    assert "\n" not in str(raised.value)
+
+
+def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
+    stop: Stop[object] = Stop()
+    stop.request()
+    with pytest.raises(StopSearch):
+        propose(demand(tmp_path), stop)
 
 
 def test_chunks_are_tried_where_idle_time_could_make_up_for_the_difference(
