@@ -24,10 +24,13 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def apply(config):
-    """Sets in a torchtitan config what the plan decides; returns the same object."""
+    """Sets in a torchtitan config what the plan decides; returns it. Raises ValueError for a model of other depth."""
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
     decided = json.loads((FOLDER / "torchtitan.json").read_text())
+    planned, layers = decided["layers"], len(config.model_spec.model.layers)
+    if layers != planned:  # of which torchtitan would train those that both have
+        raise ValueError(f"the plan is of {planned} layers, the config of {layers}")
     for section in ("parallelism", "training"):
         for name, value in decided[section].items():
             if name == "pipeline_parallel_schedule_csv" and value:
@@ -79,7 +82,10 @@ def titan_document(job: Job) -> dict[str, object]:
     }
     if job.instance.batch.tokens_per_sample is not None:
         training["seq_len"] = job.instance.batch.tokens_per_sample
+    if p > 1 or (job.expert_ranks or 1) > 1:
+        training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
     return {
+        "layers": job.pieces.blocks,
         "parallelism": parallelism,
         "training": training,
         "activation_checkpoint": job.recomputation.value,

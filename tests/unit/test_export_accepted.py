@@ -215,13 +215,31 @@ def test_torchtitan_makes_the_meshes_of_context_and_expert_parallelism(tmp_path:
         assert {name: found["meshes"][name] for name in meshes} == meshes
 
 
-def test_torchtitan_ties_an_embedding_and_a_head_on_one_rank_alone(tmp_path: Path) -> None:
-    schedule = Schedule(ScheduleName.ONE_F_ONE_B)
-    alone, tied = llama(), llama(tied=True)
+def test_what_torchtitan_refuses_is_refused_here(tmp_path: Path) -> None:
+    """Tied ends on several ranks, heads of keys and values that t does not divide; and another depth than planned."""
+    schedule, alone, tied, few = Schedule(ScheduleName.ONE_F_ONE_B), llama(), llama(tied=True), llama(key_heads=2)
     split = exported(tmp_path / "split", alone, plan_of(alone, [7, 7]), schedule, Target.TORCHTITAN)
     whole = exported(tmp_path / "whole", tied, plan_of(tied, [14]), schedule, Target.TORCHTITAN)
-    refused, taken = runtime_says("torchtitan", ("torchtitan_ties", split, 12), ("torchtitan_ties", whole, 12))
-    assert refused == "Weight tying is not supported with Pipeline Parallel."
-    assert taken is None
-    with pytest.raises(UnsupportedPlan, match="embedding and head have a weight in common; this plan has 2 ranks"):
-        export_plan(tied, plan_of(tied, [7, 7]), schedule, Target.TORCHTITAN, 8)
+    over = exported(tmp_path / "over", alone, plan_of(alone, [7, 7], t=4), schedule, Target.TORCHTITAN)
+    within = exported(tmp_path / "within", few, plan_of(few, [7, 7], t=2), schedule, Target.TORCHTITAN)
+    answers = runtime_says(
+        "torchtitan",
+        ("torchtitan_tied", split, 12),
+        ("torchtitan_tied", whole, 12),
+        ("torchtitan_key_heads", over, 12),
+        ("torchtitan_key_heads", within, 12),
+        ("torchtitan_key_heads", within, 13),
+    )
+    assert answers == [
+        "Weight tying is not supported with Pipeline Parallel.",
+        None,
+        "tensor_parallel_degree (4) must divide n_kv_heads (2).",
+        None,
+        "the plan is of 12 layers, the config of 13",
+    ]
+    for instance, plan, told in (
+        (tied, plan_of(tied, [7, 7]), "embedding and head have a weight in common; this plan has 2 ranks"),
+        (few, plan_of(few, [7, 7], t=4), "degree 4 does not divide the model's 2 heads of keys and values"),
+    ):
+        with pytest.raises(UnsupportedPlan, match=told):
+            export_plan(instance, plan, schedule, Target.TORCHTITAN, 8)
