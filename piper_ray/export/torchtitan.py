@@ -84,12 +84,13 @@ def titan_document(job: Job) -> dict[str, object]:
         training["seq_len"] = job.instance.batch.tokens_per_sample
     if p > 1 or (job.expert_ranks or 1) > 1:
         training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
-    return {
+    document: dict[str, object] = {
         "layers": job.pieces.blocks,
         "parallelism": parallelism,
         "training": training,
         "activation_checkpoint": job.recomputation.value,
     }
+    return document if job.schedule.group is None else document | {"group": job.schedule.group}
 
 
 def _shard_degree(job: Job) -> int:
@@ -139,6 +140,11 @@ def _notes(job: Job) -> list[str]:
         found.append(
             f"the plan shares among {planned} ranks, which are no whole groups here: {written} are written, which "
             "takes less memory"
+        )
+    if job.setting.sequence_parallel and not job.setting.gathered and job.recomputation is Recomputation.NONE:
+        found.append(
+            "torchtitan keeps what sequence parallelism gathers for the backward pass; the plan gathers it again, "
+            "which takes less memory and more messages (estimate --keep-gathered has TMPCs that keep it)"
         )
     if job.recomputation is Recomputation.SELECTIVE:
         found.append(

@@ -59,6 +59,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
     shards = 1 if all_shard else number("data_parallel_shard_degree", 1)
     context, t = number("context_parallel_degree", 1), number("tensor_parallel_degree", 1)
     experts = number("expert_parallel_degree", 1)
+    sequence = t > 1 and bool(parallelism.get("enable_sequence_parallel", True))
     gathered = parallelism.get("fsdp_reshard_after_forward", "default")
     return RunAs(
         pipeline_ranks=ranks,
@@ -69,10 +70,19 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         data_parallel=None if all_shard else replicas * shards,
         schedule=None if named is None else schedules[str(named)],
         recomputation=_recomputation(document.get("activation_checkpoint", "none")),
-        sequence_parallel=bool(parallelism.get("enable_sequence_parallel", True)),
+        sequence_parallel=sequence,
+        gathered=sequence,  # which autograd keeps
         optimizer_shards=ALL if all_shard else shards * context,  # groups that share a sequence share weights, too
         weights_sharded=gathered == "always" or (gathered == "default" and ranks == 1),
+        group=_group(document.get("group")),
     )
+
+
+def _group(given: object) -> int | None:
+    """Microbatches that pass through a chunk before the next, as we export it beside torchtitan's own fields."""
+    if given is None or (type(given) is int and given > 0):
+        return given
+    raise UsageError(f"{_SOURCE}: group: {given!r} is no positive number")
 
 
 def _recomputation(given: object) -> Recomputation:

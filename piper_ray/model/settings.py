@@ -214,6 +214,7 @@ class OneSetting(Constraint):
     recomputations: the kinds that may be. by_layer: each layer has a kind of its own among these. sequence_parallel,
     optimizer_sharding, offload, context, experts, gathered: whether there may be any. most_sharding: what replicas may
     share beside the optimizer's state. experts_in_sequence: a model with experts has sequence parallelism where t > 1.
+    always_gathered: sequence parallelism without recomputation keeps what it gathers, of layers that have the choice.
     own_key_heads: each of t devices has heads of keys and values of its own, none a copy of another's. Sequence
     parallelism needs a sample's tokens, where the workload says them, to be a multiple of a replica's devices.
     """
@@ -226,6 +227,7 @@ class OneSetting(Constraint):
     context: bool = False
     experts: bool = False
     gathered: bool = False
+    always_gathered: bool = False
     most_sharding: Sharding = Sharding.OPTIMIZER
     experts_in_sequence: bool = False
     own_key_heads: bool = False
@@ -261,12 +263,13 @@ class OneSetting(Constraint):
         if _PLAIN.spread not in spreads:
             spreads.insert(0, _PLAIN.spread)
         gathered = [False, True] if self.gathered and _has(seen, "gathered", True) else [False]
+        keeps = self.always_gathered and len(gathered) > 1
         return tuple(
             Setting(kind, sp, shards, kept, context, *spread, max(sharding, Sharding.OPTIMIZER), whole)
             for kind, context, spread, sp, whole, (sharding, shards), kept in itertools.product(
                 kinds, contexts, spreads, sequence, gathered, shares, offload
             )
-            if sp or not whole
+            if (sp or not whole) and (whole or not keeps or not sp or kind is not Recomputation.NONE)
         )
 
     def under(self, instance: Instance, setting: Setting) -> Instance:

@@ -154,11 +154,12 @@ def with_offers(
     contexts: tuple[int, ...] | None,
     experts: tuple[int, ...] | None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees; None: of what is usual."""
+    """With context and expert parallelism of these degrees (None: what is usual), and what the runtime always does."""
     offer = replace(
         request.offer,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
+        gathered=runtime.setting.always_gathered,
     )
     return replace(request, offer=offer)
 

@@ -277,6 +277,20 @@ def test_ranks_and_readme() -> None:
     assert "pipeline rank 2: stage 3; ranks 8-11 on node 1" in readme
 
 
+@pytest.mark.parametrize(("t", "asked"), [(1, False), (2, True)])
+def test_what_megatron_asks_of_the_environment_is_set(t: int, asked: bool) -> None:
+    """validate_args of Megatron-LM refuses t > 1 without, up to Hopper."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    plan = plan_of(llama(), [7, 7], t=t)
+    found = {
+        target: export_plan(llama(), plan, ONE_F_ONE_B, target, 8)
+        for target in (Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.FLAGSCALE)
+    }
+    assert (f'export {name}="${{{name}:-1}}"\n' in found[Target.MEGATRON].files["launch.sh"]) == asked
+    assert found[Target.MEGATRON_BRIDGE].command.startswith(f"{name}=1 torchrun") == asked
+    assert any(f"{name}: 1 in experiment.envs" in note for note in found[Target.FLAGSCALE].notes) == asked
+
+
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     found = export_plan(llama(), plan_of(llama(), [14]), ONE_F_ONE_B, Target.YAML, 8)
     (tmp_path / "file").write_text("")
