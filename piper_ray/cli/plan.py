@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,6 +103,8 @@ def plan(
 
     if train_tokens is not None and train_tokens < 1:
         raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
+    if price is not None and not math.isfinite(price):
+        raise UsageError(f"--price {price}: expected an amount of money")
     if price is not None and train_tokens is None:
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
     named = RUNTIMES[runtime]

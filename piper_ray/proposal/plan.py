@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
 from piper_ray.calibrate.workload import PARAMETERS
 from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName
@@ -54,8 +58,10 @@ class Planned:
         return self.simulation.step_s
 
     def __repr__(self) -> str:
-        schedule = self.simulation.schedule.name.value
-        return f"Planned({schedule}: step {self.step_s:.6g} s, microbatches of {self.microbatch}, {self.plan!r})"
+        schedule = self.simulation.schedule
+        ranks = f"; {plural(self.figures.devices, 'device')}" if schedule.v > 1 else ""  # whose stages share devices
+        text = f"{schedule.text}: step {self.step_s:.6g} s, microbatches of {self.microbatch}"
+        return f"Planned({text}{ranks}; {self.plan!r})"
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -99,6 +105,11 @@ def plan(
     """
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     arguments.of_kind("step", step, StepTerms, "StepTerms")
+    arguments.of_kind("stop", stop, (Stop, NoneType), "a Stop")
+    train_tokens = None if train_tokens is None else _number("train_tokens", train_tokens, least=1.0)
+    price_per_hour = None if price_per_hour is None else _number("price_per_hour", price_per_hour, least=0.0)
+    if price_per_hour is not None and train_tokens is None:
+        raise UsageError("price_per_hour needs train_tokens: of how long a training is the cost asked")
     read = read_model(arguments.location("model", model))
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
@@ -133,6 +144,13 @@ def plan(
     found = propose(Demand(read, table, gpu, request, named, schedules_of(named, only), step), stop)
     best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
     return replace(best, runners_up=tuple(others))
+
+
+def _number(name: str, value: object, least: float) -> float:
+    found = arguments.number(value)
+    if found is None or not least <= found < math.inf:
+        raise UsageError(f"{name} must be a number of at least {least:g}, not {arguments.shown(value)}")
+    return found
 
 
 def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:

@@ -58,6 +58,10 @@ def test_a_price_needs_a_training(tmp_path: Path) -> None:
     finished = run("plan", "llama3-70b", "--gpu", "H100", "--nodes", "8", "-o", str(tmp_path), "--price", "2")
     assert finished.returncode == 2
     assert "--train-tokens" in finished.stderr
+    words = ("--train-tokens", "1e9", "--price", "inf")
+    finished = run("plan", "llama3-70b", "--gpu", "H100", "--nodes", "8", "-o", str(tmp_path), *words)
+    assert finished.returncode == 2
+    assert "--price inf: expected an amount of money" in finished.stderr
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
