@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from piper_ray.proposal.propose import Demand, Proposal
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
+_ALL: Any = "all"  # read as an option's text is, and shown in the help
 
 
 def plan(
@@ -68,7 +69,7 @@ def plan(
         ScheduleName | None,
         typer.Option("--schedule", help="This schedule alone; else 1f1b, and interleaved where the runtime has it."),
     ] = None,
-    zero: ShardedState = 8,
+    zero: ShardedState = _ALL,
     context_parallel: ContextParallel = None,
     expert_parallel: ExpertParallel = None,
     all_reduce: SumOfGradients = None,

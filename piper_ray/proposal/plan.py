@@ -76,7 +76,7 @@ def plan(
     microbatch: int | None = None,
     tokens: int | None = None,
     schedule: str | None = None,
-    zero: int | str = 8,
+    zero: int | str = "all",
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     step: StepTerms = StepTerms(),
@@ -91,9 +91,9 @@ def plan(
     model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
     "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and 16
     are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that may
-    share the optimizer's state, or "all". context_parallel, expert_parallel: degrees that are offered; None: what is
-    usual for long sequences, and for experts. train_tokens, price_per_hour: of the whole training and of one GPU, for
-    days and cost.
+    share the optimizer's state; "all": however many a stage has. context_parallel, expert_parallel: degrees that are
+    offered; None: what is usual for long sequences, and for experts. train_tokens, price_per_hour: of the whole
+    training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.

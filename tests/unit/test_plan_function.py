@@ -23,7 +23,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_the_best_that_is_proposed(config: Path, tmp_path: Path) -> None:
     from piper_ray.proposal.propose import propose
 
-    best = piper_ray.plan(config, "A100-80", schedule="1f1b", train_tokens=1e9, price_per_hour=2.0, **GPUS)  # type: ignore[arg-type]
+    best = piper_ray.plan(
+        config,
+        "A100-80",
+        schedule="1f1b",
+        zero=1,
+        train_tokens=1e9,
+        price_per_hour=2.0,
+        **GPUS,  # type: ignore[arg-type]
+    )
     expected = propose(demand(tmp_path))
     assert best.step_s == expected.best.step_s
     assert best.plan == expected.best.plan
