@@ -130,7 +130,7 @@ def export_megatron(job: Job) -> Export:
     settings = settings_of(job)
     arguments = arguments_of(settings)
     launch = [
-        'torchrun --nnodes "${NNODES:-' + str(job.nodes) + '}" --nproc-per-node ' + str(job.processes_per_node),
+        job.torchrun,
         '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}"',
         '"${MEGATRON:-.}/pretrain_gpt.py"',
         '$(cat "$(dirname "$0")/megatron.args")',
@@ -215,8 +215,7 @@ def export_bridge(job: Job) -> Export:
     )
     connections = f"{_CONNECTIONS}=1 " if _environment(settings) else ""
     command = (
-        f"{connections}torchrun --nnodes {job.nodes} --nproc-per-node {job.processes_per_node} YOUR-SCRIPT.py  "
-        "# which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
+        f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
     )
     return Export({"piper_plan.py": script}, command, (*_notes(job, settings), *job.sharing_notes, *job.notes))
 

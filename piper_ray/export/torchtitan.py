@@ -116,8 +116,7 @@ def export_torchtitan(job: Job) -> Export:
     if job.pipeline_ranks > 1 and job.schedule.name not in ONE_STAGE:
         files["schedule.csv"] = actions_csv(job)
     command = (
-        "PYTHONPATH=. PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG torchrun "
-        f"--nnodes {job.nodes} --nproc-per-node {job.processes_per_node} -m torchtitan.train "
+        f"PYTHONPATH=. PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG {job.torchrun} -m torchtitan.train "
         "--module piper_plan --config planned"
     )
     return Export(files, command, (*_notes(job), *job.notes))
