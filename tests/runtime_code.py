@@ -224,6 +224,20 @@ def _meshes(dims: Any, world: int) -> dict[str, int]:
     return sizes
 
 
+def torchtitan_divisions(folder: Path, blocks: int) -> object:
+    """How torchtitan divides so many layers itself, the ends counting as so many; null for what it refuses. folder: a
+    file of numbers of stages, and of layers that the first and last stage have less."""
+    from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
+
+    def divided(stages: int, first: int, last: int) -> list[list[str]] | None:
+        try:
+            return _generate_llm_fqn_per_model_part(stages, blocks, first, last)
+        except ValueError:
+            return None
+
+    return [divided(*case) for case in json.loads(folder.read_text())]
+
+
 def torchtitan_tied(folder: Path, blocks: int) -> object:
     """What torchtitan says against the config of a launch, for a model whose ends are tied; None: nothing."""
     found = _titan_config(folder, blocks, tied=True)

@@ -174,8 +174,30 @@ def test_hostile_lists_are_told_where_they_are_wrong(at: tuple[int, int], value:
         ('[["tok_embeddings"], []]', "no list of lists"),
         ('["tok_embeddings"]', "no list of lists"),
         ("{}", "parallelism is missing"),
-        ('{"parallelism": {"pipeline_parallel_degree": 2}}', "module_fqns_per_model_part is missing"),
-        ('{"parallelism": {"tensor_parallel_degree": 0}}', "tensor_parallel_degree: 0 is no positive number"),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_layers_per_stage": 5}}',
+            "divides 12 layers and 1 and 1 for the ends into 3 stages, no multiple of 2 pipeline ranks",
+        ),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_layers_per_stage": 4}}',
+            "into 4 stages, and the schedule has one stage on each rank",
+        ),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_first_stage_less_layers": 20}}',
+            "leave too little for 2 stages",
+        ),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_last_stage_less_layers": "x"}}',
+            "pipeline_parallel_last_stage_less_layers: 'x' is no whole number of at least 0",
+        ),
+        (
+            '{"parallelism": {}, "training": {"local_batch_size": 2}}',
+            "microbatches of 2 samples; the workload's have 1",
+        ),
+        (
+            '{"parallelism": {"tensor_parallel_degree": 0}}',
+            "tensor_parallel_degree: 0 is no whole number of at least 1",
+        ),
         ('{"parallelism": {"pipeline_parallel_schedule": "1F2B"}}', "'1F2B'; expected one of"),
         ('{"parallelism": {}, "activation_checkpoint": "some"}', "expected none, selective or full"),
     ],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ import pytest
 from piper_ray.export.megatron_layout import parse_layout
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
+from piper_ray.export.torchtitan_modules import own_division
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -99,6 +101,22 @@ def parsed(line: str) -> list[str] | None:
         return None
 
 
+OWN_DIVISIONS = list(product(range(1, 17), range(4), range(4)))
+"""Stages, and what the ends count as."""
+
+
+def own_names(stages: int, first: int, last: int) -> list[list[str]] | None:
+    """As ``own_division`` has it, of 12 layers."""
+    try:
+        found = own_division(12, stages, chunked=False, per_stage=None, first_less=first, last_less=last)
+    except UsageError:
+        return None
+    names = ["tok_embeddings", *(f"layers.{index}" for index in range(12)), "norm"]
+    parts = [[names[piece] for piece in stage] for stage in found]
+    parts[-1].append("lm_head")
+    return parts
+
+
 def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
     cases = [
         (Schedule(ScheduleName.ONE_F_ONE_B), [4, 3, 3, 4], "Schedule1F1B"),
@@ -113,7 +131,14 @@ def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
         exported(tmp_path / schedule.name.value, instance, plan, schedule, Target.TORCHTITAN)
         for (schedule, _, _), plan in zip(cases, plans, strict=True)
     ]
-    answers = runtime_says("torchtitan", *(("torchtitan", folder, 12) for folder in folders))
+    (tmp_path / "divisions").write_text(json.dumps(OWN_DIVISIONS))
+    *answers, theirs = runtime_says(
+        "torchtitan",
+        *(("torchtitan", folder, 12) for folder in folders),
+        ("torchtitan_divisions", tmp_path / "divisions", 12),
+    )
+    for case, found in zip(OWN_DIVISIONS, theirs, strict=True):
+        assert found == own_names(*case)
     for (schedule, _, name), plan, found in zip(cases, plans, answers, strict=True):
         assert (found["schedule"], found["microbatches"], found["policy"]) == (name, 16, "FullAC.Config")
         assert found["training"] == {"local": 16, "global": 32}

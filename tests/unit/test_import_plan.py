@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 
 import pytest
 import yaml
 
 from piper_ray.export.import_plan import Imported, import_plan
+from piper_ray.export.megatron_layout import plan_layout
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
@@ -227,6 +229,34 @@ def test_a_toml_of_torchtitan_and_shards_that_are_left() -> None:
     assert any(tmpc_id.endswith("full+fsdp8") for tmpc_id in ids(found))
     with pytest.raises(UsageError, match="beside 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_shard_degree": -1, "data_parallel_replicate_degree": 2}}')
+
+
+@pytest.mark.parametrize(
+    ("said", "layout", "schedule"),
+    [
+        ({"pipeline_parallel_degree": 2}, "Et*6|t*6L", "1f1b"),
+        ({"pipeline_parallel_degree": 4}, "Et*3|t*4|t*3|t*2L", "1f1b"),
+        ({"pipeline_parallel_degree": 4, "pipeline_parallel_layers_per_stage": 4}, "Et*3|t*4|t*3|t*2L", "1f1b"),
+        (
+            {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B"},
+            "Et*3|t*4|t*3|t*2L",
+            "interleaved",
+        ),
+        (
+            {
+                "pipeline_parallel_degree": 2,
+                "pipeline_parallel_first_stage_less_layers": 0,
+                "pipeline_parallel_last_stage_less_layers": 3,
+            },
+            "Et*8|t*4L",
+            "1f1b",
+        ),
+    ],
+)
+def test_torchtitan_may_divide_the_model_itself(said: dict[str, object], layout: str, schedule: str) -> None:
+    found = import_plan(llama(), json.dumps({"parallelism": said}), RunAs(data_parallel=4))
+    assert plan_layout(llama(), found.plan) == layout
+    assert found.schedule.name.value == schedule
 
 
 @pytest.mark.parametrize(
