@@ -229,7 +229,7 @@ def torchtitan_divisions(folder: Path, blocks: int) -> object:
     file of numbers of stages, and of layers that the first and last stage have less."""
     from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
 
-    def divided(stages: int, first: int, last: int) -> list[list[str]] | None:
+    def divided(stages: int, first: int, last: int) -> Any:
         try:
             return _generate_llm_fqn_per_model_part(stages, blocks, first, last)
         except ValueError:
