@@ -68,7 +68,11 @@ class Pricing:
     @property
     def wanted(self) -> bool:
         """Whether potentials are in use, or are to be tried next."""
-        return self._worthwhile or (not self._given_up and self._is_due(StageCover.least_round_s(self.problem)))
+        return self._worthwhile or (not self._given_up and self._is_due(self._round_s))
+
+    @property
+    def _round_s(self) -> float:
+        return StageCover.least_round_s(self.problem) if self._cover is None else self._cover.round_s
 
     def record(self, outcome: Outcome) -> None:
         """An evaluation was made."""
