@@ -23,7 +23,7 @@ from piper_ray.model.events import StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
-_MANY, _MANY_A_LAYER = 1_000_000, 1_000
+_MANY, _MANY_A_LAYER = 1_000_000, 10_000
 """Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
 for each layer, as potentials take longer the more layers there are."""
 

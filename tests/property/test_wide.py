@@ -11,12 +11,14 @@ import pytest
 
 import piper_ray
 from piper_ray.engine import preparation, wide_layers
+from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Event, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
@@ -105,6 +107,14 @@ def solved_with_many(
 
 
 MANY = parallel_branches(2, 5, devices=6)
+
+
+def test_how_many_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, many = (Outline.of(parallel_branches(1, branches), Restrictions()) for branches in (12, 21))
+    assert not wide_layers.is_wide(some)
+    assert wide_layers.is_wide(many)
+    monkeypatch.setattr(wide_layers, "_MANY_A_LAYER", 100_000)
+    assert not wide_layers.is_wide(many)
 
 
 @pytest.mark.parametrize("seed", range(300, 312))
