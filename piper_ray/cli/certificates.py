@@ -12,6 +12,7 @@ import typer
 import piper_ray
 from piper_ray.cli.common import Unwritten, note, refuse_unwritable
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
@@ -80,16 +81,17 @@ def write_own_certificate(
     began_s = time.perf_counter()
     with unwritten.noted():
         try:
-            certificate = current().run(
-                lambda stop: certify(
-                    instance,
-                    solution,
-                    restrictions=restrictions,
-                    threads=options.threads,
-                    memory_limit=options.memory_limit_bytes,
-                    stop=stop,
+            with working("the certificate: one more evaluation"):
+                certificate = current().run(
+                    lambda stop: certify(
+                        instance,
+                        solution,
+                        restrictions=restrictions,
+                        threads=options.threads,
+                        memory_limit=options.memory_limit_bytes,
+                        stop=stop,
+                    )
                 )
-            )
         except KeyboardInterrupt:
             note(f"no certificate was written to {path}: interrupted")
             return
@@ -111,7 +113,8 @@ def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Sc
         raise UsageError(
             "certificates are of plans with ceil(s/d) microbatches in flight; PLAN says itself how many it keeps"
         )
-    return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
+    with working("checking the certificate"):
+        return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
 
 
 def certified_text(found: CertifiedBound, instance: Instance, plan: Plan, evaluation: Evaluation) -> list[str]:

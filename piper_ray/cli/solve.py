@@ -36,6 +36,7 @@ from piper_ray.cli.common import (
     load_instance,
     note,
     refuse_unwritable,
+    say,
 )
 from piper_ray.cli.export import GpusPerNode
 from piper_ray.cli.for_runtime import (
@@ -49,6 +50,7 @@ from piper_ray.cli.for_runtime import (
     write_alternatives,
 )
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import (
     Chunks,
     Gap,
@@ -233,7 +235,8 @@ def solve(
 
         with others_on_stderr(json):
             solution = current().run(search)
-    simulation = simulate_own_plan(instance, solution)
+    with working("simulating the plan"):
+        simulation = simulate_own_plan(instance, solution)
     evaluation = check_own_plan(instance, solution, restrictions, simulation)
     unwritten = Unwritten()
     if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
@@ -334,7 +337,7 @@ def exit_code(solution: Solution) -> int:
 
 def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
     if solution.plan is None:
-        typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
+        say(f"there is no plan to write to {out}")
         return
 
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
