@@ -170,6 +170,19 @@ def test_a_layer_without_a_tmpc_has_no_plan_however_many_there_are(monkeypatch: 
     assert found.infeasibility == piper_ray.solve(instance, options=ONE_THREAD).infeasibility
 
 
+def test_why_there_is_no_plan_is_told_where_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = parallel_branches(2, 5, devices=2, memory_bytes=20.0)
+    found, whole = solved_with_many(instance, monkeypatch), piper_ray.solve(instance, options=ONE_THREAD)
+    assert found.status is whole.status is Status.INFEASIBLE
+    assert found.infeasibility == whole.infeasibility
+    assert found.infeasibility is not None
+    assert found.infeasibility.least_memory_bytes is not None
+    refused = solved_wide(instance, monkeypatch)
+    assert refused.status is Status.INFEASIBLE
+    assert refused.infeasibility is not None
+    assert "too wide to tell the memory" in refused.infeasibility.reason
+
+
 @pytest.mark.parametrize("seen", [0, 1, 3, 30, 100])
 def test_a_limit_leaves_a_bound_that_holds(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached at the so manyth look at it."""
