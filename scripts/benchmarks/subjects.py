@@ -8,6 +8,7 @@ from functools import partial
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.workloads.formats import load, parse_bytes, parse_bytes_per_s
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import Case, Row, fits
@@ -101,7 +102,7 @@ def _inception(
 
 
 def _imagebind() -> Instance:
-    return load(INPUTS / "imagebind-huge.toml").replace(schedule=None)
+    return load(INPUTS / "imagebind-huge.toml").replace(schedule=PAPERS_SCHEDULE)
 
 
 def _grown() -> Iterable[Subject]:

@@ -12,6 +12,7 @@ from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from scripts.benchmarks.cases import ROWS
 from scripts.benchmarks.families import cells, chain, mixture, operators, tower_edges, towers
 from scripts.benchmarks.subjects import (
@@ -110,6 +111,11 @@ def test_titles_say_what_is_measured(subject: Subject) -> None:
     words = f"K={instance.devices} N={instance.microbatches} M={instance.memory_bytes / 2**30:g}GiB"
     assert subject.title.endswith(words)
     assert instance.schedule is None
+
+
+def test_all_are_solved_under_pipers_schedule() -> None:
+    (imagebind,) = (subject for subject in FAMILIES if subject.id == "imagebind")
+    assert imagebind.make().schedule == PAPERS_SCHEDULE
 
 
 def test_every_family_has_something_quick_and_a_goal() -> None:
