@@ -13,6 +13,7 @@ from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.preparation import Outline, prepare
 from piper_ray.engine.search.expected import expected_search_s
 from piper_ray.engine.tables.problem import build_problem
+from piper_ray.engine.wide_layers import is_wide
 from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
@@ -59,6 +60,11 @@ class LatticeInput:
         degrees = self.restrictions.data_parallel_degrees(self.instance)
         seconds = expected_search_s(self.instance, build_problem(made.workload, self.instance, degrees))
         return known if seconds is None else replace(known, seconds=made.lattice_s + made.stage_costs_s + seconds)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a solve under "2bw" lists those downsets alone that plans as good as the best can use."""
+        return is_wide(self.outline)
 
     @property
     def quick_forecast(self) -> Forecast:

@@ -12,7 +12,7 @@ from piper_ray.simulate.timeline import Layout, Timeline
 
 _TOLERANCE = 1e-9
 _LONGEST_PERIOD = 1_000
-_DOUBLINGS = 6
+_DOUBLINGS = 7
 _MOST_ACTIONS = 3_000_000
 
 
@@ -30,7 +30,7 @@ class SteadyState:
 def steady_state(run: Callable[[int], Timeline], placed: Layout, in_flight: Sequence[int]) -> SteadyState:
     """run: the timeline of a number of microbatches. What comes last is left out: there the pipeline drains."""
     depth = max(y * d for y, d in zip(in_flight, placed.replicas, strict=True))
-    microbatches = 12 * depth + 96
+    microbatches = 6 * depth + 96
     for _ in range(_DOUBLINGS):
         timeline = run(microbatches)
         left_s = timeline.ends_s(ActionKind.B, 0)[: microbatches - depth]

@@ -18,6 +18,7 @@ from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
+from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import (
     chain_problem,
@@ -27,6 +28,7 @@ from piper_ray.engine.search.chain import (
     search_chain,
 )
 from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
+from piper_ray.engine.search.corridor import around
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
@@ -38,6 +40,9 @@ from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy, StopSearch
 
 _COARSE_GAP = 1e-4
+
+_FIRST_STEP, _LAST_STEP = 1e-2, 1e-3
+"""From one plan near borders to the next, relative."""
 
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
@@ -74,6 +79,7 @@ class Search:
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
         self._completion: Completion | None = None
+        self._borders: BitArray | None = None  # of the incumbent: downsets where its stages end
         self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
         self._pricing = Pricing(self.problem, self.limits.check)
         if self.known is not None:
@@ -86,6 +92,13 @@ class Search:
             self.incumbent = known
             self.bracket.record_plan(known.time_per_sample_s)
             self.bracket.phase = Phase.CHALLENGING
+
+    def begin_within(self, known: ValuedPlan | None, lower_s: float) -> None:
+        """A plan and a bound as well, of which it is not known how good they are."""
+        self.bracket.record_bound(lower_s)
+        if known is not None:
+            self.incumbent = known
+            self.bracket.record_plan(known.time_per_sample_s)
 
     def proved_s(self, optimal: ValuedPlan) -> float:
         """What no plan is faster than, once it is proved: the same whatever the search began with."""
@@ -127,40 +140,51 @@ class Search:
         if self._pricing.rules_out(potentials):
             self.bracket.record_bound(threshold_s)
             return
+        if self._is_dear():
+            self._descend_near_borders()
+            self._live_in_vain = 0
+            if self.bracket.upper is None or self.bracket.is_done(self.limits.gap):
+                return
+            threshold_s = self.bracket.upper
         outcome = self._evaluate(threshold_s, potentials=potentials)
         self._pricing.record(outcome)
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s)
             self._report()
-            self._bound_from_both_sides(outcome)
+            if outcome.live_downsets >= _MANY_LIVE:
+                self._live_in_vain += outcome.live_downsets
             return
         self._report()
         value_s = self._take(self.problem, outcome.stages, "evaluation")
         self.bracket.record_feasible(threshold_s, value_s, outcome.devices / self.planning.instance.devices)
         self._improve_on_chain(order_through(self.problem, outcome.stages))
 
-    def _bound_from_both_sides(self, infeasible: Outcome) -> None:
-        """Evaluates the best plan's own value, where infeasible evaluations have been dear and no plan near it was
-        evaluated yet: its states tell which downsets can be completed, which makes all that follows cheap. Potentials
-        make that dear evaluation needless.
+    def _is_dear(self) -> bool:
+        """Whether infeasible evaluations have been dear, and no plan near the best one was evaluated yet: then the
+        states at that one's own value tell which downsets can be completed, which makes all that follows cheap.
+        Potentials make that dear evaluation needless.
         """
         upper, known = self.bracket.upper, self._completion
-        if upper is None or self.bracket.is_done(self.limits.gap) or infeasible.live_downsets < _MANY_LIVE:
-            return
-        self._live_in_vain += infeasible.live_downsets
-        if self._live_in_vain < _SPENT * self.problem.workload.lattice.size:
-            return
-        if self._pricing.wanted:
-            return
-        if known is None or upper < _LOWER * known.threshold_s:
-            evaluate_threshold(
-                self.problem,
-                self.evaluations.backend,
-                upper,
-                on_progress=self._watch(upper),
-                on_finished=self._learn(upper),
-                completion=known,
-            )
+        return (
+            upper is not None
+            and self._live_in_vain >= _SPENT * self.problem.workload.lattice.size
+            and (known is None or upper < _LOWER * known.threshold_s)
+            and not self._pricing.wanted
+        )
+
+    def _descend_near_borders(self) -> None:
+        """Better plans whose stages end near where the best one's do, from one to the next."""
+        lattice, devices = self.problem.workload.lattice, self.problem.cluster.devices
+        step = _FIRST_STEP
+        while step >= _LAST_STEP and self._borders is not None and self.bracket.upper is not None:
+            threshold_s = self.bracket.upper * (1.0 - step)
+            outcome = None
+            if threshold_s > self.bracket.lower:
+                outcome = self._evaluate_within(within(around(lattice, self._borders), devices), threshold_s)
+            if outcome is not None and outcome.feasible:
+                self._take(self.problem, outcome.stages, "near")
+            else:
+                step *= 0.5
 
     def _learn(self, threshold_s: float) -> OnFinished:
         """Keeps what a feasible evaluation's states tell of later ones."""
@@ -217,8 +241,7 @@ class Search:
         stages = None
         while not bracket.is_done(max(self.limits.gap, _COARSE_GAP)):
             threshold_s = bracket.propose()
-            backend = self.evaluations.backend
-            outcome = evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=borders)
+            outcome = self._evaluate_within(borders, threshold_s)
             if outcome.feasible:
                 stages = outcome.stages
                 bracket.record_feasible(threshold_s, self._take(self.problem, stages, "chain"))
@@ -226,12 +249,18 @@ class Search:
                 bracket.record_infeasible(threshold_s)
         return stages
 
+    def _evaluate_within(self, borders: Completion, threshold_s: float) -> Outcome:
+        """Of plans whose stages end at these."""
+        backend = self.evaluations.backend
+        return evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=borders)
+
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
         found = self.planning.valued(problem, stages)
         value_s, plan = found.time_per_sample_s, found.plan
         if self.incumbent is None or value_s < self.incumbent.time_per_sample_s:
             self.incumbent = found
+            self._borders = problem.lattice.bits[[stage.inner for stage in stages]]
             self.bracket.record_plan(value_s)
             self.listener(IncumbentFound(origin, value_s, len(plan.stages), plan.devices, self._bounds()))
         return value_s
@@ -243,12 +272,13 @@ class Search:
         completion = self._completion
         if potentials is not None:
             completion = Completion.by_potentials(potentials, self.problem).within(completion)
+        surely_feasible = fewest_stages or threshold_s == self.bracket.upper
         watch = self._watch(threshold_s)
         outcome = self.evaluations.evaluate(
             self.problem,
             threshold_s,
             fewest_stages=fewest_stages,
-            next_s=None if fewest_stages else self.bracket.next_if_infeasible(threshold_s),
+            next_s=None if surely_feasible else self.bracket.next_if_infeasible(threshold_s),
             on_progress=watch,
             on_finished=keep_nothing if fewest_stages else self._learn(threshold_s),
             completion=completion,

@@ -19,14 +19,6 @@ _FEWEST_SIZES = 3
 _MOST_PANELS = 9
 _MOST_CURVES = 6
 _MOST_MARKERS = 40
-_LINE_WIDTH = 1.4
-_MARKER_SIZE = 4.0
-_WIDER = 1.6
-"""Points of width for each line upon another."""
-_AS_GOOD = 5e-3
-"""Relative: what differs less is one line to the eye."""
-
-_Points = Sequence[tuple[float, float | None]]
 
 
 class _Quantity(NamedTuple):
@@ -156,8 +148,8 @@ def _against_exact(
             ratios += [ratio for _, ratio in points if ratio is not None]
             if not method.is_exact:
                 lines.append((looks[method], points))
-        width = _LINE_WIDTH + _WIDER * sum(
-            any(y is not None and y <= 1.0 + _AS_GOOD for _, y in points) for _, points in lines
+        width = style.LINE_WIDTH + style.WIDER * sum(
+            any(y is not None and style.as_good(y, 1.0) for _, y in points) for _, points in lines
         )
         axes.axhline(1.0, color=style.COLOURS[0], linewidth=width, label="the exact plan")
         _lines(axes, lines)
@@ -189,25 +181,18 @@ def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Lo
         axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")
 
 
-def _lines(axes: Axes, lines: Sequence[tuple[_Look, _Points]]) -> None:
-    """Points without a figure leave a hole. A line that others lie upon is wider than these, so that all are seen."""
-    for number, (look, points) in enumerate(lines):
-        upon = sum(_coincide(points, others) for _, others in lines[number + 1 :])
+def _lines(axes: Axes, lines: Sequence[tuple[_Look, style.Points]]) -> None:
+    widths = style.widths([points for _, points in lines])
+    for (look, points), of_line in zip(lines, widths, strict=True):
         axes.plot(
             [x for x, _ in points],
             [float("nan") if y is None else y for _, y in points],
             color=look.colour,
             marker=style.MARKERS[look.index % len(style.MARKERS)] if len(points) <= _MOST_MARKERS else "",
             label=look.label,
-            linewidth=_LINE_WIDTH + _WIDER * upon,
-            markersize=_MARKER_SIZE + 2.0 * _WIDER * upon,
+            linewidth=of_line["linewidth"],
+            markersize=of_line["markersize"],
         )
-
-
-def _coincide(one: _Points, other: _Points) -> bool:
-    """Whether both have a point in common, to a width's precision."""
-    values = {x: y for x, y in other if y is not None}
-    return any(y is not None and x in values and abs(values[x] - y) <= _AS_GOOD * abs(y) for x, y in one)
 
 
 def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequence[float]) -> None:

@@ -1,0 +1,31 @@
+"""Downsets near those where a plan's stages end: better plans are often among these (Sniedovich and Voss, The corridor
+method, 2006).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.engine.kernels.types import BitArray
+from piper_ray.engine.lattice.downsets import Lattice
+
+BoolArray = npt.NDArray[np.bool_]
+
+_SHARE = 0.1
+"""Of all downsets: what an evaluation takes grows with its square."""
+
+
+def around(lattice: Lattice, borders: BitArray) -> BoolArray:
+    """bool[m]: the empty set, V, and the downsets that differ by fewest vertices from one of ``borders``,
+    uint64[borders, words], as many as are a small share of all.
+    """
+    bits = lattice.arrays.bits
+    apart = np.full(lattice.size, lattice.graph.size, np.int64)
+    for border in borders:
+        np.minimum(apart, np.bitwise_count(bits ^ border).sum(axis=1, dtype=np.int64), out=apart)
+    upto = np.cumsum(np.bincount(apart))
+    widest = max(1, int(np.searchsorted(upto, _SHARE * lattice.size, side="right")) - 1)
+    allowed: BoolArray = apart <= widest
+    allowed[[0, -1]] = True
+    return allowed
