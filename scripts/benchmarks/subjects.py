@@ -89,7 +89,7 @@ def _inception(
     case = Case("", "Inception-v3", INCEPTION, devices, microbatches, memory)
     number = f"8-{devices}" if frontier else str(devices)
     return Subject(
-        id=f"inception-{'frontier' if frontier else f'k{devices}'}{'' if microbatches == 256 else f'-n{microbatches}'}",
+        id="inception-frontier" if frontier else f"inception-{devices}x{microbatches}",
         family=INCEPTION_V3,
         title=f"Inception-v3 K={number} N={microbatches} M={memory}",
         make=partial(load_case, case),

@@ -146,3 +146,4 @@ def test_yardsticks_are_subjects_on_one_thread() -> None:
     assert [subject.title for subject in subjects] == [row.case.title for row in ROWS]
     assert {subject.threads for subject in subjects} == {1}
     assert subjects[0].make().devices == ROWS[0].case.devices
+    assert not {subject.id for subject in subjects} & {subject.id for subject in FAMILIES}
