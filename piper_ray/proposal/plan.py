@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from piper_ray.calibrate.workload import PARAMETERS
+from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replicas
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
@@ -99,7 +98,7 @@ def plan(
     """
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     arguments.of_kind("step", step, StepTerms, "StepTerms")
-    read = read_model(arguments.location("model", model))
+    read = read_model(arguments.location("model", model, MODEL_WORDS))
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
@@ -118,7 +117,7 @@ def plan(
         tokens=given("tokens", tokens),
         samples=given("microbatch", microbatch),
         batch=given("batch", batch),
-        offer=Offer(zero=ALL_REPLICAS if zero == "all" else arguments.positive("zero", zero)),
+        offer=Offer(zero=shared_replicas(zero)),
     )
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts, experts = degrees("context_parallel", context_parallel), degrees("expert_parallel", expert_parallel)
