@@ -26,11 +26,20 @@ PLAIN = Setting()
 
 
 @cache
-def llama(layers: int = 12, *, nodes: int = 2, batch: int = 32, zero_shards: int = 1, tied: bool = False) -> Instance:
+def llama(
+    layers: int = 12,
+    *,
+    nodes: int = 2,
+    batch: int = 32,
+    zero_shards: int = 1,
+    tied: bool = False,
+    key_heads: int = 8,
+    tokens: int = 1024,
+) -> Instance:
     """A small Llama on nodes of 8 GPUs, with the paths of its modules. tied: its head is its embedding's table."""
     model = model_of(
-        "llama", tokens=1024, hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16,
-        num_key_value_heads=8, intermediate_size=2816, vocab_size=32000, tie_word_embeddings=tied,
+        "llama", tokens=tokens, hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16,
+        num_key_value_heads=key_heads, intermediate_size=2816, vocab_size=32000, tie_word_embeddings=tied,
     )  # fmt: skip
     return estimated(model, "H100-SXM", nodes=nodes, samples=1, batch=batch, zero_shards=zero_shards).instance
 

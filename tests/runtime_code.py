@@ -6,8 +6,14 @@ as importing these runtimes changes warnings, environment and logging of whoever
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib.abc
+import importlib.machinery
 import importlib.util
+import io
 import json
+import os
 import shlex
 import sys
 import types
@@ -153,14 +159,16 @@ def megatron_layouts(folder: Path, blocks: int) -> object:  # noqa: ARG001
 
 
 def torchtitan(folder: Path, blocks: int) -> object:
-    """The config takes the plan's fields; the model is split and the schedule built, on ranks that are pretended."""
+    """torchtitan takes the config that a launch gives it; the model is split and the schedule built, on ranks that are
+    pretended."""
     import torch
-    from torchtitan.config import ParallelismConfig, TrainingConfig
+
+    config = _titan_config(folder, blocks)
+    if isinstance(config, str):
+        raise AssertionError(config)
     from torchtitan.distributed import ParallelDims
     from torchtitan.distributed import pipeline_parallel as pp
 
-    config = types.SimpleNamespace(parallelism=ParallelismConfig(), training=TrainingConfig(), activation_checkpoint=0)
-    _imported(folder, "piper_plan").apply(config)
     given = config.parallelism
     ranks = given.pipeline_parallel_degree
     world = len((folder / "ranks.csv").read_text().splitlines()) - 1
@@ -169,6 +177,7 @@ def torchtitan(folder: Path, blocks: int) -> object:
     found: dict[str, Any] = {
         "parallelism": asdict(given),
         "training": {"local": config.training.local_batch_size, "global": config.training.global_batch_size},
+        "seq_len": config.training.seq_len,
         "policy": None if policy is None else type(policy).__qualname__,
         "is_config": policy is None or is_dataclass(policy),
         "parts": {},
@@ -215,26 +224,101 @@ def _meshes(dims: Any, world: int) -> dict[str, int]:
     return sizes
 
 
-def torchtitan_ties(folder: Path, blocks: int) -> object:  # noqa: ARG001
-    """Whether torchtitan takes the config for a model whose embedding and head have a weight in common."""
-    if importlib.util.find_spec("triton") is None:  # which these kernels for GPUs are written in, and no config needs
-        sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = unittest.mock.MagicMock()
-    if importlib.util.find_spec("torchdata") is None:  # which the trainer reads data with
-        trainer = types.SimpleNamespace(Config=type("Config", (), {}))
-        sys.modules["torchtitan.trainer"] = types.SimpleNamespace(Trainer=trainer)  # type: ignore[assignment]
+def torchtitan_divisions(folder: Path, blocks: int) -> object:
+    """How torchtitan divides so many layers itself, the ends counting as so many; null for what it refuses. folder: a
+    file of numbers of stages, and of layers that the first and last stage have less."""
+    from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
 
-    from torchtitan.config import ParallelismConfig, TrainingConfig
-    from torchtitan.models.llama3 import _1b
+    def divided(stages: int, first: int, last: int) -> Any:
+        try:
+            return _generate_llm_fqn_per_model_part(stages, blocks, first, last)
+        except ValueError:
+            return None
 
-    config = types.SimpleNamespace(parallelism=ParallelismConfig(), training=TrainingConfig(), activation_checkpoint=0)
-    _imported(folder, "piper_plan").apply(config)
-    tied = _1b("flex")
-    assert tied.enable_weight_tying
-    try:
-        tied.update_from_config(config=types.SimpleNamespace(parallelism=config.parallelism))
-    except NotImplementedError as error:
-        return str(error)
-    return None
+    return [divided(*case) for case in json.loads(folder.read_text())]
+
+
+def torchtitan_tied(folder: Path, blocks: int) -> object:
+    """What torchtitan says against the config of a launch, for a model whose ends are tied; None: nothing."""
+    found = _titan_config(folder, blocks, tied=True)
+    return found if isinstance(found, str) else None
+
+
+def torchtitan_key_heads(folder: Path, blocks: int) -> object:
+    """The same for a model with two heads of keys and values."""
+    found = _titan_config(folder, blocks, key_heads=2)
+    return found if isinstance(found, str) else None
+
+
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules that reading data, showing progress and GPUs take, and no config does."""
+
+    def __init__(self) -> None:
+        others = ("torchdata", "datasets", "tokenizers", "tensorboard")
+        self.missing = {name for name in others if importlib.util.find_spec(name) is None}
+        if "tensorboard" in self.missing:
+            self.missing.add("torch.utils.tensorboard")
+        if importlib.util.find_spec("triton") is None:
+            self.missing.add("torchtitan.distributed.minimal_async_ep.kernels")
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        if name.partition(".")[0] in self.missing or name in self.missing:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        found = types.ModuleType(spec.name)
+        found.__file__ = __file__
+        vars(found)["__getattr__"] = self._member
+        return found
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing in it."""
+
+    @staticmethod
+    def _member(name: str) -> Any:
+        """Whatever is asked for: a class, or a function that leaves things as they are."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {}) if name[0].isupper() else lambda *given, **_: given[0] if given else None
+
+
+def _titan_config(folder: Path, blocks: int, *, key_heads: int = 8, tied: bool = False) -> Any:
+    """torchtitan's whole config as its own command line reads it for an export, handed to a Llama of 16 heads; a text
+    where torchtitan refuses it."""
+    if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _StandIns())
+    from torchtitan.config.manager import ConfigManager
+    from torchtitan.models import llama3
+    from torchtitan.models.common import ComplexRoPE
+    from torchtitan.trainer import Trainer
+
+    model = llama3.model_registry("debugmodel").model
+    model.enable_weight_tying = tied
+    model.layers = llama3._build_llama3_layers(
+        n_layers=blocks,
+        dim=256,
+        n_heads=16,
+        n_kv_heads=key_heads,
+        hidden_dim=256,
+        rope=ComplexRoPE.Config(dim=16, max_seq_len=131072, theta=500000, scaling="llama"),
+        attn_backend="flex",
+    )
+    base = types.ModuleType("base_of_the_plan")
+    spec = dataclasses.replace(llama3.model_registry("debugmodel"), model=model)
+    vars(base)["base"] = lambda: Trainer.Config(model_spec=spec)
+    sys.modules[base.__name__] = base
+    sys.modules["piper_plan"] = _imported(folder, "piper_plan")
+    said = io.StringIO()
+    with unittest.mock.patch.dict(os.environ, PIPER_BASE="base_of_the_plan:base"), contextlib.redirect_stderr(said):
+        try:
+            config = ConfigManager().parse_args(["--module", "piper_plan", "--config", "planned"])
+            config.model_spec.model.update_from_config(config=config)
+        except (ValueError, NotImplementedError) as error:
+            return str(error)
+        except SystemExit:
+            return said.getvalue()
+    return config
 
 
 def _pretended_mesh(rank: int, ranks: int) -> Any:

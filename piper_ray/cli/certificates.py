@@ -47,12 +47,19 @@ CertificateIn = Annotated[
 ]
 
 
-def refuse_uncertifiable(path: Path, schedule: Schedule, restrictions: Restrictions, options: SolveOptions) -> None:
+def refuse_uncertifiable(
+    path: Path, instance: Instance, schedule: Schedule, restrictions: Restrictions, options: SolveOptions
+) -> None:
     """Raises UsageError for what has no certificate, and for a place where no file can be: before the work."""
     from piper_ray.certificate.claims import require_certifiable
+    from piper_ray.engine.certify import require_listable
 
     refuse_unwritable("--certificate", path)
     require_certifiable(restrictions, schedule, options.contract)
+    try:
+        require_listable(instance, restrictions, options.memory_limit_bytes)
+    except LimitError as error:
+        raise UsageError(f"--certificate {path}: a certificate is of all downsets: {error}") from error
 
 
 def write_own_certificate(
@@ -60,7 +67,7 @@ def write_own_certificate(
     instance: Instance,
     solution: Solution,
     restrictions: Restrictions,
-    threads: int | None,
+    options: SolveOptions,
     unwritten: Unwritten,
     say: Callable[[str], object],
 ) -> None:
@@ -76,7 +83,14 @@ def write_own_certificate(
         try:
             with working("the certificate: one more evaluation"):
                 certificate = current().run(
-                    lambda stop: certify(instance, solution, restrictions=restrictions, threads=threads, stop=stop)
+                    lambda stop: certify(
+                        instance,
+                        solution,
+                        restrictions=restrictions,
+                        threads=options.threads,
+                        memory_limit=options.memory_limit_bytes,
+                        stop=stop,
+                    )
                 )
         except KeyboardInterrupt:
             note(f"no certificate was written to {path}: interrupted")

@@ -86,7 +86,7 @@ def info(
     screen.print()
     if blocks is not None:
         screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
-    for line in forecast_lines(forecast):
+    for line in forecast_lines(forecast, planned.is_wide):
         screen.print(line, soft_wrap=True)
     unwritten.report()
 
@@ -98,17 +98,23 @@ def _looked_into(instance: Instance, contract: Contract) -> tuple[LatticeInput, 
     return planned, planned.forecast
 
 
-def forecast_lines(forecast: Forecast) -> list[str]:
-    """What a solve will take, in words."""
+def forecast_lines(forecast: Forecast, is_wide: bool = False) -> list[str]:
+    """What a solve will take, in words. is_wide: see ``LatticeInput``."""
     from piper_ray.model.figures import size_text
 
+    fewer = "solve --schedule 2bw lists those alone that plans as good as the best can use"
     if forecast.downsets is None:
-        return ["Solve     more downsets than can be counted quickly; --contract operators plans blocks of layers"]
+        return [
+            f"Solve     more downsets than can be counted quickly; {fewer}; --contract operators plans blocks of layers"
+        ]
     pairs = "more pairs than can be counted quickly" if forecast.pairs is None else f"{forecast.pairs:,} pairs"
     lines = [f"Solve     {forecast.downsets:,} downsets, {pairs}"]
     if forecast.memory_bytes is not None and forecast.seconds is not None:
         seconds = f"{forecast.seconds:,.0f} s" if forecast.seconds >= 10 else f"{forecast.seconds:.1g} s"
-        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {seconds}")
+        of_all = " for all of them" if is_wide else ""
+        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {seconds}{of_all}")
+    if is_wide:
+        lines.append(f"          {fewer}")
     return lines
 
 

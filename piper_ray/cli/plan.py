@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from piper_ray.proposal.propose import Demand, Help, Proposal
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
+_ALL: Any = "all"  # read as an option's text is, and shown in the help
 
 
 def plan(
@@ -70,7 +72,7 @@ def plan(
         ScheduleName | None,
         typer.Option("--schedule", help="This schedule alone; else 1f1b, and interleaved where the runtime has it."),
     ] = None,
-    zero: ShardedState = 8,
+    zero: ShardedState = _ALL,
     context_parallel: ContextParallel = None,
     expert_parallel: ExpertParallel = None,
     all_reduce: SumOfGradients = None,
@@ -109,6 +111,8 @@ def plan(
         raise UsageError(f"--out {out}: is a file; expected a folder")
     if train_tokens is not None and train_tokens < 1:
         raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
+    if price is not None and not math.isfinite(price):
+        raise UsageError(f"--price {price}: expected an amount of money")
     if price is not None and train_tokens is None:
         raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
     named = RUNTIMES[runtime]

@@ -203,7 +203,7 @@ def solve(
         for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
         asked, restrictions = for_runtime.schedule, for_runtime.restrictions
     if certificate is not None:
-        refuse_uncertifiable(certificate, Schedule.of(asked), restrictions, options)
+        refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
     from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.report.document import solution_document, to_text
@@ -270,7 +270,7 @@ def solve(
             write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
         say = partial(screen.print, soft_wrap=True, highlight=False)
-        write_own_certificate(certificate, instance, solution, restrictions, threads, unwritten, say)
+        write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, say)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         document = solution_document(instance, restrictions, options, solution, evaluation, simulation)

@@ -79,8 +79,15 @@ def export_deepspeed(job: Job) -> Export:
             f"{job.tied_text}: give numbers {places} of layers= as deepspeed.pipe.TiedLayerSpec with one key, whose "
             "gradients DeepSpeed sums; of other layers each rank trains its own copy"
         )
+    where = f"--num_nodes {job.nodes} --num_gpus {job.processes_per_node}"
+    if job.processes_of_last_node < job.processes_per_node:
+        where = "--hostfile HOSTFILE"
+        notes.append(
+            f"the hostfile names {job.nodes} nodes with slots={job.processes_per_node}, the last one with "
+            f"slots={job.processes_of_last_node}"
+        )
     command = (
-        f"deepspeed --num_nodes {job.nodes} --num_gpus {job.processes_per_node} YOUR-SCRIPT.py --deepspeed "
+        f"deepspeed {where} YOUR-SCRIPT.py --deepspeed "
         "--deepspeed_config ds_config.json  # its model is planned_module.PlannedPipelineModule(layers=[...])"
     )
     files = {"ds_config.json": json_text(config), "planned_module.py": script}

@@ -60,6 +60,11 @@ def export_flagscale(job: Job) -> Export:
             f"{job.tied_text}: FlagScale sums their gradients over these where untie_embeddings_and_output_weights of "
             "the task's model is false"
         )
+    if t > 1 or context > 1:
+        notes.append(
+            "Megatron in FlagScale asks for CUDA_DEVICE_MAX_CONNECTIONS: 1 in experiment.envs with tensor or context "
+            "parallelism, on GPUs up to Hopper"
+        )
     if 0 in split:
         stages = ", ".join(str(number) for number, count in enumerate(split, start=1) if count == 0)
         notes.append(f"stage {stages} has no transformer layer")

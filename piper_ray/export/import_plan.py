@@ -238,6 +238,7 @@ def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]
         experts=experts,
         expert_tensor=each,
         sharding=sharding,
+        gathered=sequence and bool(run_as.gathered) and run_as.recomputation in (None, Recomputation.NONE),
     )
 
 

@@ -10,7 +10,7 @@ from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParal
 from piper_ray.model.errors import InvalidPlan, UnsupportedPlan
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.in_order import layers_in_order
-from piper_ray.model.instance import Instance, Tmpc, divisors
+from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import chosen_tmpcs, order_violations, partition_violations
 from piper_ray.model.schedule import Schedule
@@ -93,14 +93,26 @@ class Job:
 
     @property
     def processes_per_node(self) -> int:
-        """As many as a node has GPUs, fewer where that does not come out even; replicas stay whole within a node."""
-        t, most = self.tensor_parallel_degree, min(self.gpus_per_node, self.ranks)
-        return max(n for n in divisors(self.ranks) if n <= most and (n % t == 0 or n == 1))
+        """As many as a node has GPUs; the last one may have fewer."""
+        return min(self.gpus_per_node, self.ranks)
 
     @property
     def nodes(self) -> int:
-        """That ``processes_per_node`` makes."""
-        return self.ranks // self.processes_per_node
+        """That the ranks fill one after the other."""
+        return -(-self.ranks // self.processes_per_node)
+
+    @property
+    def processes_of_last_node(self) -> int:
+        """What is left of the ranks there."""
+        return self.ranks - (self.nodes - 1) * self.processes_per_node
+
+    @property
+    def torchrun(self) -> str:
+        """The command up to the script. Where the last node has fewer processes a shell tells it by NODE_RANK."""
+        processes = str(self.processes_per_node)
+        if self.processes_of_last_node < self.processes_per_node:
+            processes = f"$((${{NODE_RANK:-0}} == {self.nodes - 1} ? {self.processes_of_last_node} : {processes}))"
+        return f"torchrun --nnodes {self.nodes} --nproc-per-node {processes}"
 
     @cached_property
     def tmpcs(self) -> tuple[tuple[Tmpc, ...], ...]:
@@ -227,10 +239,10 @@ class Job:
         found = []
         if self.instance.batch.samples_per_microbatch is None:
             found.append("the workload does not say how many samples a microbatch holds: 1 is written")
-        if self.ranks > self.gpus_per_node and self.processes_per_node < self.gpus_per_node:
+        if self.processes_of_last_node < self.processes_per_node:
             found.append(
-                f"{self.ranks} ranks are not whole nodes of {self.gpus_per_node} GPUs: "
-                f"{plural(self.nodes, 'node')} of {self.processes_per_node} GPUs are written"
+                f"{self.ranks} ranks are not whole nodes of {self.gpus_per_node} GPUs: the last of {self.nodes} nodes "
+                f"runs {plural(self.processes_of_last_node, 'rank')}"
             )
         return tuple(found)
 

@@ -130,7 +130,7 @@ def export_megatron(job: Job) -> Export:
     settings = settings_of(job)
     arguments = arguments_of(settings)
     launch = [
-        'torchrun --nnodes "${NNODES:-' + str(job.nodes) + '}" --nproc-per-node ' + str(job.processes_per_node),
+        job.torchrun,
         '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}"',
         '"${MEGATRON:-.}/pretrain_gpt.py"',
         '$(cat "$(dirname "$0")/megatron.args")',
@@ -140,10 +140,23 @@ def export_megatron(job: Job) -> Export:
         "#!/usr/bin/env bash\n"
         "# Run on each node, with MEGATRON (a checkout of Megatron-LM), MASTER_ADDR and NODE_RANK set. What follows\n"
         "# the command goes to Megatron: the model's shape, its data, the optimizer, the precision.\n"
-        "set -euo pipefail\nset -f\n" + shell_lines(["exec " + launch[0], *launch[1:]])
+        "set -euo pipefail\nset -f\n" + _environment(settings) + shell_lines(["exec " + launch[0], *launch[1:]])
     )
     files = {"megatron.args": "".join(" ".join(words) + "\n" for words in arguments), "launch.sh": script}
     return Export(files, "bash launch.sh MODEL-ARGUMENTS...", (*_notes(job, settings), *job.sharing_notes, *job.notes))
+
+
+def _environment(settings: MegatronSettings) -> str:
+    """A line that sets what Megatron refuses to start without; empty where it asks for nothing."""
+    if settings.tensor_parallel == settings.context_parallel == 1:
+        return ""
+    return (
+        "# Megatron asks for it with tensor or context parallelism on GPUs up to Hopper.\n"
+        f'export {_CONNECTIONS}="${{{_CONNECTIONS}:-1}}"\n'
+    )
+
+
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def _notes(job: Job, settings: MegatronSettings) -> list[str]:
@@ -200,9 +213,9 @@ def export_bridge(job: Job) -> Export:
         + body
         + "    return cfg\n"
     )
+    connections = f"{_CONNECTIONS}=1 " if _environment(settings) else ""
     command = (
-        f"torchrun --nnodes {job.nodes} --nproc-per-node {job.processes_per_node} YOUR-SCRIPT.py  "
-        "# which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
+        f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
     )
     return Export({"piper_plan.py": script}, command, (*_notes(job, settings), *job.sharing_notes, *job.notes))
 

@@ -108,7 +108,8 @@ def _of_meshes(values: Mapping[str, object], meshes: object, pieces: ModelPieces
             f"{source}: hetero_pipeline_layer_split: {split}; expected {ranks} numbers, {pieces.blocks} together"
         )
     letters = [BLOCK * count for count in split]
-    letters[0], letters[-1] = EMBEDDING + letters[0], letters[-1] + LOSS
+    letters[0] = EMBEDDING + letters[0]
+    letters[-1] += LOSS
     counts = values.get("recompute_num_layers_per_stage_micro_batch")
     common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
     read = read_values(common, pieces, instance, letters)

@@ -19,8 +19,8 @@ class RunAs:
 
     expert_parallel, expert_tensor: ranks that experts are spread over, and those that share one.
     recomputed_layers: with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i];
-    None: all. optimizer_shards: replicas that share the optimizer's state, or ALL. world: ranks in all; None: as many
-    as the workload has devices.
+    None: all. gathered: what sequence parallelism gathers is kept, where nothing is recomputed. optimizer_shards:
+    replicas that share the optimizer's state, or ALL. world: ranks in all; None: as many as the workload has devices.
     """
 
     pipeline_ranks: int | None = None
@@ -33,6 +33,7 @@ class RunAs:
     recomputation: Recomputation | None = None
     recomputed_layers: int | tuple[int, ...] | None = None
     sequence_parallel: bool | None = None
+    gathered: bool | None = None
     optimizer_shards: int | None = None
     weights_sharded: bool | None = None
     group: int | None = None

@@ -94,10 +94,7 @@ def export_torch(job: Job) -> Export:
         "stages": stage_documents(job),
     }
     files = {"stages.json": json_text(document), "schedule.csv": actions_csv(job), "pipeline.py": _SCRIPT}
-    command = (
-        f"torchrun --nnodes {job.nodes} --nproc-per-node {job.processes_per_node} YOUR-SCRIPT.py  "
-        "# which calls pipeline.build(model, device, pipeline.mesh('cuda'), loss)"
-    )
+    command = f"{job.torchrun} YOUR-SCRIPT.py  # which calls pipeline.build(model, device, pipeline.mesh('cuda'), loss)"
     chain = (
         "torch runs a chain, each module on the output of the one before it: a model whose modules take more needs a "
         "forward of its own for each stage"

@@ -24,10 +24,13 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def apply(config):
-    """Sets in a torchtitan config what the plan decides; returns the same object."""
+    """Sets in a torchtitan config what the plan decides; returns it. Raises ValueError for a model of other depth."""
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
     decided = json.loads((FOLDER / "torchtitan.json").read_text())
+    planned, layers = decided["layers"], len(config.model_spec.model.layers)
+    if layers != planned:  # of which torchtitan would train those that both have
+        raise ValueError(f"the plan is of {planned} layers, the config of {layers}")
     for section in ("parallelism", "training"):
         for name, value in decided[section].items():
             if name == "pipeline_parallel_schedule_csv" and value:
@@ -79,11 +82,15 @@ def titan_document(job: Job) -> dict[str, object]:
     }
     if job.instance.batch.tokens_per_sample is not None:
         training["seq_len"] = job.instance.batch.tokens_per_sample
-    return {
+    if p > 1 or (job.expert_ranks or 1) > 1:
+        training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
+    document: dict[str, object] = {
+        "layers": job.pieces.blocks,
         "parallelism": parallelism,
         "training": training,
         "activation_checkpoint": job.recomputation.value,
     }
+    return document if job.schedule.group is None else document | {"group": job.schedule.group}
 
 
 def _shard_degree(job: Job) -> int:
@@ -109,8 +116,7 @@ def export_torchtitan(job: Job) -> Export:
     if job.pipeline_ranks > 1 and job.schedule.name not in ONE_STAGE:
         files["schedule.csv"] = actions_csv(job)
     command = (
-        "PYTHONPATH=. PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG torchrun "
-        f"--nnodes {job.nodes} --nproc-per-node {job.processes_per_node} -m torchtitan.train "
+        f"PYTHONPATH=. PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG {job.torchrun} -m torchtitan.train "
         "--module piper_plan --config planned"
     )
     return Export(files, command, (*_notes(job), *job.notes))
@@ -133,6 +139,11 @@ def _notes(job: Job) -> list[str]:
         found.append(
             f"the plan shares among {planned} ranks, which are no whole groups here: {written} are written, which "
             "takes less memory"
+        )
+    if job.setting.sequence_parallel and not job.setting.gathered and job.recomputation is Recomputation.NONE:
+        found.append(
+            "torchtitan keeps what sequence parallelism gathers for the backward pass; the plan gathers it again, "
+            "which takes less memory and more messages (estimate --keep-gathered has TMPCs that keep it)"
         )
     if job.recomputation is Recomputation.SELECTIVE:
         found.append(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-from piper_ray.model.errors import Fault, InputError
+from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.runtimes.pieces import ModelPieces
 
 _EMBEDDING = "tok_embeddings"
@@ -18,6 +19,36 @@ def module_names(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> list[l
     """``[["tok_embeddings", "layers.0"], ..., ["norm", "lm_head"]]`` from the pieces of each stage."""
     names = {0: [_EMBEDDING], pieces.blocks + 1: [_NORM, _HEAD]}
     return [[name for piece in stage for name in names.get(piece, [f"layers.{piece - 1}"])] for stage in stages]
+
+
+def own_division(
+    blocks: int, ranks: int, *, chunked: bool, per_stage: int | None, first_less: int, last_less: int
+) -> tuple[tuple[int, ...], ...]:
+    """The pieces of each stage where torchtitan 0.3 divides a model itself: as many layers in each, the ends counting
+    as so many, and one more in the first stages.
+
+    chunked: whether the schedule has several stages on a rank. per_stage: layers of a stage; None: one stage, or two,
+    on each rank. Raises UsageError for what torchtitan refuses.
+    """
+    counted = blocks + first_less + last_less
+    stages = ranks * (2 if chunked else 1) if per_stage is None else -(-counted // per_stage)
+    layers = f"{blocks} layers and {first_less} and {last_less} for the ends"
+    if stages % ranks:
+        raise UsageError(f"torchtitan divides {layers} into {stages} stages, no multiple of {ranks} pipeline ranks")
+    if (stages > ranks) != chunked:
+        what = "several stages" if chunked else "one stage"
+        raise UsageError(f"torchtitan divides {layers} into {stages} stages, and the schedule has {what} on each rank")
+    least, more = divmod(counted, stages)
+    if max(first_less, last_less, 1) > least:
+        raise UsageError(f"{layers} leave too little for {stages} stages, which torchtitan refuses")
+    counts = [least + (stage < more) for stage in range(stages)]
+    counts[0] -= first_less
+    counts[-1] -= last_less
+    ends = [0, *accumulate(counts[:-1]), blocks]
+    found = [list(range(begin + 1, end + 1)) for begin, end in pairwise(ends)]
+    found[0].insert(0, 0)
+    found[-1].append(blocks + 1)
+    return tuple(map(tuple, found))
 
 
 def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = "") -> tuple[tuple[int, ...], ...]:

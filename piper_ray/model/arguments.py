@@ -13,7 +13,7 @@ from reprlib import Repr
 from typing import TypedDict, TypeVar, cast
 
 from piper_ray.model import limits
-from piper_ray.model.errors import UsageError
+from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.plain import as_tuple, figure, plain
 from piper_ray.model.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
@@ -174,17 +174,21 @@ def cluster_figures(
     return cast(ClusterFigures, found)
 
 
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+_OPTION = re.compile(r"(?<![\w-])(?<!estimate )(?<!solve )--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+"""But those of another command, which stand behind its name."""
 
 
 @contextmanager
 def named_as_parameters(others: Mapping[str, str]) -> Iterator[None]:
     """For functions that share their work with a command: complaints name its options; these are named as parameters.
+    UsageError and LimitError are raised anew.
 
     others: parameters by options that have another name, such as ``{"global-batch": "batch"}``.
     """
     try:
         yield
-    except UsageError as error:
+    except (UsageError, LimitError) as error:
+        if type(error) not in (UsageError, LimitError):
+            raise
         text = _OPTION.sub(lambda found: others.get(found[1], found[1].replace("-", "_")), str(error))
-        raise UsageError(text) from error.__cause__
+        raise type(error)(text) from error.__cause__

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,7 +101,8 @@ class Layer:
 
     path: the module's name in the user's model, as "model.layers.17"; empty where nobody says. tied: a name for weights
     that the layer has in common with each other layer that gives this name; empty where it has none. experts:
-    how many its tokens are routed to, 0 without such.
+    how many its tokens are routed to, 0 without such. key_heads: of keys and values in its attention, 0 without such or
+    where nobody says.
 
     >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
     0.02
@@ -112,9 +114,10 @@ class Layer:
     path: str = ""
     tied: str = ""
     experts: int = 0
+    key_heads: int = 0
 
     def __post_init__(self) -> None:
-        convert_fields(self, count, "id", "experts")
+        convert_fields(self, count, "id", "experts", "key_heads")
         convert_fields(self, _rows, "tmpcs")
 
     def __repr__(self) -> str:
@@ -323,6 +326,11 @@ class Instance:
             if layer.tied:
                 found[layer.tied] = (*found.get(layer.tied, ()), layer.id)
         return {name: layers for name, layers in found.items() if len(layers) > 1}
+
+    @cached_property
+    def key_heads(self) -> int:
+        """What divides the heads of keys and values of all layers; 0 where none has such."""
+        return math.gcd(*(layer.key_heads for layer in self.layers))
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from piper_ray.model import arguments
 from piper_ray.model.constraints import Constraint, Scope
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance, Tmpc
@@ -213,6 +214,9 @@ class OneSetting(Constraint):
     recomputations: the kinds that may be. by_layer: each layer has a kind of its own among these. sequence_parallel,
     optimizer_sharding, offload, context, experts, gathered: whether there may be any. most_sharding: what replicas may
     share beside the optimizer's state. experts_in_sequence: a model with experts has sequence parallelism where t > 1.
+    always_gathered: sequence parallelism without recomputation keeps what it gathers, of layers that have the choice.
+    own_key_heads: each of t devices has heads of keys and values of its own, none a copy of another's. Sequence
+    parallelism needs a sample's tokens, where the workload says them, to be a multiple of a replica's devices.
     """
 
     recomputations: tuple[Recomputation, ...] = tuple(Recomputation)
@@ -223,8 +227,10 @@ class OneSetting(Constraint):
     context: bool = False
     experts: bool = False
     gathered: bool = False
+    always_gathered: bool = False
     most_sharding: Sharding = Sharding.OPTIMIZER
     experts_in_sequence: bool = False
+    own_key_heads: bool = False
 
     def __post_init__(self) -> None:
         kinds = tuple(arguments.choice("recomputations", kind, Recomputation) for kind in self.recomputations)
@@ -257,12 +263,13 @@ class OneSetting(Constraint):
         if _PLAIN.spread not in spreads:
             spreads.insert(0, _PLAIN.spread)
         gathered = [False, True] if self.gathered and _has(seen, "gathered", True) else [False]
+        keeps = self.always_gathered and len(gathered) > 1
         return tuple(
             Setting(kind, sp, shards, kept, context, *spread, max(sharding, Sharding.OPTIMIZER), whole)
             for kind, context, spread, sp, whole, (sharding, shards), kept in itertools.product(
                 kinds, contexts, spreads, sequence, gathered, shares, offload
             )
-            if sp or not whole
+            if (sp or not whole) and (whole or not keeps or not sp or kind is not Recomputation.NONE)
         )
 
     def under(self, instance: Instance, setting: Setting) -> Instance:
@@ -284,8 +291,14 @@ class OneSetting(Constraint):
                 rows[-1].append((t, row, kind))
         for setting in settings:
             left = [[places[place] for place in _places_under(own, setting)] for places, own in kinds]
+            able = {t for t in instance.degrees if self._undivided(instance, setting, t) is None}
             layers = tuple(
-                replace(layer, tmpcs={t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind]})
+                replace(
+                    layer,
+                    tmpcs={
+                        t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind] and t in able
+                    },
+                )
                 for layer, of_layer in zip(instance.layers, rows, strict=True)
             )
             found = replace(instance, layers=layers)
@@ -293,16 +306,31 @@ class OneSetting(Constraint):
                 found.mark_checked()
             yield found
 
+    def divides_key_heads(self, instance: Instance, degree: int) -> bool:
+        """Whether tensor parallelism of that degree leaves heads of keys and values for each device, if it has to."""
+        return not self.own_key_heads or instance.key_heads % degree == 0
+
+    def _undivided(self, instance: Instance, setting: Setting, devices: int) -> str | None:
+        """What so many devices of a replica cannot divide in that setting, in words; None: they divide all."""
+        degree, tokens = max(1, devices // setting.context), instance.batch.tokens_per_sample
+        if not self.divides_key_heads(instance, degree):
+            heads = plural(instance.key_heads, "head")
+            return f"tensor-parallel degree {degree} does not divide the model's {heads} of keys and values"
+        if setting.sequence_parallel and tokens is not None and tokens % devices:
+            return f"sequence parallelism: {devices} devices of a replica do not divide {tokens} tokens of a sample"
+        return None
+
     def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
         """Of TMPCs that recompute as the constraint allows it; all where none does."""
         places = [place for place, tmpc in enumerate(row) if setting_of(tmpc).recomputation in self.recomputations]
         return places or list(range(len(row)))
 
-    def _left(self, row: tuple[Tmpc, ...], setting: Setting) -> tuple[Tmpc, ...]:
+    def _left(self, row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
         return tmpcs_under([row[place] for place in self._places_of_known_kinds(row)], setting)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
-        chosen = []
+        chosen: list[tuple[int, Sequence[Tmpc], Tmpc]] = []
+        undivided: dict[str | None, None] = {}
         for stage in plan.stages:
             for layer_id in stage.layers:
                 layer = instance.layer_by_id.get(layer_id)
@@ -310,6 +338,8 @@ class OneSetting(Constraint):
                 tmpc = next((x for x in row if x.id == stage.tmpc_ids.get(layer_id)), None)
                 if tmpc is not None:
                     chosen.append((layer_id, row, tmpc))
+                    undivided[self._undivided(instance, setting_of(tmpc), stage.tensor_parallel_degree)] = None
+        yield from (what for what in undivided if what is not None)
         settings = self.settings(instance)
         against: dict[Setting, list[tuple[int, Tmpc]]] = {}
         for setting in settings:

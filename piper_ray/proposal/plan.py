@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
 from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replicas
 from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName
@@ -53,8 +57,10 @@ class Planned:
         return self.simulation.step_s
 
     def __repr__(self) -> str:
-        schedule = self.simulation.schedule.name.value
-        return f"Planned({schedule}: step {self.step_s:.6g} s, microbatches of {self.microbatch}, {self.plan!r})"
+        schedule = self.simulation.schedule
+        ranks = f"; {plural(self.figures.devices, 'device')}" if schedule.v > 1 else ""  # whose stages share devices
+        text = f"{schedule.text}: step {self.step_s:.6g} s, microbatches of {self.microbatch}"
+        return f"Planned({text}{ranks}; {self.plan!r})"
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -69,7 +75,7 @@ def plan(
     microbatch: int | None = None,
     tokens: int | None = None,
     schedule: str | None = None,
-    zero: int | str = 8,
+    zero: int | str = "all",
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     step: StepTerms = StepTerms(),
@@ -84,9 +90,9 @@ def plan(
     model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
     "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and 16
     are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that may
-    share the optimizer's state, or "all". context_parallel, expert_parallel: degrees that are offered; None: what is
-    usual for long sequences, and for experts. train_tokens, price_per_hour: of the whole training and of one GPU, for
-    days and cost.
+    share the optimizer's state; "all": however many a stage has. context_parallel, expert_parallel: degrees that are
+    offered; None: what is usual for long sequences, and for experts. train_tokens, price_per_hour: of the whole
+    training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
@@ -98,6 +104,11 @@ def plan(
     """
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     arguments.of_kind("step", step, StepTerms, "StepTerms")
+    arguments.of_kind("stop", stop, (Stop, NoneType), "a Stop")
+    train_tokens = None if train_tokens is None else _number("train_tokens", train_tokens, least=1.0)
+    price_per_hour = None if price_per_hour is None else _number("price_per_hour", price_per_hour, least=0.0)
+    if price_per_hour is not None and train_tokens is None:
+        raise UsageError("price_per_hour needs train_tokens: of how long a training is the cost asked")
     read = read_model(arguments.location("model", model, MODEL_WORDS))
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
@@ -134,6 +145,13 @@ def plan(
     return replace(best, runners_up=tuple(others))
 
 
+def _number(name: str, value: object, least: float) -> float:
+    found = arguments.number(value)
+    if found is None or not least <= found < math.inf:
+        raise UsageError(f"{name} must be a number of at least {least:g}, not {arguments.shown(value)}")
+    return found
+
+
 def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:
     """Those tried: that one alone, or those that the runtime has of 1f1b and interleaved.
 
@@ -153,11 +171,12 @@ def with_offers(
     contexts: tuple[int, ...] | None,
     experts: tuple[int, ...] | None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees; None: of what is usual."""
+    """With context and expert parallelism of these degrees (None: what is usual), and what the runtime always does."""
     offer = replace(
         request.offer,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
+        gathered=runtime.setting.always_gathered,
     )
     return replace(request, offer=offer)
 

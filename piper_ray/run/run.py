@@ -9,6 +9,7 @@ from piper_ray.model import arguments
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop
+from piper_ray.workloads.measure.arguments import PARAMETERS
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from piper_ray.workloads.formats.load import Source
 
 
+@arguments.named_as_parameters(PARAMETERS)
 def run(
     model: str,
     plan: Plan | Source,

@@ -31,12 +31,19 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
-    # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1.
+    # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1, and t that does not divide n_kv_heads.
     RuntimeName.TORCHTITAN: Runtime(
         RuntimeName.TORCHTITAN,
         "torchtitan",
         _TORCH_SCHEDULES,
-        OneSetting(context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
+        OneSetting(
+            context=True,
+            experts=True,
+            gathered=True,
+            always_gathered=True,
+            most_sharding=Sharding.WEIGHTS,
+            own_key_heads=True,
+        ),
         ties_ends=False,
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
     ),
@@ -59,12 +66,15 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         blocks=False,
         rank_order="model-data-pipe",
     ),
-    # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch.
+    # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch. Its Megatron
+    # is 0.15, which refuses t that does not divide num_query_groups, where 0.16 copies heads for more devices.
     RuntimeName.FLAGSCALE: Runtime(
         RuntimeName.FLAGSCALE,
         "FlagScale",
         (ScheduleName.ONE_F_ONE_B,),
-        OneSetting(_WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True),
+        OneSetting(
+            _WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True, own_key_heads=True
+        ),
         first_k=True,
     ),
 }

@@ -79,6 +79,7 @@ class Runtime:
     def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
         """What a plan must keep to be run by it. Raises UsageError for a model that it does not know."""
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
+        within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})
         asked: list[Constraint] = [SameDegrees(), KeepOrder(), self.setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))

@@ -173,7 +173,7 @@ def program_of(
     count = int(first[-1])
     if count > MOST_ACTIONS:
         raise LimitError(
-            f"the simulation would have {count:,} passes, more than {MOST_ACTIONS:,}; give it fewer --microbatches"
+            f"the simulation would have {count:,} passes, more than {MOST_ACTIONS:,}; give it fewer microbatches"
         )
     actions = np.concatenate(lists)
     rank_of = np.repeat(np.arange(len(lists)), np.diff(first))

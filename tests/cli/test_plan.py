@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -39,13 +40,28 @@ def test_megatron(tmp_path: Path) -> None:
 
 def test_torchtitan(tmp_path: Path) -> None:
     out = planned(tmp_path, "--runtime", "torchtitan", "--microbatch-size", "2", "--schedule", "1f1b")
-    assert any("torchtitan" in path.name or path.suffix == ".toml" for path in out.iterdir())
+    decided = json.loads((out / "torchtitan.json").read_text())
+    degrees = decided["parallelism"]
+    ranks = (
+        "pipeline_parallel",
+        "data_parallel_replicate",
+        "data_parallel_shard",
+        "tensor_parallel",
+        "context_parallel",
+    )
+    used = len((out / "ranks.csv").read_text().splitlines()) - 1
+    assert math.prod(degrees[f"{name}_degree"] for name in ranks) == used
+    assert (decided["layers"], decided["training"]["global_batch_size"]) == (CONFIG["num_hidden_layers"], 16)
 
 
 def test_a_price_needs_a_training(tmp_path: Path) -> None:
     finished = run("plan", "llama3-70b", "--gpu", "H100", "--nodes", "8", "-o", str(tmp_path), "--price", "2")
     assert finished.returncode == 2
     assert "--train-tokens" in finished.stderr
+    words = ("--train-tokens", "1e9", "--price", "inf")
+    finished = run("plan", "llama3-70b", "--gpu", "H100", "--nodes", "8", "-o", str(tmp_path), *words)
+    assert finished.returncode == 2
+    assert "--price inf: expected an amount of money" in finished.stderr
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:

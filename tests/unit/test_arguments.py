@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray import Recompute, Restrictions, SolveOptions, UsageError, baselines
+from piper_ray import ChoiceTooHard, LimitError, Recompute, Restrictions, SolveOptions, UsageError, baselines
 from piper_ray.engine.preparation import prepare
 from piper_ray.engine.preview import forecast_solve
+from piper_ray.model import arguments
 from piper_ray.model.events import Note
 from piper_ray.model.options import Contract
 from piper_ray.planners.published import TmpcChoice, paper_table
@@ -232,3 +233,16 @@ def test_functions_name_parameters_where_commands_name_options(call: Callable[[]
         call()
     assert str(error.value).startswith(told)
     assert "--" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [UsageError, LimitError])
+def test_options_of_a_command_are_told_as_parameters_and_those_of_others_stay(kind: type[Exception]) -> None:
+    others = "(solve --no-tensor-parallel, estimate --zero all)"
+    with pytest.raises(kind) as told, arguments.named_as_parameters({"global-batch": "batch"}):
+        raise kind(f"--global-batch 7: leave out --time-limit {others}")
+    assert str(told.value) == f"batch 7: leave out time_limit {others}"
+
+
+def test_errors_of_another_making_pass_as_they_are() -> None:
+    with pytest.raises(ChoiceTooHard, match="--recompute all-or-none"), arguments.named_as_parameters({}):
+        raise ChoiceTooHard

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
+import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -170,8 +174,30 @@ def test_hostile_lists_are_told_where_they_are_wrong(at: tuple[int, int], value:
         ('[["tok_embeddings"], []]', "no list of lists"),
         ('["tok_embeddings"]', "no list of lists"),
         ("{}", "parallelism is missing"),
-        ('{"parallelism": {"pipeline_parallel_degree": 2}}', "module_fqns_per_model_part is missing"),
-        ('{"parallelism": {"tensor_parallel_degree": 0}}', "tensor_parallel_degree: 0 is no positive number"),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_layers_per_stage": 5}}',
+            "divides 12 layers and 1 and 1 for the ends into 3 stages, no multiple of 2 pipeline ranks",
+        ),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_layers_per_stage": 4}}',
+            "into 4 stages, and the schedule has one stage on each rank",
+        ),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_first_stage_less_layers": 20}}',
+            "leave too little for 2 stages",
+        ),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_last_stage_less_layers": "x"}}',
+            "pipeline_parallel_last_stage_less_layers: 'x' is no whole number of at least 0",
+        ),
+        (
+            '{"parallelism": {}, "training": {"local_batch_size": 2}}',
+            "microbatches of 2 samples; the workload's have 1",
+        ),
+        (
+            '{"parallelism": {"tensor_parallel_degree": 0}}',
+            "tensor_parallel_degree: 0 is no whole number of at least 1",
+        ),
         ('{"parallelism": {"pipeline_parallel_schedule": "1F2B"}}', "'1F2B'; expected one of"),
         ('{"parallelism": {}, "activation_checkpoint": "some"}', "expected none, selective or full"),
     ],
@@ -268,13 +294,61 @@ def test_ranks_and_readme() -> None:
     found = export_plan(instance, plan, ONE_F_ONE_B, Target.MEGATRON, 8)
     rows = list(csv.DictReader(found.files["ranks.csv"].splitlines()))
     assert len(rows) == 12
-    # 12 ranks are not whole nodes of 8: two nodes of 6 are written.
-    assert [row["node"] for row in rows] == ["0"] * 6 + ["1"] * 6
-    assert any("12 ranks are not whole nodes of 8 GPUs: 2 nodes of 6 GPUs" in note for note in found.notes)
+    # 12 ranks are not whole nodes of 8: they fill one, and the rest of them the other.
+    assert [row["node"] for row in rows] == ["0"] * 8 + ["1"] * 4
+    assert [row["local_rank"] for row in rows[7:]] == ["7", "0", "1", "2", "3"]
+    assert "12 ranks are not whole nodes of 8 GPUs: the last of 2 nodes runs 4 ranks" in found.notes
     readme = found.files["README.md"]
     assert found.command in readme
     assert all(f"- {note}" in readme for note in found.notes)
     assert "pipeline rank 2: stage 3; ranks 8-11 on node 1" in readme
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_megatrons_script_starts_what_is_left_on_the_last_node(tmp_path: Path) -> None:
+    """Run as on each of its nodes, with a torchrun that tells what it is given."""
+    plan = plan_of(llama(), [5, 5, 4], d=2, t=2)
+    export_plan(llama(), plan, ONE_F_ONE_B, Target.MEGATRON, 8).write(tmp_path)
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS"\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    told = []
+    for node in ("0", "1"):
+        finished = subprocess.run(
+            ["bash", str(tmp_path / "launch.sh"), "--hidden-size", "1024"],
+            capture_output=True, text=True, check=True, cwd=tmp_path,
+            env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "NODE_RANK": node, "MASTER_ADDR": "first"},
+        )  # fmt: skip
+        connections, *words = finished.stdout.splitlines()
+        assert connections == "1"
+        assert words[-2:] == ["--hidden-size", "1024"]
+        given = dict(pairwise(words))
+        assert given["--pipeline-model-parallel-layout"] == "Et*4|t*5|t*3L"
+        told.append([given[name] for name in ("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr")])
+    assert told == [["2", "8", "0", "first"], ["2", "4", "1", "first"]]
+
+
+def test_deepspeed_and_torch_are_told_of_a_last_node_with_fewer_ranks() -> None:
+    plan = plan_of(llama(), [5, 5, 4], d=4)
+    found = {target: export_plan(llama(), plan, ONE_F_ONE_B, target, 8) for target in (Target.DEEPSPEED, Target.TORCH)}
+    assert found[Target.DEEPSPEED].command.startswith("deepspeed --hostfile HOSTFILE YOUR-SCRIPT.py")
+    assert "the hostfile names 2 nodes with slots=8, the last one with slots=4" in found[Target.DEEPSPEED].notes
+    assert "torchrun --nnodes 2 --nproc-per-node $((${NODE_RANK:-0} == 1 ? 4 : 8)) " in found[Target.TORCH].command
+    whole = plan_of(llama(), [7, 7], d=8)
+    assert "--num_nodes 2 --num_gpus 8 " in export_plan(llama(), whole, ONE_F_ONE_B, Target.DEEPSPEED, 8).command
+
+
+@pytest.mark.parametrize(("t", "asked"), [(1, False), (2, True)])
+def test_what_megatron_asks_of_the_environment_is_set(t: int, asked: bool) -> None:
+    """validate_args of Megatron-LM refuses t > 1 without, up to Hopper."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    plan = plan_of(llama(), [7, 7], t=t)
+    found = {
+        target: export_plan(llama(), plan, ONE_F_ONE_B, target, 8)
+        for target in (Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.FLAGSCALE)
+    }
+    assert (f'export {name}="${{{name}:-1}}"\n' in found[Target.MEGATRON].files["launch.sh"]) == asked
+    assert found[Target.MEGATRON_BRIDGE].command.startswith(f"{name}=1 torchrun") == asked
+    assert any(f"{name}: 1 in experiment.envs" in note for note in found[Target.FLAGSCALE].notes) == asked
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:

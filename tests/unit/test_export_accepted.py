@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ import pytest
 from piper_ray.export.megatron_layout import parse_layout
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
+from piper_ray.export.torchtitan_modules import own_division
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -99,6 +101,22 @@ def parsed(line: str) -> list[str] | None:
         return None
 
 
+OWN_DIVISIONS = list(product(range(1, 17), range(4), range(4)))
+"""Stages, and what the ends count as."""
+
+
+def own_names(stages: int, first: int, last: int) -> list[list[str]] | None:
+    """As ``own_division`` has it, of 12 layers."""
+    try:
+        found = own_division(12, stages, chunked=False, per_stage=None, first_less=first, last_less=last)
+    except UsageError:
+        return None
+    names = ["tok_embeddings", *(f"layers.{index}" for index in range(12)), "norm"]
+    parts = [[names[piece] for piece in stage] for stage in found]
+    parts[-1].append("lm_head")
+    return parts
+
+
 def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
     cases = [
         (Schedule(ScheduleName.ONE_F_ONE_B), [4, 3, 3, 4], "Schedule1F1B"),
@@ -113,7 +131,14 @@ def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
         exported(tmp_path / schedule.name.value, instance, plan, schedule, Target.TORCHTITAN)
         for (schedule, _, _), plan in zip(cases, plans, strict=True)
     ]
-    answers = runtime_says("torchtitan", *(("torchtitan", folder, 12) for folder in folders))
+    (tmp_path / "divisions").write_text(json.dumps(OWN_DIVISIONS))
+    *answers, theirs = runtime_says(
+        "torchtitan",
+        *(("torchtitan", folder, 12) for folder in folders),
+        ("torchtitan_divisions", tmp_path / "divisions", 12),
+    )
+    for case, found in zip(OWN_DIVISIONS, theirs, strict=True):
+        assert found == own_names(*case)
     for (schedule, _, name), plan, found in zip(cases, plans, answers, strict=True):
         assert (found["schedule"], found["microbatches"], found["policy"]) == (name, 16, "FullAC.Config")
         assert found["training"] == {"local": 16, "global": 32}
@@ -215,13 +240,31 @@ def test_torchtitan_makes_the_meshes_of_context_and_expert_parallelism(tmp_path:
         assert {name: found["meshes"][name] for name in meshes} == meshes
 
 
-def test_torchtitan_ties_an_embedding_and_a_head_on_one_rank_alone(tmp_path: Path) -> None:
-    schedule = Schedule(ScheduleName.ONE_F_ONE_B)
-    alone, tied = llama(), llama(tied=True)
+def test_what_torchtitan_refuses_is_refused_here(tmp_path: Path) -> None:
+    """Tied ends on several ranks, heads of keys and values that t does not divide; and another depth than planned."""
+    schedule, alone, tied, few = Schedule(ScheduleName.ONE_F_ONE_B), llama(), llama(tied=True), llama(key_heads=2)
     split = exported(tmp_path / "split", alone, plan_of(alone, [7, 7]), schedule, Target.TORCHTITAN)
     whole = exported(tmp_path / "whole", tied, plan_of(tied, [14]), schedule, Target.TORCHTITAN)
-    refused, taken = runtime_says("torchtitan", ("torchtitan_ties", split, 12), ("torchtitan_ties", whole, 12))
-    assert refused == "Weight tying is not supported with Pipeline Parallel."
-    assert taken is None
-    with pytest.raises(UnsupportedPlan, match="embedding and head have a weight in common; this plan has 2 ranks"):
-        export_plan(tied, plan_of(tied, [7, 7]), schedule, Target.TORCHTITAN, 8)
+    over = exported(tmp_path / "over", alone, plan_of(alone, [7, 7], t=4), schedule, Target.TORCHTITAN)
+    within = exported(tmp_path / "within", few, plan_of(few, [7, 7], t=2), schedule, Target.TORCHTITAN)
+    answers = runtime_says(
+        "torchtitan",
+        ("torchtitan_tied", split, 12),
+        ("torchtitan_tied", whole, 12),
+        ("torchtitan_key_heads", over, 12),
+        ("torchtitan_key_heads", within, 12),
+        ("torchtitan_key_heads", within, 13),
+    )
+    assert answers == [
+        "Weight tying is not supported with Pipeline Parallel.",
+        None,
+        "tensor_parallel_degree (4) must divide n_kv_heads (2).",
+        None,
+        "the plan is of 12 layers, the config of 13",
+    ]
+    for instance, plan, told in (
+        (tied, plan_of(tied, [7, 7]), "embedding and head have a weight in common; this plan has 2 ranks"),
+        (few, plan_of(few, [7, 7], t=4), "degree 4 does not divide the model's 2 heads of keys and values"),
+    ):
+        with pytest.raises(UnsupportedPlan, match=told):
+            export_plan(instance, plan, schedule, Target.TORCHTITAN, 8)

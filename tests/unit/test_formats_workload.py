@@ -249,25 +249,26 @@ def test_an_input_that_would_not_fit_in_memory_is_refused(tmp_path: Path) -> Non
         load(write(tmp_path, WORKLOAD[: WORKLOAD.index("[layers]")] + wide))
 
 
-def test_weights_in_common_and_experts_go_there_and_back(tmp_path: Path) -> None:
+def test_weights_in_common_experts_and_key_heads_go_there_and_back(tmp_path: Path) -> None:
     text = (
-        WORKLOAD.replace('name = "Block"', 'name = "Block"\nexperts = 8').replace(
+        WORKLOAD.replace('name = "Block"', 'name = "Block"\nexperts = 8\nkey_heads = 4').replace(
             'start = { type = "in" }', 'start = { type = "in", tied = "table" }'
         )
         + 'last = { type = "block", inputs = ["stack", "mask"], tied = "table" }\n'
     )
     read = load(write(tmp_path, text))
-    assert {layer.id: (layer.tied, layer.experts) for layer in read.layers} == {
-        10: ("", 0), 11: ("table", 0), 12: ("", 8), 13: ("", 8), 14: ("", 8), 15: ("", 8), 16: ("table", 8),
+    assert {layer.id: (layer.tied, layer.experts, layer.key_heads) for layer in read.layers} == {
+        10: ("", 0, 0), 11: ("table", 0, 0), **dict.fromkeys(range(12, 16), ("", 8, 4)), 16: ("table", 8, 4),
     }  # fmt: skip
     assert read.tied_layers == {"table": (11, 16)}
     assert load(write(tmp_path, to_toml(read), "again.toml")) == read
     assert load(to_upstream(read)) == read
     tied = replace(read, layers=tuple(replace(layer, tied="table") for layer in read.layers))
     assert load(write(tmp_path, to_toml(tied), "tied.toml")) == tied
-    for wrong, told in (("experts = 0", "types.block.experts"), ('experts = "a"', "types.block.experts")):
-        with pytest.raises(InputError, match=told):
-            load(write(tmp_path, text.replace("experts = 8", wrong)))
+    for name, right in (("experts", 8), ("key_heads", 4)):
+        for wrong in ("0", '"a"'):
+            with pytest.raises(InputError, match=f"types.block.{name}"):
+                load(write(tmp_path, text.replace(f"{name} = {right}", f"{name} = {wrong}")))
     with pytest.raises(InputError, match=r"layers.start.tied"):
         load(write(tmp_path, text.replace('tied = "table" }\nfirst', "tied = 3 }\nfirst")))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 
 import pytest
 import yaml
 
 from piper_ray.export.import_plan import Imported, import_plan
+from piper_ray.export.megatron_layout import plan_layout
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
@@ -15,6 +17,8 @@ from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting
+from piper_ray.runtimes.named import RUNTIMES
+from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
 from tests.export_support import llama, mixture, plan_in, plan_of, random_case
@@ -122,6 +126,40 @@ def test_experts_lie_as_megatron_lays_them_by_default() -> None:
     assert any("ep8" in tmpc_id for tmpc_id in ids(apart))
 
 
+def test_torchtitan_keeps_what_sequence_parallelism_gathers() -> None:
+    """Where nothing is recomputed; a workload without TMPCs that keep it is noted to have none, in both directions."""
+    model = model_of(
+        "llama", tokens=1024, hidden_size=1024, num_hidden_layers=4, num_attention_heads=16,
+        num_key_value_heads=8, intermediate_size=2816, vocab_size=32000,
+    )  # fmt: skip
+    both = estimated(model, "H100-SXM", nodes=2, samples=1, batch=32, offer=Offer(gathered=True)).instance
+    for recomputation, expected in ((Recomputation.NONE, "sp+gathered"), (Recomputation.FULL, "sp+full")):
+        known = RUNTIMES[RuntimeName.TORCHTITAN].setting.settings(both)
+        kept = [x for x in known if x.sequence_parallel and x.recomputation is recomputation]
+        assert {x.gathered for x in kept if recomputation is Recomputation.NONE} <= {True}
+        plan = plan_in(both, kept[0], t=2, d=1)
+        assert plan.stages[0].tmpc_ids[1] == expected
+        exported = export_plan(both, plan, ONE, Target.TORCHTITAN, 8)
+        assert not any("gathers" in note for note in exported.notes)
+        found = import_plan(both, exported.files["torchtitan.json"], RunAs())
+        assert (found.plan, found.notes) == (plan, ("12 of the workload's 16 devices are left over",))
+    again = plan_of(llama(), [7, 7], t=2, setting=Setting(sequence_parallel=True))
+    exported = export_plan(llama(), again, ONE, Target.TORCHTITAN, 8)
+    assert any("torchtitan keeps what sequence parallelism gathers" in note for note in exported.notes)
+    found = import_plan(llama(), exported.files["torchtitan.json"], RunAs())
+    assert found.plan == again
+    assert "gathered tensors kept: the workload has no such TMPCs at these degrees" in found.notes
+
+
+def test_the_group_of_an_interleaved_schedule_comes_back_from_torchtitan() -> None:
+    schedule = Schedule(ScheduleName.INTERLEAVED, 2, 8)
+    plan = plan_of(llama(), [4, 3, 3, 4], d=2)
+    exported = export_plan(llama(), plan, schedule, Target.TORCHTITAN, 8).files["torchtitan.json"]
+    assert import_plan(llama(), exported, RunAs()).schedule == schedule
+    with pytest.raises(UsageError, match="group: 0 is no positive number"):
+        import_plan(llama(), exported.replace('"group": 8', '"group": 0'), RunAs())
+
+
 @pytest.mark.parametrize("target", [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.YAML])
 def test_what_is_exported_is_read_back(target: Target) -> None:
     names = {
@@ -153,6 +191,9 @@ def test_flagscale_and_torch_are_read_back() -> None:
     plan = plan_of(instance, [7, 7], d=2, t=2, first_k=2)
     system = export_plan(instance, plan, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
     assert import_plan(instance, system, RunAs()).plan == plan
+    alone = plan_of(instance, [14], d=2, t=2)
+    system = export_plan(instance, alone, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
+    assert import_plan(instance, system, RunAs()).plan == alone
     spread = plan_in(mixture(), Setting(sequence_parallel=True, experts=8), t=4, d=4)
     system = export_plan(mixture(), spread, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
     assert yaml.safe_load(system)["system"]["hetero"]["hetero_process_meshes"] == [4, 1, 8, 4, 2]
@@ -188,6 +229,34 @@ def test_a_toml_of_torchtitan_and_shards_that_are_left() -> None:
     assert any(tmpc_id.endswith("full+fsdp8") for tmpc_id in ids(found))
     with pytest.raises(UsageError, match="beside 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_shard_degree": -1, "data_parallel_replicate_degree": 2}}')
+
+
+@pytest.mark.parametrize(
+    ("said", "layout", "schedule"),
+    [
+        ({"pipeline_parallel_degree": 2}, "Et*6|t*6L", "1f1b"),
+        ({"pipeline_parallel_degree": 4}, "Et*3|t*4|t*3|t*2L", "1f1b"),
+        ({"pipeline_parallel_degree": 4, "pipeline_parallel_layers_per_stage": 4}, "Et*3|t*4|t*3|t*2L", "1f1b"),
+        (
+            {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B"},
+            "Et*3|t*4|t*3|t*2L",
+            "interleaved",
+        ),
+        (
+            {
+                "pipeline_parallel_degree": 2,
+                "pipeline_parallel_first_stage_less_layers": 0,
+                "pipeline_parallel_last_stage_less_layers": 3,
+            },
+            "Et*8|t*4L",
+            "1f1b",
+        ),
+    ],
+)
+def test_torchtitan_may_divide_the_model_itself(said: dict[str, object], layout: str, schedule: str) -> None:
+    found = import_plan(llama(), json.dumps({"parallelism": said}), RunAs(data_parallel=4))
+    assert plan_layout(llama(), found.plan) == layout
+    assert found.schedule.name.value == schedule
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_the_best_that_is_proposed(config: Path, tmp_path: Path) -> None:
     from piper_ray.proposal.propose import propose
 
-    best = piper_ray.plan(config, "A100-80", schedule="1f1b", train_tokens=1e9, price_per_hour=2.0, **GPUS)  # type: ignore[arg-type]
+    best = piper_ray.plan(
+        config,
+        "A100-80",
+        schedule="1f1b",
+        zero=1,
+        train_tokens=1e9,
+        price_per_hour=2.0,
+        **GPUS,  # type: ignore[arg-type]
+    )
     expected = propose(demand(tmp_path))
     assert best.step_s == expected.best.step_s
     assert best.plan == expected.best.plan
@@ -36,6 +44,13 @@ def test_it_is_the_best_that_is_proposed(config: Path, tmp_path: Path) -> None:
     assert repr(best).startswith("Planned(1f1b: step ")
 
 
+def test_chunks_share_the_devices_that_are_told(config: Path) -> None:
+    best = piper_ray.plan(config, "A100-80", schedule="interleaved", **GPUS)  # type: ignore[arg-type]
+    assert best.simulation.schedule.v > 1
+    assert f"; {best.figures.devices} devices; Plan(" in repr(best)
+    assert best.figures.devices <= 4
+
+
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
@@ -44,6 +59,12 @@ def test_it_is_the_best_that_is_proposed(config: Path, tmp_path: Path) -> None:
         ({"zero": 0}, "zero"),
         ({"context_parallel": [0]}, "context_parallel"),
         ({"nodes": "two"}, "nodes"),
+        ({"train_tokens": "15T"}, "train_tokens must be a number of at least 1, not '15T'"),
+        ({"train_tokens": -1}, "train_tokens must be a number of at least 1"),
+        ({"train_tokens": 1e9, "price_per_hour": float("nan")}, "price_per_hour must be a number of at least 0"),
+        ({"price_per_hour": 2.0}, "price_per_hour needs train_tokens"),
+        ({"stop": "now"}, "stop must be a Stop"),
+        ({"microbatch": 3}, "^batch 16 is no multiple of the microbatch's 3 samples"),
     ],
 )
 def test_what_makes_no_sense_is_said(config: Path, wrong: dict[str, object], word: str) -> None:

@@ -163,6 +163,8 @@ def test_a_plan_that_does_not_say_its_batch_is_told() -> None:
     with pytest.raises(UsageError, match="how many samples a microbatch has; expected --microbatch-size SAMPLES"):
         made(document, microbatches=4)
     assert made(document, microbatches=4, microbatch=2)[0].ranks == 1
+    with pytest.raises(UsageError, match="how many microbatches a batch has; expected microbatches N"):
+        piper_ray.run("models.py:build", document)
 
 
 @pytest.mark.parametrize("name", FLUSHED)

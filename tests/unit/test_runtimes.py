@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,47 @@ def test_experts_ask_for_sequence_parallelism_in_megatron() -> None:
         rule = RUNTIMES[name].setting
         assert {setting.sequence_parallel for setting in rule.settings(mixture())} == expected
         assert {setting.sequence_parallel for setting in rule.settings(llama())} == {False, True}
+
+
+def test_heads_of_keys_and_values_are_not_shared_where_the_runtime_asks_for_them() -> None:
+    """Megatron gives several devices copies of one; torchtitan, and the Megatron in FlagScale, refuse that."""
+    few = llama(key_heads=2)
+    assert few.key_heads == 2
+    assert [layer.key_heads for layer in few.layers] == [0, *[2] * 12, 0]
+    for name, expected in (("megatron", (1, 2, 4, 8)), ("torchtitan", (1, 2)), ("flagscale", (1, 2))):
+        runtime = RUNTIMES[RuntimeName(name)]
+        kept = runtime.restricted(Restrictions(), few, ScheduleName.ONE_F_ONE_B, 8)
+        assert [x.degrees for x in kept.constraints if isinstance(x, TensorParallelDegrees)] == [expected]
+    titan = RUNTIMES[RuntimeName.TORCHTITAN]
+    over = plan_of(few, [7, 7], t=4)
+    (told,) = titan.setting.violations(few, over)
+    assert told == "tensor-parallel degree 4 does not divide the model's 2 heads of keys and values"
+    assert list(RUNTIMES[RuntimeName.MEGATRON].setting.violations(few, over)) == []
+    asked = Restrictions(constraints=[TensorParallelDegrees((4,))])
+    with pytest.raises(UsageError, match="torchtitan runs tensor-parallel degrees 1, 2 here"):
+        titan.restricted(asked, few, ScheduleName.ONE_F_ONE_B, 8)
+
+
+def test_groups_that_share_a_sequence_have_the_heads_that_each_needs() -> None:
+    """Eight devices are two groups of four, or one of eight: four heads are enough for the former alone."""
+    shared = replace(mixture(), layers=tuple(replace(x, key_heads=4 if x.key_heads else 0) for x in mixture().layers))
+    rule = RUNTIMES[RuntimeName.TORCHTITAN].setting
+    for context in (1, 2):
+        setting = Setting(sequence_parallel=True, context=context)
+        degrees = {t for layer in rule.under(shared, setting).layers for t in layer.tmpcs}
+        assert degrees == ({1, 2, 4} if context == 1 else {2, 4, 8})
+
+
+def test_sequence_parallelism_needs_tokens_that_the_devices_divide() -> None:
+    rule, odd = RUNTIMES[RuntimeName.MEGATRON].setting, llama(tokens=1026)
+    left = {
+        sequence: {t for layer in rule.under(odd, Setting(sequence_parallel=sequence)).layers for t in layer.tmpcs}
+        for sequence in (False, True)
+    }
+    assert left == {False: {1, 2, 4, 8}, True: {1, 2}}
+    plan = plan_of(odd, [7, 7], t=4, setting=Setting(sequence_parallel=True))
+    (told,) = rule.violations(odd, plan)
+    assert told == "sequence parallelism: 4 devices of a replica do not divide 1026 tokens of a sample"
 
 
 def test_what_is_not_one_for_all_is_said() -> None:

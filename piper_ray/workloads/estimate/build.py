@@ -268,7 +268,7 @@ def _instance(
             tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
         rows = {t: tmpcs[t] for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
-        layers.append(Layer(index, node.kind.name, rows, node.path, common, node.kind.experts))
+        layers.append(Layer(index, node.kind.name, rows, node.path, common, node.kind.experts, node.kind.key_heads))
     edges = tuple(
         Edge(source, index, float(round(edge_bytes(output[source], setting))))
         for index, node in enumerate(nodes)

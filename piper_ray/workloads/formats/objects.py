@@ -193,8 +193,9 @@ def _check_layer(layer: Layer, path: str, ends: _Ends, faults: Faults) -> None:
     for name in ("path", "tied"):
         if getattr(layer, name) != "":
             _check_text(getattr(layer, name), f"{path}.{name}", faults)
-    if layer.experts != 0:
-        _keeps(_COUNT, layer.experts, f"{path}.experts", COUNT_WORDS, faults)
+    for name in ("experts", "key_heads"):
+        if getattr(layer, name) != 0:
+            _keeps(_COUNT, getattr(layer, name), f"{path}.{name}", COUNT_WORDS, faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
         faults.at(f"{path}.tmpcs", f"not a dict ({shown(tmpcs_of)}); expected tuples of TMPCs by degree")

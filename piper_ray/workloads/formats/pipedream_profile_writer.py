@@ -65,6 +65,8 @@ def unwritten(instance: Instance) -> list[str]:
         found.append("which layers have weights in common")
     if any(layer.experts for layer in instance.layers):
         found.append("the experts of layers")
+    if any(layer.key_heads for layer in instance.layers):
+        found.append("the heads of keys and values")
     if instance.batch.samples_per_microbatch is not None or instance.batch.tokens_per_sample is not None:
         found.append("samples of a microbatch and tokens of a sample")
     if len(instance.cluster.links) > 1:

@@ -7,8 +7,8 @@ upstream's model does not have is written only where it is there: a TMPC's ``mem
 ``forwardTimePerSample`` (and ``backwardTimePerSample`` where it is not just the rest of ``timePerSample``) and
 ``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
 module's name in the user's model, and ``tied``, a name for weights that it has in common with others of that name, and
-``experts``, how many its tokens are routed to; ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``,
-``chunks`` and ``group``; and ``innerLinks``, a list of
+``experts``, how many its tokens are routed to, and ``keyHeads``, of keys and values in its attention;
+``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; and ``innerLinks``, a list of
 ``{"devices": 8, "bandwidth": x}`` for links within groups of so many devices, ``bandwidth`` being that of all.
 """
 
@@ -81,6 +81,7 @@ class _Node(Open):
     path: str = Field(default="", description="a text")
     tied: str = Field(default="", description="a text")
     experts: Count | None = Field(default=None, description=COUNT_WORDS)
+    keyHeads: Count | None = Field(default=None, description=COUNT_WORDS)
 
 
 class _Tmpc(Open):
@@ -190,6 +191,7 @@ def to_upstream(instance: Instance) -> dict[str, object]:
                 **({"path": layer.path} if layer.path else {}),
                 **({"tied": layer.tied} if layer.tied else {}),
                 **({"experts": layer.experts} if layer.experts else {}),
+                **({"keyHeads": layer.key_heads} if layer.key_heads else {}),
                 "TMPCs": {
                     str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
                     for t, tmpcs in layer.tmpcs.items()
@@ -327,9 +329,8 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
     check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
-    return Layer(
-        node.id, str(node.id) if node.name is None else node.name, tmpcs, node.path, node.tied, node.experts or 0
-    )
+    name = str(node.id) if node.name is None else node.name
+    return Layer(node.id, name, tmpcs, node.path, node.tied, node.experts or 0, node.keyHeads or 0)
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:

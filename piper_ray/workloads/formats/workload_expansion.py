@@ -184,7 +184,13 @@ def _layers(kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Fau
                 tmpcs.setdefault(t, []).append(tmpc)
         taken[kind.key] += 1
         name = kind.key if kind.declared.name is None else kind.declared.name
-        yield Layer(layer, name, {t: tuple(listed) for t, listed in tmpcs.items()}, experts=kind.declared.experts or 0)
+        yield Layer(
+            layer,
+            name,
+            {t: tuple(listed) for t, listed in tmpcs.items()},
+            experts=kind.declared.experts or 0,
+            key_heads=kind.declared.key_heads or 0,
+        )
 
 
 def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:

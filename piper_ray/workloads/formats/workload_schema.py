@@ -10,6 +10,7 @@
     [types.block]
     name = "Block"                   # what a layer of the type is called; the type's own key if left out
     experts = 8                      # how many its tokens are routed to, if it has such
+    key_heads = 8                    # of keys and values in its attention, if it has such
     inputs = ["30MiB", 8192]         # c: bytes of each input, in order; one size stands for every input
     tmpcs = [                        # one row for each TMPC; a list of degrees stands for equal rows
       { t = 1, id = "vanilla", time_s = 0.03, weights = "160MiB", activation = 606478336, fixed = 353994240 },
@@ -124,6 +125,7 @@ class LayerType(Closed):
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
     experts: Count | None = Field(default=None, description=COUNT_WORDS)
+    key_heads: Count | None = Field(default=None, description=COUNT_WORDS)
     tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
 
 

@@ -119,12 +119,11 @@ class _Figures:
 class _Type:
     """A layer type: rows[t] of figures, and its layers in order, which have the times of these rows."""
 
-    def __init__(
-        self, key: str, name: str, experts: int, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]
-    ) -> None:
+    def __init__(self, key: str, like: Layer, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]) -> None:
         self.key = key
-        self.name = name
-        self.experts = experts
+        self.name = like.name
+        self.experts = like.experts
+        self.key_heads = like.key_heads
         self.inputs = inputs
         self.rows = rows
         self.layers: list[Layer] = []
@@ -135,6 +134,8 @@ class _Type:
             yield f"name = {_text(self.name)}"
         if self.experts:
             yield f"experts = {self.experts}"
+        if self.key_heads:
+            yield f"key_heads = {self.key_heads}"
         if self.inputs != 0.0:
             yield f"inputs = {_sizes(self.inputs)}"
         yield "tmpcs = ["
@@ -165,11 +166,11 @@ def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
     for layer in instance.layers:
         inputs = _common(graph.costs_bytes[layer.id]) if graph.grouped else 0.0
         rows = {t: tuple(_figures(tmpc, layer.id, graph) for tmpc in layer.tmpcs[t]) for t in sorted(layer.tmpcs)}
-        signature = (layer.name, layer.experts, inputs, tuple(rows.items()))
+        signature = (layer.name, layer.experts, layer.key_heads, inputs, tuple(rows.items()))
         if signature not in types:
             key = _fresh_key(layer.name, keys)
             keys.add(key)
-            types[signature] = _Type(key, layer.name, layer.experts, inputs, rows)
+            types[signature] = _Type(key, layer, inputs, rows)
         types[signature].layers.append(layer)
         type_of[layer.id] = types[signature]
     return type_of

@@ -6,6 +6,15 @@ import ast
 
 from piper_ray.model.errors import UsageError
 
+PARAMETERS = {
+    "global-batch": "batch",
+    "microbatch-size": "microbatch",
+    "memory": "memory_bytes",
+    "arg": "arguments_of_model",
+    "input": "inputs",
+}
+"""Of functions that follow a user's model, by their commands' options where these have other names."""
+
 
 def parse_argument(text: str) -> tuple[str, object]:
     """``layers=12``: a Python literal, or else text. Raises UsageError."""

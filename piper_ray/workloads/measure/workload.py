@@ -12,8 +12,10 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.extras import require
 from piper_ray.model.instance import Instance
+from piper_ray.workloads.measure.arguments import PARAMETERS
 
 
+@arguments.named_as_parameters(PARAMETERS)
 def profile(
     model: str,
     *,
