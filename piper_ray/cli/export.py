@@ -186,7 +186,9 @@ def import_plan(
 _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
 """What looks like a path; of layouts none does."""
 
-_LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
+_LAYOUT_FILES = (
+    "megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py", "planned_module.py",
+)  # fmt: skip
 """Of an exported folder: the one that says the plan, the first that is there."""
 
 
