@@ -206,6 +206,7 @@ def find_alternatives(
                 tolerance=tolerance,
                 step=solution.step,
                 options=options,
+                known=solution,
                 stop=stop,
             )
         )
