@@ -52,7 +52,7 @@ def test_each_is_the_best_of_its_degrees_and_none_is_left_out() -> None:
 def test_the_known_plan_is_there_when_the_time_is_up() -> None:
     instance, rules = llama(4), kept(ScheduleName.ONE_F_ONE_B)
     solution = piper_ray.solve(instance, restrictions=rules, schedule="1f1b")
-    ended: piper_ray.Stop = piper_ray.Stop()
+    ended: piper_ray.Stop[object] = piper_ray.Stop()
     ended.request()
     found = best_plans(instance, rules, ScheduleName.ONE_F_ONE_B, count=3, known=solution, stop=ended)
     assert [one.plan for one in found.found] == [solution.plan]
