@@ -13,11 +13,14 @@ from piper_ray.engine.lattice.downsets import Lattice
 
 BoolArray = npt.NDArray[np.bool_]
 
-_LONG = 128
-"""Fewer downsets are searched as fast without."""
+_LONG, _LONG_AND_WIDE = 128, 1024
+"""Fewer downsets, of a chain and of what is nearly one, are searched as fast without."""
+
+_WIDEST = 2.0
+"""Downsets of each size on average, at most, of what is nearly a chain."""
 
 _BORDERS = 256
-"""Of the first plan to choose from, at most."""
+"""Sizes of the first plan's downsets to choose from, at most."""
 
 _FINER = 2
 """Times, from one plan to the next."""
@@ -27,13 +30,15 @@ _REACH = 2
 
 
 def is_long_chain(lattice: Lattice) -> bool:
-    """Whether every downset is the only one of its size, and there are many."""
-    return lattice.levels == lattice.size > _LONG
+    """Whether nearly every downset is the only one of its size, and there are many."""
+    return lattice.size > (_LONG if lattice.size == lattice.levels else _LONG_AND_WIDE) and (
+        lattice.size <= _WIDEST * lattice.levels
+    )
 
 
 def first_spacing(lattice: Lattice) -> int:
     """How many layers lie between two of the first plan's borders."""
-    return max(2, -(-lattice.size // _BORDERS))
+    return max(2, -(-lattice.levels // _BORDERS))
 
 
 def finer(spacing: int) -> int:
@@ -42,23 +47,25 @@ def finer(spacing: int) -> int:
 
 
 def every(lattice: Lattice, spacing: int) -> BoolArray:
-    """bool[m]: the first and last downset, and those at every ``spacing`` between them."""
-    allowed = np.zeros(lattice.size, np.bool_)
-    allowed[::spacing] = True
-    allowed[-1] = True
+    """bool[m]: the first and last downset, and those of every ``spacing``th size between them."""
+    allowed = _sizes(lattice) % spacing == 0
+    allowed[[0, -1]] = True
     return allowed
 
 
 def near(lattice: Lattice, stages: Sequence[TracedStage], spacing: int) -> BoolArray:
-    """bool[m]: at every ``spacing``, what is near the borders of a plan; and these."""
+    """bool[m]: of every ``spacing``th size, what is near the borders of a plan; and these."""
+    sizes = _sizes(lattice)
     allowed = np.zeros(lattice.size, np.bool_)
-    allowed[[0, -1]] = True
     for stage in stages:
-        reach = _REACH * _FINER * spacing
-        first = stage.inner - min(stage.inner // spacing * spacing, reach)
-        allowed[first : stage.inner + reach + 1 : spacing] = True
-        allowed[stage.inner] = True
+        allowed |= np.abs(sizes - sizes[stage.inner]) <= _REACH * _FINER * spacing
+    allowed &= sizes % spacing == 0
+    allowed[[0, -1, *(stage.inner for stage in stages)]] = True
     return allowed
+
+
+def _sizes(lattice: Lattice) -> npt.NDArray[np.int64]:
+    return np.repeat(np.arange(lattice.levels), np.diff(lattice.arrays.level_start))
 
 
 def within(allowed: BoolArray, devices: int) -> Completion:
