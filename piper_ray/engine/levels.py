@@ -47,25 +47,28 @@ def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
         return solve(on_all)
 
     part: Stop[Solution] = request.stop.part()
-    request.stop.offer(lambda: None if (known := part.answer()) is None else among(known, smaller))
+    request.stop.offer(lambda: None if (known := part.answer()) is None else _interrupted(known, smaller))
     found = solve(replace(on_all, stop=part))
     if found.status is Status.INFEASIBLE:
         return found
-    left = tuple(smaller)  # of which no more is known than their work
+    # Of those left no more is known than their work; as a rule they are no better by more than the gap.
+    left, reason = tuple(smaller), StoppedBy.GAP
     for instance in reversed(smaller):
         if request.stop.requested or found.stopped_by is StoppedBy.INTERRUPT:
+            reason = StoppedBy.INTERRUPT
             break
         if not may_be_faster(instance, request.restrictions, found.time_per_sample_s, request.options.gap):
             continue
-        request.stop.offer(partial(among, found, left))
+        request.stop.offer(partial(_interrupted, found, left))
         request.listener(PartBegun(2, f"plans within {plural(instance.devices, 'device')}, on the faster link"))
         alone = faster_than(found, replace(request, instance=instance, options=replace(request.options, resume=None)))
         try:
             found = better(found, solve(replace(in_time(request, alone, 1), stop=request.stop.part())))
-        except StopSearch:
+        except StopSearch as stop:
+            reason = stop.reason
             break
         left = tuple(other for other in left if other is not instance)
-    return among(found, left)
+    return among(found, left, reason)
 
 
 def instances(instance: Instance) -> tuple[Instance, ...]:
@@ -74,16 +77,18 @@ def instances(instance: Instance) -> tuple[Instance, ...]:
     return tuple(instance if level is instance.cluster else instance.replace(cluster=level) for level in levels)
 
 
-def among(found: Solution, others: Iterable[Instance]) -> Solution:
-    """What was found where of some others nothing is known but their work."""
-    return bounded(found, min((least_s(instance) for instance in others), default=float("inf")))
-
-
-def bounded(found: Solution, lower_s: float) -> Solution:
-    """Where some plans that were not looked at take so much at least."""
+def among(found: Solution, others: Iterable[Instance], reason: StoppedBy) -> Solution:
+    """What was found where of some others nothing is known but their work, for this reason."""
+    lower_s = min((least_s(instance) for instance in others), default=float("inf"))
     if lower_s >= found.lower_bound_s:
         return found
-    return replace(found, lower_bound_s=lower_s, status=status_of(found.time_per_sample_s, lower_s))
+    status = status_of(found.time_per_sample_s, lower_s)
+    stopped_by = None if status is Status.OPTIMAL else found.stopped_by or reason
+    return replace(found, lower_bound_s=lower_s, status=status, stopped_by=stopped_by)
+
+
+def _interrupted(found: Solution, others: Iterable[Instance]) -> Solution:
+    return among(found, others, StoppedBy.INTERRUPT)
 
 
 def status_of(value_s: float | None, lower_s: float) -> Status:

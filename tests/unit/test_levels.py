@@ -152,6 +152,17 @@ def test_a_smaller_level_that_is_stopped_at_its_start_leaves_the_rest() -> None:
 
     found = on_levels(Solves(stopped), levelled())
     assert (found.status, found.time_per_sample_s) == (Status.FEASIBLE, 15.0)
+    assert found.stopped_by is StoppedBy.INTERRUPT
+    assert found.lower_bound_s == pytest.approx(12.0)
+
+
+def test_levels_that_are_left_out_for_the_gap_say_so() -> None:
+    """12 s at least on four devices, as fast as 12.5 s within 10 %."""
+    solves = Solves(lambda _, found: replace(found, time_per_sample_s=12.5, lower_bound_s=12.5))
+    options = SolveOptions(threads=1, gap=0.1)
+    found = solve_on_levels(SolveRequest(levelled(), Restrictions(), options, None, silent, Stop()), solves)
+    assert solves.devices == [8]
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.GAP)
     assert found.lower_bound_s == pytest.approx(12.0)
 
 
