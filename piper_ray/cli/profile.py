@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note, parse_rate, parse_size, say
+from piper_ray.cli.common import command_text, note, parse_rate, parse_size, refuse_unwritable, say
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.progress import working
 from piper_ray.model import limits
@@ -120,9 +120,10 @@ def profile(
     ] = False,
 ) -> None:
     """Measure a PyTorch model on this machine: its layers, their times, memory and communication."""
-    require("torch", "profile")
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
+    refuse_unwritable("--out", out)
+    require("torch", "profile")
     degrees = _degrees(tensor_parallel)
     from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware

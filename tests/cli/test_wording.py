@@ -294,6 +294,7 @@ def test_complaints_name_options_and_say_bounds_in_words(small: Path) -> None:
         (("solve", small, "--memory", "0GiB"), "piper-ray: --memory 0.0 is out of range"),
         (("solve", small, "--stages", "0"), "piper-ray: --stages must be at least 1, not 0"),
         (("estimate", "t5-11b", "--gpu", "h100", "--nodes", "0"), "'--nodes': must be at least 1"),
+        (("solve", small, "--tensor-parallel", "x"), "--tensor-parallel: 'x' are not degrees"),
         (("solve", small, "--tolerance", "9"), "'--tolerance': must be at most 1"),
     ):
         found = run(*arguments)
@@ -306,11 +307,19 @@ def test_what_is_no_plan_and_what_is_empty_is_told(small: Path, tmp_path: Path) 
     piper_ray.dump(piper_ray.load(small), workload)
     assert "not a plan but a workload: `piper-ray solve FILE`" in said(run("verify", small, workload))
     assert "stdin: 1 fault found empty; expected a workload" in said(run("solve", "-", stdin=" \n"))
+    nothing = run("estimate", "-", "--gpu", "h100", "--nodes", "1", stdin="")
+    assert "stdin: 1 fault found empty; expected a Hugging Face config" in said(nothing)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}))
     found = said(run("estimate", config, "--gpu", "h100", "--nodes", "1"))
     assert "intermediate_size: missing" in found
     assert "expected an object" not in found
+
+
+def test_profile_begins_no_work_where_no_file_can_be(tmp_path: Path) -> None:
+    found = run("profile", "model.py:build", "--microbatch-size", "1", "-o", tmp_path / "none" / "x.toml")
+    assert found.exit_code == 2
+    assert "there is no folder" in said(found)
 
 
 def test_plan_begins_no_work_where_no_folder_can_be(tmp_path: Path) -> None:

@@ -144,6 +144,19 @@ def test_identical_curves_are_all_seen() -> None:
         assert widths["data-parallel"] == min(widths.values())
 
 
+def test_crosses_and_hollow_points_are_in_the_legend() -> None:
+    points = [record("piper", 4, 2.0), record("piper", 8, 1.0), record("gpipe", 4, None), record("gpipe", 8, 3.0)]
+
+    def words(records: list[Record]) -> list[str]:
+        figure = dict(figures(records))["throughput-w-N8-B25GB"]
+        return [text.get_text() for text in figure.legends[0].get_texts()]
+
+    assert words(points) == ["piper", "gpipe", "no plan"]
+    unproved = [replace(found, status="feasible") if found.method.is_exact else found for found in points]
+    assert words(unproved) == ["piper", "gpipe", "no plan", "not proved"]
+    assert words([replace(found, time_per_sample_s=4.0) for found in points]) == ["piper", "gpipe"]
+
+
 def test_a_single_point_is_no_figure() -> None:
     assert list(figures(RECORDS[:1])) == []
 

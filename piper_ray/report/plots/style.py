@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from piper_ray.model.errors import UsageError
@@ -130,19 +131,31 @@ def wide_axis(axes: Axes, values: Sequence[float]) -> None:
     """A logarithmic y axis if the figures differ much."""
     positive = [value for value in values if value > 0]
     if positive and max(positive) >= _WIDE * min(positive):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+        log_axis(axes)
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """One for all axes, below them."""
+def log_axis(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+
+
+def _by_itself(handle: Any) -> Any:
+    """As wide as where nothing lies upon it."""
+    if isinstance(handle, Line2D):
+        handle = copy.copy(handle)
+        handle.set(linewidth=LINE_WIDTH, markersize=MARKER_SIZE)
+    return handle
+
+
+def legend(figure: Figure, axes: Axes, marks: Sequence[Line2D] = ()) -> None:
+    """One for all axes, below them. marks: others with labels of their own, that are on no curve."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        handles = [copy.copy(handle) for handle in handles]
-        for handle in handles:  # as where nothing lies upon it
-            handle.set(linewidth=LINE_WIDTH, markersize=MARKER_SIZE)
+    if len(labels) > 1 or marks:
+        handles = [_by_itself(handle) for handle in handles] + list(marks)
+        labels += [str(mark.get_label()) for mark in marks]
         with mpl.rc_context(_STYLE):
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from piper_ray.model.figures import given_size_text
 from piper_ray.report.plots import style
@@ -19,6 +20,7 @@ _FEWEST_SIZES = 3
 _MOST_PANELS = 9
 _MOST_CURVES = 6
 _MOST_MARKERS = 40
+_NO_PLAN, _HOLLOW = "x", "white"
 
 
 class _Quantity(NamedTuple):
@@ -174,11 +176,20 @@ def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Lo
     none = [r.devices for r in records if quantity.of(r) is None]
     if none:
         height = 0.02 + 0.03 * look.index
-        axes.plot(none, [height] * len(none), "x", color=look.colour, transform=axes.get_xaxis_transform())
+        axes.plot(none, [height] * len(none), _NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
     unproved = [r for r in records if r.method.is_exact and r.status == "feasible"]
     if unproved:
         values = [quantity.of(r) or 0.0 for r in unproved]
-        axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")
+        axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor=_HOLLOW)
+
+
+def _explained(every: Sequence[Axes]) -> Iterator[Line2D]:
+    """What ``_marks`` has drawn, for the legend: in whatever colour."""
+    drawn = [line for axes in every for line in axes.get_lines() if str(line.get_label()).startswith("_")]
+    if any(line.get_marker() == _NO_PLAN for line in drawn):
+        yield Line2D([], [], linestyle="", marker=_NO_PLAN, color="#666666", label="no plan")
+    if any(line.get_markerfacecolor() == _HOLLOW for line in drawn):
+        yield Line2D([], [], linestyle="", marker="o", color="#666666", markerfacecolor=_HOLLOW, label="not proved")
 
 
 def _lines(axes: Axes, lines: Sequence[tuple[_Look, style.Points]]) -> None:
@@ -199,7 +210,7 @@ def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequen
     for axes in every:
         style.wide_axis(axes, values)
     figure.supylabel(quantity, fontsize=9)
-    style.legend(figure, every[0])
+    style.legend(figure, every[0], list(_explained(every)))
 
 
 def _spread(values: Sequence[float], most: int) -> list[float]:
