@@ -187,8 +187,13 @@ def import_plan(
 _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
 """What looks like a path; of layouts none does."""
 
-_LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
-"""Of an exported folder: the one that says the plan, the first that is there."""
+_LAYOUT_FILES = (
+    "megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py", "planned_module.py",
+)  # fmt: skip
+"""Of an exported folder: the one that says the plan."""
+
+_TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
+"""Both are of one export, and the first one says the plan."""
 
 
 def _layout_text(layout: str) -> tuple[str, int | None]:
@@ -201,12 +206,15 @@ def _layout_text(layout: str) -> tuple[str, int | None]:
         return layout, None
     try:
         if path.is_dir():
-            found = next((path / name for name in _LAYOUT_FILES if (path / name).is_file()), None)
-            if found is None:
+            found = [name for name in _LAYOUT_FILES if (path / name).is_file()]
+            if not found:
                 raise UsageError(f"{layout}: a folder without {', '.join(_LAYOUT_FILES[:-1])} or {_LAYOUT_FILES[-1]}")
+            if len(found) > 1 and found != _TITAN_FILES:
+                names = f"{', '.join(found[:-1])} and {found[-1]}"
+                raise UsageError(f"{layout}: a folder with {names}, of several exports; expected one of these files")
             if (path / RANKS).is_file():
                 ranks = len((path / RANKS).read_text(encoding="utf-8").splitlines()) - 1
-            path = found
+            path /= found[0]
         if not path.is_file():
             if _PATH_LIKE.fullmatch(layout):
                 raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")

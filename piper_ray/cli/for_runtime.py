@@ -201,6 +201,7 @@ def find_alternatives(
                 tolerance=tolerance,
                 step=solution.step,
                 options=options,
+                known=solution,
                 stop=stop,
             )
         )

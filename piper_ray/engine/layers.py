@@ -24,7 +24,6 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, SolveStats
-from piper_ray.model.stop import StoppedBy
 
 _LONG_S = 10.0
 """Of a search, after which a second for a forecast is no matter."""
@@ -57,9 +56,10 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
             if isinstance(found, Solution):
                 return found
             known = found
-        if known.search.incumbent is None:
+        best = known.at_the_end()
+        if best is None:
             raise
-        return known.stopped(StoppedBy.TOO_MANY_DOWNSETS)
+        return best
     return _solve_on_all(request, made, known=known)
 
 
@@ -70,7 +70,8 @@ def _solve_on_all(
     instance, restrictions = request.instance, request.restrictions
     if made.workload is None:
         return _impossible(request, made)
-    request.stop.check()
+    if known is None:
+        request.stop.check()
     began_s = time.perf_counter()
     problem = build_problem(made.workload, instance, restrictions.data_parallel_degrees(instance))
     lattice_s, stage_costs_s = 0.0, time.perf_counter() - began_s

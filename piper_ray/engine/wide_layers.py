@@ -23,7 +23,7 @@ from piper_ray.model.events import StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
-_MANY, _MANY_A_LAYER = 1_000_000, 1_000
+_MANY, _MANY_A_LAYER = 1_000_000, 10_000
 """Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
 for each layer, as potentials take longer the more layers there are."""
 
@@ -44,8 +44,8 @@ def pays(request: SolveRequest, outline: Outline) -> bool:
 
 
 def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | WideFindings:
-    """The plan of least time, or the best one by a limit; or what was found, where the downsets that count are more
-    than fit, or take too long to tell.
+    """The plan of least time, or the best one by a limit; or what was found, where all downsets are wanted: where those
+    that count are more than fit, or take too long to tell, and where there is no plan, to tell why.
     """
     instance, graph = request.instance, outline.graph
     request.note(f"{_all_downsets(outline)}: those alone are listed that plans as good as the best can use")
@@ -77,11 +77,7 @@ def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | Wid
             return found.stopped(StoppedBy.CHOICE_TOO_HARD)
         if workload is not None:
             return _solve_on(workload, request, outline, wide, backend, found.seconds)
-        if wide.bracket.exhausted:
-            return without_plan(_NONE_FITS, found.stats())
-        if wide.bracket.closed:
-            return found.stopped(StoppedBy.TOO_MANY_DOWNSETS)
-        if wide.bracket.is_done(request.options.gap):
+        if wide.incumbent is not None and wide.bracket.is_done(request.options.gap):
             return found.stopped(StoppedBy.GAP)
         return found
 
@@ -142,6 +138,12 @@ class WideFindings:
     def so_far(self) -> Solution:
         """For other threads too."""
         return self.stopped(StoppedBy.INTERRUPT)
+
+    def at_the_end(self) -> Solution | None:
+        """Where all downsets do not fit either; None if nothing is known of a plan."""
+        if self.search.bracket.exhausted:
+            return without_plan(_NONE_FITS, self.stats())
+        return None if self.search.incumbent is None else self.stopped(StoppedBy.TOO_MANY_DOWNSETS)
 
     def stopped(self, reason: StoppedBy) -> Solution:
         """``reason``: unless the plan is proved to be the best by then."""

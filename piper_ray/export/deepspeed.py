@@ -20,10 +20,19 @@ PARTS = {parts}
 LAYERS = {names}
 """What the list holds, for people."""
 
+DEGREES = {{"num_pp": {p}, "num_mp": {t}, "num_dp": {d}}}
+"""Of pipeline, tensor and data parallelism."""
+
+RECOMPUTED = {recomputed}
+"""Whether layers recompute in their backward pass, or keep all."""
+
+STATE_SHARDS = {shards}
+"""Replicas that share the optimizer's state in the plan; ds_config.json says whether DeepSpeed does so."""
+
 
 def topology():
-    """Pipeline, tensor and data parallelism of the plan."""
-    return PipeModelDataParallelTopology(num_pp={p}, num_mp={t}, num_dp={d})
+    """The ranks of the plan."""
+    return PipeModelDataParallelTopology(**DEGREES)
 
 
 class PlannedPipelineModule(PipelineModule):
@@ -33,7 +42,7 @@ class PlannedPipelineModule(PipelineModule):
         if len(layers) != PARTS[-1]:
             raise ValueError(f"the plan is of {{PARTS[-1]}} layers, not {{len(layers)}}")
         options.setdefault("topology", topology())
-        options.setdefault("activation_checkpoint_interval", {interval})
+        options.setdefault("activation_checkpoint_interval", int(RECOMPUTED))
         super().__init__(layers=layers, **options)
 
     def _partition_layers(self, method="uniform"):
@@ -60,7 +69,8 @@ def export_deepspeed(job: Job) -> Export:
         p=job.pipeline_ranks,
         t=job.tensor_parallel_degree,
         d=job.data_parallel_degree,
-        interval=1 if job.recomputation is Recomputation.FULL else 0,
+        recomputed=job.recomputation is Recomputation.FULL,
+        shards=job.setting.optimizer_shards,
     )
     config = {
         "train_batch_size": job.global_batch_samples,

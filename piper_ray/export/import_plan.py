@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import yaml
 
+from piper_ray.export.deepspeed_module import is_planned_module, read_planned_module
 from piper_ray.export.megatron_arguments import are_arguments, read_arguments, read_string
 from piper_ray.export.megatron_fields import is_recipe, read_recipe, read_sections
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs
@@ -55,12 +56,15 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
     Raises UsageError or InputError that says where the layout is wrong, or what is missing.
     """
     text = layout.strip()
-    document = _document(text)
-    if isinstance(document, Mapping) and is_stage_document(document):
+    whole = is_planned_module(text)
+    document = None if whole else _document(text)
+    if whole or (isinstance(document, Mapping) and is_stage_document(document)):
         if (asked := replace(run_as, world=None)) != RunAs():
             given = ", ".join(name for name, value in vars(asked).items() if value is not None)
             raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
-        return Imported(*read_stage_document("layout", document, instance))
+        if isinstance(document, Mapping):
+            return Imported(*read_stage_document("layout", document, instance))
+        return Imported(*read_planned_module(text, instance))
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
     return _plan(instance, pieces, read, run_as.over(read.run_as))

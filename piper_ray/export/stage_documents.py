@@ -13,7 +13,7 @@ from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import Recomputation, Setting, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, Sharding, setting_of, tmpcs_under
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
@@ -37,6 +37,7 @@ class _Document(Open):
     data_parallel_degree: _Count
     tensor_parallel_degree: _Count = 1
     context_parallel_degree: _Count = 1
+    optimizer_shards: _Count = 1
     microbatch_samples: _Count | None = None
     global_batch_samples: _Count | None = None
     stages: list[_Stage] = Field(min_length=1, description="a list of stages")
@@ -72,7 +73,11 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
                     faults.at(where, f"{path!r} is no layer here; expected the path of one of the workload's layers")
                 continue
             row = instance.layer_by_id[layer_of[path]].tmpcs.get(t, ())
-            tmpc = _tmpc(row, None if module is None else module.configuration, recomputes=bool(recomputes))
+            setting = Setting(
+                Recomputation.FULL if recomputes else Recomputation.NONE,
+                optimizer_shards=_known_shards(row, read.optimizer_shards, d),
+            )
+            tmpc = _tmpc(row, None if module is None else module.configuration, setting)
             if tmpc is None:
                 asked = "none" if module is None else f"none of the id {module.configuration!r}"
                 faults.at(where, f"of the TMPCs of {path} at tensor-parallel degree {t} there is {asked}")
@@ -85,9 +90,15 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
     return Plan(tuple(stages), keeps_order=True), Schedule.first_of(schedule, instance.schedule)
 
 
-def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, *, recomputes: bool) -> Tmpc | None:
-    """The one of that id; without an id, the plainest that recomputes or does not."""
+def _known_shards(row: tuple[Tmpc, ...], shards: int, replicas: int) -> int:
+    """As the TMPCs have it: a number, or all replicas."""
+    of_state = {setting_of(tmpc).shares for tmpc in row}
+    over_all = shards == replicas > 1 and (Sharding.OPTIMIZER, shards) not in of_state
+    return ALL_REPLICAS if over_all else shards
+
+
+def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Setting) -> Tmpc | None:
+    """The one of that id; without an id, the plainest of the setting."""
     if wanted is not None:
         return next((tmpc for tmpc in row if tmpc.id == wanted), None)
-    setting = Setting(Recomputation.FULL if recomputes else Recomputation.NONE)
     return next(iter(tmpcs_under(row, setting)), None)

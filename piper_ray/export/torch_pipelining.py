@@ -87,6 +87,7 @@ def export_torch(job: Job) -> Export:
     document = {
         "pipeline_ranks": job.pipeline_ranks,
         "data_parallel_degree": job.data_parallel_degree,
+        "optimizer_shards": job.setting.optimizer_shards,
         "microbatches": job.microbatches,
         "microbatch_samples": job.microbatch_samples,
         "global_batch_samples": job.global_batch_samples,

@@ -357,6 +357,19 @@ class FilledPipeline(Constraint):
 
 
 @dataclass(frozen=True)
+class PipelinedChunks(Constraint):
+    """Several chunks of a rank are for pipelines of two ranks at least. A plan alone does not say its chunks: who knows
+    its schedule tells that it breaks this."""
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        return iter(())
+
+
+@dataclass(frozen=True)
 class WholePieces(Constraint):
     """Layers of one piece are in one stage. pieces: ids of their layers, each layer in one at most."""
 

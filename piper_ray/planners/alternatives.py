@@ -16,7 +16,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
-from piper_ray.model.solution import Solution
+from piper_ray.model.solution import Solution, Status
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.simulate.options import SimulationOptions
@@ -39,6 +39,12 @@ class PlanShape:
     schedule: Schedule
     work_s: float
     lower_s: float
+
+    def holds(self, plan: Plan, schedule: Schedule) -> bool:
+        """Whether the plan, under that schedule, is of this shape."""
+        first = plan.stages[0]
+        degrees = first.data_parallel_degree, first.tensor_parallel_degree
+        return (self.data_parallel_degree, self.tensor_parallel_degree) == degrees and self.schedule.v == schedule.v
 
     def lower_of_s(self, pipeline_ranks: int) -> float:
         """No microbatch of such a plan on so many ranks takes less, in s."""
@@ -118,13 +124,14 @@ def best_plans(
     tolerance: float = 1e-3,
     step: StepTerms = StepTerms(),
     options: SolveOptions = SolveOptions(),
+    known: Solution | None = None,
     stop: Stop[Any] | None = None,
 ) -> Alternatives:
     """The best plan of each of the ``count`` best shapes (d, t and chunks), under a schedule with a flush.
 
     tolerance: relative; plans within it of the fastest count as equally fast, and so do those of a shape on fewer
     ranks. Each is found to within half of it. Of ``options`` the time limit holds for all shapes together; without one,
-    schedules with chunks end after ``CHUNKED_TOTAL_S``.
+    schedules with chunks end after ``CHUNKED_TOTAL_S``. known: of a solve of all shapes together.
     """
     search = _Search(instance, restrictions, step, replace(options, gap=max(options.gap, tolerance / 2.0)), stop)
     search.chunked = _name(schedule) in CHUNKED
@@ -132,21 +139,27 @@ def best_plans(
         plan_shapes(instance, restrictions, schedule),
         key=lambda x: (x.lower_s, x.tensor_parallel_degree, x.data_parallel_degree, x.schedule.v),
     )
-    found: list[tuple[PlanShape, Alternative]] = []
+    found: dict[PlanShape, Alternative] = {}
+    if known is not None and known.plan is not None:
+        for shape in shapes:
+            if shape.holds(known.plan, known.schedule):
+                found[shape] = search.alternative(known, known.plan)
     left_from_s = None
     for shape in shapes:
-        times_s = sorted(one.time_s for _, one in found)
+        if shape in found and known is not None and known.status is Status.OPTIMAL:
+            continue
+        times_s = sorted(one.time_s for one in found.values())
         if len(times_s) >= count and shape.lower_s > max(times_s[count - 1], times_s[0] * (1.0 + tolerance)):
             break
         if search.ended:
             left_from_s = shape.lower_s
             break
         best = search.solve(shape, restrictions.stage_count)
-        if best is not None:
-            found.append((shape, best))
-    found.sort(key=lambda x: x[1].time_s)
-    equal_s = found[0][1].time_s * (1.0 + tolerance) if found else 0.0
-    kept = [x for index, x in enumerate(found) if index < count or x[1].time_s <= equal_s]
+        if best is not None and (shape not in found or best.time_s < found[shape].time_s):
+            found[shape] = best
+    by_time = sorted(found.items(), key=lambda x: x[1].time_s)
+    equal_s = by_time[0][1].time_s * (1.0 + tolerance) if by_time else 0.0
+    kept = [x for index, x in enumerate(by_time) if index < count or x[1].time_s <= equal_s]
     fewest = [search.on_fewer_ranks(shape, best, tolerance) for shape, best in kept]
     return _ranked(fewest, count, tolerance, search.looked_at, left_from_s)
 
@@ -195,12 +208,12 @@ class _Search:
             options=replace(self.options, time_limit_s=left_s),
             stop=None if self.stop is None else self.stop.part(),
         )
-        if solution.plan is None:
-            return None
+        return None if solution.plan is None else self.alternative(solution, solution.plan)
+
+    def alternative(self, solution: Solution, plan: Plan) -> Alternative:
+        """A solution with its plan, simulated."""
         options = SimulationOptions.of(self.step)
-        return Alternative(
-            solution, solution.plan, simulate(self.instance, solution.plan, solution.schedule, options=options)
-        )
+        return Alternative(solution, plan, simulate(self.instance, plan, solution.schedule, options=options))
 
     def on_fewer_ranks(self, shape: PlanShape, best: Alternative, tolerance: float) -> Alternative:
         """The plan on the fewest ranks that is as good within the tolerance."""

@@ -9,6 +9,7 @@ from piper_ray.model.constraints import (
     Constraint,
     FilledPipeline,
     KeepOrder,
+    PipelinedChunks,
     Recompute,
     RecomputeRule,
     SameDegrees,
@@ -91,6 +92,8 @@ class Runtime:
             asked.append(StageCount(1))
         if self.first_k:
             asked.append(RecomputeRule(Recompute.FIRST_K))
+        if schedule in CHUNKED:
+            asked.append(PipelinedChunks())
         if self.fills_interleaved and schedule is ScheduleName.INTERLEAVED:
             asked.append(FilledPipeline())
         return tuple(asked)

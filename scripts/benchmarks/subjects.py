@@ -8,6 +8,7 @@ from functools import partial
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.workloads.formats import load, parse_bytes, parse_bytes_per_s
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import Case, Row, fits
@@ -88,7 +89,7 @@ def _inception(
     case = Case("", "Inception-v3", INCEPTION, devices, microbatches, memory)
     number = f"8-{devices}" if frontier else str(devices)
     return Subject(
-        id=f"inception-{'frontier' if frontier else f'k{devices}'}{'' if microbatches == 256 else f'-n{microbatches}'}",
+        id="inception-frontier" if frontier else f"inception-{devices}x{microbatches}",
         family=INCEPTION_V3,
         title=f"Inception-v3 K={number} N={microbatches} M={memory}",
         make=partial(load_case, case),
@@ -101,7 +102,7 @@ def _inception(
 
 
 def _imagebind() -> Instance:
-    return load(INPUTS / "imagebind-huge.toml").replace(schedule=None)
+    return load(INPUTS / "imagebind-huge.toml").replace(schedule=PAPERS_SCHEDULE)
 
 
 def _grown() -> Iterable[Subject]:

@@ -154,14 +154,19 @@ def test_arguments_of_megatron_are_one_argument_of_ours(source: Path, tmp_path: 
 def test_a_folder_that_was_exported_is_read_with_its_ranks(source: Path, tmp_path: Path) -> None:
     plan, again = tmp_path / "plan.json", tmp_path / "again.json"
     piper_ray.dump_plan(plan_of(llama(), [7, 7], d=2, t=2), plan, llama())
-    for target in ("megatron", "megatron-bridge", "torchtitan", "torch", "flagscale", "yaml"):
+    for target in ("megatron", "megatron-bridge", "torchtitan", "torch", "deepspeed", "flagscale", "yaml"):
         one = plan_of(llama(), [7, 7], d=2) if target == "torch" else plan_of(llama(), [7, 7], d=2, t=2)
         piper_ray.dump_plan(one, plan, llama())
         good("export", source, plan, "--to", target, "-o", tmp_path / target)
         good("import-plan", source, tmp_path / target, "-o", again)
         assert piper_ray.load_plan(again, llama()) == one, target
-    for name, told in (("nothing", "a folder without megatron.args"), ("none.yaml", "there is no such file or folder")):
-        (tmp_path / "nothing").mkdir(exist_ok=True)
+    (tmp_path / "nothing").mkdir()
+    good("export", source, plan, "--to", "flagscale", "-o", tmp_path / "torchtitan")
+    for name, told in (
+        ("nothing", "a folder without megatron.args"),
+        ("none.yaml", "there is no such file or folder"),
+        ("torchtitan", "a folder with torchtitan.json, system.yaml and piper_plan.py, of several exports"),
+    ):
         refused = run("import-plan", source, tmp_path / name, "-o", again)
         assert refused.returncode == 2
         assert told in refused.stderr

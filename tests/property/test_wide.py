@@ -11,12 +11,14 @@ import pytest
 
 import piper_ray
 from piper_ray.engine import preparation, wide_layers
+from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Event, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
@@ -94,6 +96,17 @@ def test_a_gap_that_is_enough_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.GAP)
 
 
+class Log:
+    """The notes among all events."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.notes.append(event.text)
+
+
 def solved_with_many(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, listener: Listener = silent, **options: Any
 ) -> Solution:
@@ -107,6 +120,14 @@ def solved_with_many(
 MANY = parallel_branches(2, 5, devices=6)
 
 
+def test_how_many_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, many = (Outline.of(parallel_branches(1, branches), Restrictions()) for branches in (12, 21))
+    assert not wide_layers.is_wide(some)
+    assert wide_layers.is_wide(many)
+    monkeypatch.setattr(wide_layers, "_MANY_A_LAYER", 100_000)
+    assert not wide_layers.is_wide(many)
+
+
 @pytest.mark.parametrize("seed", range(300, 312))
 def test_many_are_not_all_listed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = with_levels(Random(seed), random_instance(seed, most_layers=9, most_devices=12, density=0.2))
@@ -114,15 +135,11 @@ def test_many_are_not_all_listed(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_of_many_those_are_listed_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    found, whole = (
-        solved_with_many(MANY, monkeypatch, events.append),
-        piper_ray.solve(MANY, options=ONE_THREAD),
-    )
+    log = Log()
+    found, whole = solved_with_many(MANY, monkeypatch, log), piper_ray.solve(MANY, options=ONE_THREAD)
     assert same_result(found, whole)
     assert found.stats.downsets < whole.stats.downsets == 66
-    notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == ["66 downsets: those alone are listed that plans as good as the best can use"]
+    assert log.notes == ["66 downsets: those alone are listed that plans as good as the best can use"]
     assert found.stats.evaluations
 
 
@@ -139,18 +156,31 @@ def test_a_checkpoint_is_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = solved_with_many(MANY, monkeypatch, resume=str(tmp_path / "kept"))
     assert same_result(found, piper_ray.solve(MANY, options=ONE_THREAD))
     assert found.stats.downsets == 66
-    events: list[Event] = []
-    solved_with_many(MANY, monkeypatch, events.append, resume=str(tmp_path / "kept"))
-    assert any(isinstance(event, Note) and "are on record" in event.text for event in events)
+    log = Log()
+    solved_with_many(MANY, monkeypatch, log, resume=str(tmp_path / "kept"))
+    assert any("are on record" in note for note in log.notes)
 
 
 def test_a_layer_without_a_tmpc_has_no_plan_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = parallel_branches(1, 6)
     none = replace(instance.layers[3], tmpcs={4: instance.layers[3].tmpcs[1]})
-    instance = replace(instance, layers=(*instance.layers[:3], none, *instance.layers[4:]), devices=3)
+    instance = replace(instance, layers=(*instance.layers[:3], none, *instance.layers[4:])).replace(devices=3)
     found = solved_with_many(instance, monkeypatch)
     assert found.status is Status.INFEASIBLE
     assert found.infeasibility == piper_ray.solve(instance, options=ONE_THREAD).infeasibility
+
+
+def test_why_there_is_no_plan_is_told_where_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = parallel_branches(2, 5, devices=2, memory_bytes=20.0)
+    found, whole = solved_with_many(instance, monkeypatch), piper_ray.solve(instance, options=ONE_THREAD)
+    assert found.status is whole.status is Status.INFEASIBLE
+    assert found.infeasibility == whole.infeasibility
+    assert found.infeasibility is not None
+    assert found.infeasibility.least_memory_bytes is not None
+    refused = solved_wide(instance, monkeypatch)
+    assert refused.status is Status.INFEASIBLE
+    assert refused.infeasibility is not None
+    assert "too wide to tell the memory" in refused.infeasibility.reason
 
 
 @pytest.mark.parametrize("seen", [0, 1, 3, 30, 100])

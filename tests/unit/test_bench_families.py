@@ -12,6 +12,7 @@ from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from scripts.benchmarks.cases import ROWS
 from scripts.benchmarks.families import cells, chain, mixture, operators, tower_edges, towers
 from scripts.benchmarks.subjects import (
@@ -112,6 +113,11 @@ def test_titles_say_what_is_measured(subject: Subject) -> None:
     assert instance.schedule is None
 
 
+def test_all_are_solved_under_pipers_schedule() -> None:
+    (imagebind,) = (subject for subject in FAMILIES if subject.id == "imagebind")
+    assert imagebind.make().schedule == PAPERS_SCHEDULE
+
+
 def test_every_family_has_something_quick_and_a_goal() -> None:
     of_family: dict[str, list[Subject]] = {}
     for subject in FAMILIES:
@@ -140,3 +146,4 @@ def test_yardsticks_are_subjects_on_one_thread() -> None:
     assert [subject.title for subject in subjects] == [row.case.title for row in ROWS]
     assert {subject.threads for subject in subjects} == {1}
     assert subjects[0].make().devices == ROWS[0].case.devices
+    assert not {subject.id for subject in subjects} & {subject.id for subject in FAMILIES}

@@ -270,7 +270,7 @@ def test_what_was_measured_stands_in_its_table() -> None:
 def test_goals_are_of_cpu_on_one_thread_and_of_wall_on_all() -> None:
     (line,) = goals_table([row(), row(subject="towers-2x25")]).rows
     assert line == ("2 towers of 100 K=64 N=64 M=4GiB", "5.00 s", "CPU", "83.0 s", "4.00 s", "optimal", "met")
-    (line,) = goals_table([row(subject="inception-k48")]).rows
+    (line,) = goals_table([row(subject="inception-48x256")]).rows
     assert line[1:] == ("60.0 s", "wall", "-", "8.00 s", "optimal", "met")
     assert not is_met(row(dataclasses.replace(SLOW, cpu_s=4.0)))
     assert not is_met(row(dataclasses.replace(RUN, cpu_s=5.1)))

@@ -9,7 +9,7 @@ from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.problem import ChunkProblem
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.constraints import FilledPipeline
+from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.options import Contract
@@ -51,4 +51,4 @@ def _refuse_unknown(request: SolveRequest, name: str) -> None:
         raise UsageError(f"a solve {how} cannot be resumed yet: leave out resume")
     if request.options.contract is not Contract.SAFE:
         raise UsageError(f"operators cannot be merged {how} yet: leave out contract")
-    request.restrictions.require_same_degrees(how, FilledPipeline)
+    request.restrictions.require_same_degrees(how, FilledPipeline, PipelinedChunks)

@@ -13,7 +13,7 @@ from piper_ray.engine.chunks.search import ChunkSearch, Known
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
 from piper_ray.engine.search.limits import Limits
-from piper_ray.model.constraints import FilledPipeline
+from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
@@ -109,6 +109,7 @@ class ChunkProblem:
             ranks=restrictions.stage_count,
             all_devices=restrictions.all_devices,
             filled=restrictions.has(FilledPipeline),
+            pipelined=restrictions.has(PipelinedChunks),
             step=self.step,
         )
 

@@ -23,7 +23,8 @@ _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 class PlanSpace:
     """What plans may be, and what their step takes beside passes. ranks: p; None: any number.
 
-    data_parallel_degrees: those that d may be. filled: no more ranks than microbatches of a replica.
+    data_parallel_degrees: those that d may be. filled: no more ranks than microbatches of a replica. pipelined: a
+    single rank has no several chunks.
     """
 
     schedules: Sequence[Schedule]
@@ -33,6 +34,7 @@ class PlanSpace:
     all_devices: bool
     step: StepTerms = StepTerms()
     filled: bool = False
+    pipelined: bool = False
 
 
 class TaskKey(NamedTuple):
@@ -157,6 +159,8 @@ def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -
         for schedule in space.schedules:
             shape = PipelineShape(schedule, p, m)
             if shape.stages > tables.order.size or not shape.runs or schedule.v > most_chunks:
+                continue
+            if space.pipelined and p == 1 < schedule.v:
                 continue
             # The ranks' work and synchronisation on average; and one microbatch there and back.
             lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p

@@ -1,0 +1,77 @@
+"""The module that ``export --to deepspeed`` writes, read back; nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from itertools import pairwise
+
+from piper_ray.export.stage_documents import read_stage_document
+from piper_ray.model.errors import UsageError
+from piper_ray.model.in_order import layers_in_order
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
+
+_SOURCE = "DeepSpeed module"
+_CLASS = "class PlannedPipelineModule("
+_CONSTANTS = ("PARTS", "DEGREES", "RECOMPUTED", "STATE_SHARDS")
+
+
+def is_planned_module(text: str) -> bool:
+    """Whether it is such a module."""
+    return _CLASS in text
+
+
+def read_planned_module(text: str, instance: Instance) -> tuple[Plan, Schedule]:
+    """The plan and its schedule. Raises UsageError or InputError that says what is wrong."""
+    found = _constants(text)
+    parts, degrees = found["PARTS"], found["DEGREES"]
+    order = layers_in_order(instance)
+    if not isinstance(parts, list) or not all(type(part) is int for part in parts) or parts[:1] != [0]:
+        raise UsageError(f"{_SOURCE}: PARTS: {parts}; expected where each stage begins, from 0, and the end")
+    if parts[-1] != len(order) or any(begin >= end for begin, end in pairwise(parts)):
+        raise UsageError(f"{_SOURCE}: PARTS: {parts}; expected rising numbers up to the workload's {len(order)} layers")
+    if not isinstance(degrees, Mapping) or degrees.keys() != {"num_pp", "num_mp", "num_dp"}:
+        raise UsageError(f"{_SOURCE}: DEGREES: {degrees}; expected num_pp, num_mp and num_dp")
+    if degrees["num_pp"] != len(parts) - 1:
+        raise UsageError(
+            f"{_SOURCE}: {degrees['num_pp']} pipeline ranks and {len(parts) - 1} stages; expected one each"
+        )
+    paths = [instance.layer_by_id[layer].path or f"layer {layer}" for layer in order]
+    stages = [
+        {"modules": paths[begin:end], "recomputed": [bool(found["RECOMPUTED"])] * (end - begin)}
+        for begin, end in pairwise(parts)
+    ]
+    document = {
+        "data_parallel_degree": degrees["num_dp"],
+        "tensor_parallel_degree": degrees["num_mp"],
+        "optimizer_shards": found["STATE_SHARDS"],
+        "schedule": ScheduleName.ONE_F_ONE_B.value,
+        "stages": stages,
+    }
+    return read_stage_document(_SOURCE, document, instance)
+
+
+def _constants(text: str) -> dict[str, object]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{_SOURCE}: not Python: {error}") from None
+    found: dict[str, object] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            if name in _CONSTANTS:
+                found[name] = _literal(name, statement.value)
+    missing = [name for name in _CONSTANTS if name not in found]
+    if missing:
+        raise UsageError(f"{_SOURCE}: {missing[0]} is missing; expected the module as it was exported")
+    return found
+
+
+def _literal(name: str, value: ast.expr) -> object:
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise UsageError(f"{_SOURCE}: {name}: expected a value that need not be worked out") from None
