@@ -22,6 +22,7 @@ myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # logs and TOML fragments are shown as they are
 
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # what stands in the source can be read, so that long signatures are broken into lines
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": False}
 python_use_unqualified_type_names = True

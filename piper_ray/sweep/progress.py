@@ -49,7 +49,7 @@ class Progress:
     best: dict[str, Best] = field(default_factory=dict)
     latest_best: str | None = None
     errors: Counter[str] = field(default_factory=Counter)
-    _fastest: dict[str, list[Best]] = field(default_factory=dict, repr=False)
+    _fastest: dict[str, list[Best]] = field(default_factory=dict, init=False, repr=False)
     """Of each label all points that are as fast as the best."""
 
     @property

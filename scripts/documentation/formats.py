@@ -57,9 +57,9 @@ def _described(docstring: str | None, language: str) -> str:
     for paragraph in paragraphs:
         indented = paragraph.startswith("    ")
         if indented and found and found[-1].endswith("\n```"):  # the same block, beyond an empty line
-            found[-1] = f"{found[-1][: -len('```')]}\n{cleandoc(paragraph)}\n```"
+            found[-1] = f"{found[-1][: -len('```')]}\n{cleandoc(paragraph).replace('``', '')}\n```"
         elif indented:
-            found.append(f"```{language}\n{cleandoc(paragraph)}\n```")
+            found.append(f"```{language}\n{cleandoc(paragraph).replace('``', '')}\n```")
         else:
             found.append(paragraph.replace("*", "\\*").replace("<", "\\<"))
     return "\n\n".join(found)

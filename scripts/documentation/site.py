@@ -47,12 +47,20 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """As Sphinx asks of an extension."""
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("autodoc-process-signature", _signature)
     app.add_lexer("console", _CONSOLE)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def _read(_app: object, _page: str, source: list[str]) -> None:
     source[0] = filled(source[0])
+
+
+def _signature(
+    _app: object, _what: str, _name: str, _object: object, _options: object, shown: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Without defaults that nobody can read, such as <factory>: a signature with one is not broken into lines."""
+    return None if shown is None else re.sub(r"<[^<>]*>", "...", shown), returned
 
 
 def _docstring(_app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
