@@ -28,15 +28,14 @@ RUNTIMES_OPTIONS = ("--no-binary=deepspeed", "--no-build-isolation")
 MARK = "made-by-piper-ray"
 
 # What pip would write for the entry point of pyproject.toml. Through sh, because a #! line cannot hold spaces: to sh
-# the second line is exec, to Python it opens a string that the third closes.
+# the second line is exec, to Python it opens a string that the third closes. Processes that it starts import it anew.
 COMMAND = """#!/bin/sh
 '''exec' "{python}" "$0" "$@"
 ' '''
-import sys
+from piper_ray.cli import program
 
-from piper_ray.cli import main
-
-sys.exit(main())
+if __name__ == "__main__":
+    program()
 """
 
 

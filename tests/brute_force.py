@@ -40,6 +40,11 @@ def brute_force(instance: Instance, restrictions: Restrictions | None = None) ->
     return min(found, key=lambda x: (x.time_per_sample_s, x.plan.devices, len(x.plan.stages)), default=None)
 
 
+def brute_force_on_all(instance: Instance) -> BruteForce | None:
+    """Of plans at the links that one on all devices has, whatever nodes they may lie in."""
+    return _brute_force(instance, Restrictions(), instance.devices)
+
+
 def _brute_force(instance: Instance, restrictions: Restrictions, most: int) -> BruteForce | None:
     """On so many devices at most, at the links that a plan on all of them has."""
     order = [layer.id for layer in instance.layers]

@@ -17,6 +17,18 @@ PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve
 """Of functions that estimate, by the command's options where these have other names."""
 
 
+MODEL_WORDS = "the path of a config.json, or the name of a known model, such as 'llama3-70b'"
+
+
+def shared_replicas(zero: object) -> int:
+    """``zero`` as offers have it. Raises UsageError."""
+    if zero == "all":
+        return ALL_REPLICAS
+    if isinstance(zero, str):
+        raise UsageError(f"zero must be a whole number of at least 1, or 'all', not {arguments.shown(zero)}")
+    return arguments.positive("zero", zero)
+
+
 def _size(name: str, value: object) -> float:
     size_bytes = arguments.number(value)
     if size_bytes is None or not 0.0 <= size_bytes < math.inf:
@@ -112,7 +124,7 @@ def estimate(
         software=text("software", software, "megatron-core"),
         precision=text("precision", precision, "bf16"),
         offer=Offer(
-            zero=ALL_REPLICAS if zero == "all" else arguments.positive("zero", zero),
+            zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
             fsdp=arguments.positive("fsdp", fsdp),
             offload=arguments.flag("offload", offload),
@@ -128,7 +140,7 @@ def estimate(
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
-    read = read_model(arguments.location("model", model))
+    read = read_model(arguments.location("model", model, MODEL_WORDS))
     if calibrate is not None:
         from piper_ray.calibrate.calibrated import calibrated
         from piper_ray.calibrate.measurements import Estimated

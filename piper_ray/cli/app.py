@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 
 from piper_ray.cli.commands import OnDemand
 from piper_ray.cli.interrupts import listening
-from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, reword
-from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError
+from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, as_options, reword
+from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError, UsageError
 from piper_ray.model.extras import advice
 from piper_ray.version import __version__
 
@@ -39,7 +39,7 @@ class _Commands(FlagsAsFlags, TyperGroup):
             with listening() as interrupts:
                 return super().invoke(ctx)
         except PiperRayError as error:
-            _complain(str(error), ctx)
+            _complain(as_options(str(error)) if isinstance(error, UsageError) else str(error), ctx)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as interrupt:
             interrupts.tell(*interrupt.args)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import Unwritten, note
+from piper_ray.cli.common import Unwritten, say
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
@@ -41,28 +42,23 @@ def solve_by_baseline(
     instance: Instance, schedule: Schedule, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
 ) -> int:
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
-    from piper_ray.compiled.observers import observed
     from piper_ray.planners import plan
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
     from piper_ray.report.layout import console
-    from piper_ray.report.live import Working
     from piper_ray.report.stages import print_plan
     from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
     screen = console(stderr=json)
     for line in [*instance_lines(instance), schedule_line(schedule)]:
         screen.print(line, soft_wrap=True, highlight=False)
-    with (
-        observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note),
-        Working(console(stderr=True), planner),
-    ):
+    with working(planner):
         result = current().run(lambda _: plan(instance, planner, restrictions=restrictions, schedule=schedule))
     screen.print()
     unwritten = Unwritten()
     if result.plan is None or result.evaluation is None:
         screen.print(f"{planner}: no plan: {result.note}", soft_wrap=True, markup=False, highlight=False)
         if out is not None:
-            typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
+            say(f"there is no plan to write to {out}")
     else:
         if not json:
             print_plan(screen, instance, result.plan, result.evaluation)

@@ -12,6 +12,7 @@ import typer
 import piper_ray
 from piper_ray.cli.common import Unwritten, note, refuse_unwritable
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
@@ -46,12 +47,19 @@ CertificateIn = Annotated[
 ]
 
 
-def refuse_uncertifiable(path: Path, schedule: Schedule, restrictions: Restrictions, options: SolveOptions) -> None:
+def refuse_uncertifiable(
+    path: Path, instance: Instance, schedule: Schedule, restrictions: Restrictions, options: SolveOptions
+) -> None:
     """Raises UsageError for what has no certificate, and for a place where no file can be: before the work."""
     from piper_ray.certificate.claims import require_certifiable
+    from piper_ray.engine.certify import require_listable
 
     refuse_unwritable("--certificate", path)
     require_certifiable(restrictions, schedule, options.contract)
+    try:
+        require_listable(instance, restrictions, options.memory_limit_bytes)
+    except LimitError as error:
+        raise UsageError(f"--certificate {path}: a certificate is of all downsets: {error}") from error
 
 
 def write_own_certificate(
@@ -59,7 +67,7 @@ def write_own_certificate(
     instance: Instance,
     solution: Solution,
     restrictions: Restrictions,
-    threads: int | None,
+    options: SolveOptions,
     unwritten: Unwritten,
     say: Callable[[str], object],
 ) -> None:
@@ -73,9 +81,17 @@ def write_own_certificate(
     began_s = time.perf_counter()
     with unwritten.noted():
         try:
-            certificate = current().run(
-                lambda stop: certify(instance, solution, restrictions=restrictions, threads=threads, stop=stop)
-            )
+            with working("the certificate: one more evaluation"):
+                certificate = current().run(
+                    lambda stop: certify(
+                        instance,
+                        solution,
+                        restrictions=restrictions,
+                        threads=options.threads,
+                        memory_limit=options.memory_limit_bytes,
+                        stop=stop,
+                    )
+                )
         except KeyboardInterrupt:
             note(f"no certificate was written to {path}: interrupted")
             return
@@ -97,7 +113,8 @@ def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Sc
         raise UsageError(
             "certificates are of plans with ceil(s/d) microbatches in flight; PLAN says itself how many it keeps"
         )
-    return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
+    with working("checking the certificate"):
+        return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
 
 
 def certified_text(found: CertifiedBound, instance: Instance, plan: Plan, evaluation: Evaluation) -> list[str]:

@@ -93,9 +93,14 @@ def counts_text(text: str) -> str:
     return _COUNT_IN_TEXT.sub(lambda match: str(parse_count(match[0])), text)
 
 
+def say(text: str) -> None:
+    """On stderr, above a live line if there is one: ``typer.echo`` goes past the stream that looks after the line."""
+    print(f"piper-ray: {text}", file=sys.stderr)  # noqa: T201 - the reason above
+
+
 def note(text: str) -> None:
     """What is no fault and still worth telling."""
-    typer.echo(f"piper-ray: note: {text}", err=True)
+    say(f"note: {text}")
 
 
 def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:

@@ -11,6 +11,7 @@ import piper_ray
 from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.plan_files import judged
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
@@ -21,6 +22,7 @@ from piper_ray.workloads.formats.load import plan_claims
 
 if TYPE_CHECKING:
     from piper_ray.report.comparison import ComparedPlan
+    from piper_ray.report.live import Working
 
 
 def compare(
@@ -55,7 +57,9 @@ def compare(
     from piper_ray.report.summary import instance_lines
 
     names = _names(plan_files)
-    plans = current().run(lambda _: _compared(instance, plan_files, names, (all_reduce, all_reduce_overlap, optimizer)))
+    terms = all_reduce, all_reduce_overlap, optimizer
+    with working("simulating") as progress:
+        plans = current().run(lambda _: _compared(instance, plan_files, names, terms, progress))
     if json:
         document: dict[str, object] = {"plans": comparison_document(instance, plans), "verdict": verdict(plans)}
         typer.echo(to_text(document), nl=False)
@@ -74,12 +78,14 @@ def _compared(
     plan_files: list[Path],
     names: list[str],
     terms: tuple[AllReduce | None, float | None, float | None],
+    progress: Working,
 ) -> list[ComparedPlan]:
     from piper_ray.report.comparison import ComparedPlan
 
     found = []
     first = plan_claims(plan_files[0])
-    for name, plan_file in zip(names, plan_files, strict=True):
+    for done, (name, plan_file) in enumerate(zip(names, plan_files, strict=True)):
+        progress(done, len(names), name)
         plan = piper_ray.load_plan(plan_file, instance)
         schedule = Schedule.first_of(plan_claims(plan_file).schedule, instance.schedule)
         step = step_terms(*terms, first.step_under(schedule))

@@ -21,6 +21,7 @@ from piper_ray.cli.common import (
     refuse_unwritable,
 )
 from piper_ray.cli.plan_files import judged
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
 from piper_ray.export.target import RANKS, Target
 from piper_ray.model.errors import InvalidPlan, UsageError
@@ -80,7 +81,7 @@ def export(
     planned_for = valued_schedule(schedule, chunks, known)
     if planned_for == PAPERS_SCHEDULE:
         raise UsageError(f"{plan_file}: a plan for 2bw, which no runtime has; give the --schedule that it is run under")
-    with judged(plan_file, instance):
+    with judged(plan_file, instance), working("simulating"):
         found = export_plan(instance, plan, planned_for, target, gpus_per_node_of(instance, gpus_per_node))
     if found.excess and not despite_memory:
         # A job that waits for its cluster and then fails is dear: nobody is to start one unawares.

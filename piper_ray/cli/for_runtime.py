@@ -13,6 +13,7 @@ from rich.console import Console
 import piper_ray
 from piper_ray.cli.common import Unwritten, note
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.instance import Instance
@@ -116,10 +117,7 @@ class RuntimeSolve:
             stop.conclude(found)
             return found
 
-        from piper_ray.report.layout import console
-        from piper_ray.report.live import Working
-
-        with Working(console(stderr=True), f"the best plan without {self.runtime.title}'s rules"):
+        with working(f"the best plan without {self.runtime.title}'s rules"):
             return current().run(search)
 
     def cost_text(self, solution: Solution, free: Solution) -> str:
@@ -193,10 +191,7 @@ def find_alternatives(
     if Schedule.of(schedule).asynchronous:
         raise UsageError("--plans is for schedules with a flush: add --schedule or --runtime")
     options = replace(given, resume=None)
-    from piper_ray.report.layout import console
-    from piper_ray.report.live import Working
-
-    with Working(console(stderr=True), "the next best plans"):
+    with working("the next best plans"):
         return current().run(
             lambda stop: best_plans(
                 instance,

@@ -18,6 +18,7 @@ from piper_ray.cli.common import (
     Unwritten,
     counts_text,
     load_instance,
+    say,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.search_options import (
@@ -232,7 +233,7 @@ def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
         raise UsageError(f"--plans {folder}: cannot be made: {error.strerror or error}") from error
     written = current().run(write)
     if len(written) < len(steps):
-        typer.echo(f"piper-ray: plans are written of {len(written):,} steps of {len(steps):,}", err=True)
+        say(f"plans are written of {len(written):,} steps of {len(steps):,}")
     return written
 
 
@@ -265,6 +266,6 @@ def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) ->
 
     panels = frontier_panels(found.instance, found.points(), of_budgets, found.schedule)
     if not panels:
-        typer.echo(f"piper-ray: there is no plan to plot to {plot}", err=True)
+        say(f"there is no plan to plot to {plot}")
         return
     save(figure_of(panels, found.instance.name), plot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,14 @@ from piper_ray.cli.common import (
     Unwritten,
     load_instance,
 )
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.solution import Forecast
+
+if TYPE_CHECKING:
+    from piper_ray.engine.preview import LatticeInput
 
 
 def info(
@@ -50,15 +55,15 @@ def info(
         check_path(picture)
     instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
 
-    from piper_ray.engine.preview import lattice_input
     from piper_ray.report.document import info_document, to_text
     from piper_ray.report.info import degree_rows, figures
     from piper_ray.report.layout import Column, console, table_lines
     from piper_ray.report.stages import print_table
     from piper_ray.report.summary import blocks_text, instance_lines
 
-    planned = lattice_input(instance, contract)
-    forecast, blocks = planned.forecast, planned.blocks
+    with working("looking into the lattice"):
+        planned, forecast = current().run(lambda _: _looked_into(instance, contract))
+    blocks = planned.blocks
     unwritten = Unwritten()
     if picture is not None:
         with unwritten.noted():
@@ -81,22 +86,35 @@ def info(
     screen.print()
     if blocks is not None:
         screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
-    for line in forecast_lines(forecast):
+    for line in forecast_lines(forecast, planned.is_wide):
         screen.print(line, soft_wrap=True)
     unwritten.report()
 
 
-def forecast_lines(forecast: Forecast) -> list[str]:
-    """What a solve will take, in words."""
+def _looked_into(instance: Instance, contract: Contract) -> tuple[LatticeInput, Forecast]:
+    from piper_ray.engine.preview import lattice_input
+
+    planned = lattice_input(instance, contract)
+    return planned, planned.forecast
+
+
+def forecast_lines(forecast: Forecast, is_wide: bool = False) -> list[str]:
+    """What a solve will take, in words. is_wide: see ``LatticeInput``."""
     from piper_ray.model.figures import size_text
 
+    fewer = "solve --schedule 2bw lists those alone that plans as good as the best can use"
     if forecast.downsets is None:
-        return ["Solve     more downsets than can be counted quickly; --contract operators plans blocks of layers"]
+        return [
+            f"Solve     more downsets than can be counted quickly; {fewer}; --contract operators plans blocks of layers"
+        ]
     pairs = "more pairs than can be counted quickly" if forecast.pairs is None else f"{forecast.pairs:,} pairs"
     lines = [f"Solve     {forecast.downsets:,} downsets, {pairs}"]
     if forecast.memory_bytes is not None and forecast.seconds is not None:
         seconds = f"{forecast.seconds:,.0f} s" if forecast.seconds >= 10 else f"{forecast.seconds:.1g} s"
-        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {seconds}")
+        of_all = " for all of them" if is_wide else ""
+        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {seconds}{of_all}")
+    if is_wide:
+        lines.append(f"          {fewer}")
     return lines
 
 

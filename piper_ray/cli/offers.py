@@ -107,7 +107,7 @@ KeepGathered = Annotated[
 
 def degrees_of(option: str, text: str | None) -> tuple[int, ...]:
     """``1,2,4``; none where nothing is asked for. Raises UsageError."""
-    found = () if text is None else parse_degrees(text)
+    found = () if text is None else parse_degrees(option, text)
     if found and found[0] < 1:
         raise UsageError(f"{option} {text}: expected numbers from 1, such as 1,2,4")
     return found

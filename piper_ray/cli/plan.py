@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,16 +14,18 @@ from piper_ray.cli.calibration import Calibrate, calibrated_request
 from piper_ray.cli.common import command_text, load_model, note, parse_number
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, contexts_of, experts_of
+from piper_ray.cli.progress import kernels_told, working
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.export.target import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.stop import Stop
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.proposal.propose import Demand, Proposal
+    from piper_ray.proposal.propose import Demand, Help, Proposal
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
 _ALL: Any = "all"  # read as an option's text is, and shown in the help
@@ -98,10 +101,14 @@ def plan(
     """
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import Demand, propose, what_would_help
+    from piper_ray.report.layout import console
+    from piper_ray.report.proposal_log import ProposalLog
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: is a file; expected a folder")
     if train_tokens is not None and train_tokens < 1:
         raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
     if price is not None and not math.isfinite(price):
@@ -136,15 +143,25 @@ def plan(
         schedules,
         step_terms(all_reduce, all_reduce_overlap, optimizer),
     )
-    found = current().run(lambda stop: propose(demand, stop, note))
-    interrupted = current().number is not None
-    helps = [] if interrupted else current().run(lambda stop: list(what_would_help(found, stop)))
+    helps: list[Help] = []
+
+    def helped(stop: Stop[list[Help]]) -> list[Help]:
+        stop.offer(lambda: helps)
+        for one in what_would_help(found, stop, log):
+            helps.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
+        return helps
+
+    with kernels_told(), ProposalLog(console(stderr=True)) as log:
+        found = current().run(lambda stop: propose(demand, stop, note, log))
+        if current().number is None:
+            log.begin("what would help")
+            current().run(helped)
     written = _write(demand, found, out, command_text(context))
-    if not interrupted:
-        written.append(_write_page(found, out))
+    with contextlib.suppress(KeyboardInterrupt):  # a plan without the page is a plan
+        written += _write_page(found, out)
+    interrupted = current().number is not None
 
     from piper_ray.proposal.figures import figures_of
-    from piper_ray.report.layout import console
     from piper_ray.report.proposal import print_figures, print_help, print_memory, print_others
     from piper_ray.report.stages import print_layers
 
@@ -161,6 +178,7 @@ def plan(
     for path in written:
         typer.echo(str(path))
     if interrupted:
+        current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -186,11 +204,19 @@ def _write(demand: Demand, found: Proposal, out: Path, command: str) -> list[Pat
     return [workload, plan_file, *written]
 
 
-def _write_page(found: Proposal, out: Path) -> Path:
+def _write_page(found: Proposal, out: Path) -> list[Path]:
+    """None after an interrupt; raises KeyboardInterrupt for one meanwhile."""
+    if current().number is not None:
+        return []
+
     from piper_ray.report.page.build import report_subject, write_page
     from piper_ray.workloads.formats.load import plan_claims
 
     best, page = found.best, out / "report.html"
     claims = plan_claims(out / PLAN)
-    write_page(current().run(lambda _: report_subject(best.instance, best.plan, best.solution.schedule, claims)), page)
-    return page
+    with working("report.html: other planners") as line:
+        subject = current().run(
+            lambda _: report_subject(best.instance, best.plan, best.solution.schedule, claims, line)
+        )
+    write_page(subject, page)
+    return [page]

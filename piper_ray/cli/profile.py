@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note, parse_rate, parse_size
+from piper_ray.cli.common import command_text, note, parse_rate, parse_size, refuse_unwritable, say
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.model import limits
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.extras import require
@@ -119,12 +120,11 @@ def profile(
     ] = False,
 ) -> None:
     """Measure a PyTorch model on this machine: its layers, their times, memory and communication."""
-    require("torch", "profile")
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
+    refuse_unwritable("--out", out)
+    require("torch", "profile")
     degrees = _degrees(tensor_parallel)
-    from piper_ray.report.layout import console
-    from piper_ray.report.live import Working
     from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure.arguments import parse_argument
@@ -155,7 +155,7 @@ def profile(
     else:
         store.start()
     try:
-        with Working(console(stderr=True), "measuring") as show:
+        with working("measuring") as show:
 
             def measure(stop: Stop[Profile]) -> Profile:
                 def progress(done: int, total: int, layer: str) -> None:
@@ -168,7 +168,7 @@ def profile(
     except (KeyboardInterrupt, PiperRayError):
         if len(store):
             words = "keeps what was measured; the same command with --resume goes on"
-            typer.echo(f"piper-ray: {store.path} {words}", err=True)
+            say(f"{store.path} {words}")
         else:
             store.remove()
         raise

@@ -17,13 +17,12 @@ from piper_ray.cli.common import (
     Microbatches,
     PlanFile,
     load_instance,
-    note,
     refuse_unwritable,
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.plan_files import judged
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
-from piper_ray.compiled.observers import observed
 from piper_ray.workloads.formats.load import plan_claims
 
 
@@ -53,15 +52,9 @@ def report(
     claims = plan_claims(plan_file)
     shown_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
 
-    from piper_ray.report.layout import console
-    from piper_ray.report.live import Working
     from piper_ray.report.page.build import report_subject, write_page
 
-    with (
-        judged(plan_file, instance),
-        observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note),
-        Working(console(stderr=True), "other planners") as working,
-    ):
-        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, working))
+    with judged(plan_file, instance), working("other planners") as line:
+        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, out)
     typer.echo(f"{out}: {subject.valued.simulation!r}")

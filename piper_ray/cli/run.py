@@ -13,6 +13,7 @@ import typer
 from piper_ray.cli.common import Json, Unwritten
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.profile import Device
+from piper_ray.cli.progress import working
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 
@@ -111,7 +112,6 @@ def run(
     """
     from piper_ray.report.document import to_text
     from piper_ray.report.layout import console
-    from piper_ray.report.live import Working
     from piper_ray.report.run import print_run, run_document
     from piper_ray.run.launch import launch
     from piper_ray.run.prepare import prepared
@@ -138,7 +138,7 @@ def run(
         if found is None:
             return
     else:
-        with Working(console(stderr=True), "training") as show:
+        with working("training") as show:
             found = current().run(lambda stop: launch(job, show, stop))
     measured = promise.given_to(found)
     unwritten = Unwritten()

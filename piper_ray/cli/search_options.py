@@ -42,12 +42,12 @@ def parse_gap(text: str) -> float:
         raise UsageError(f"{text!r} is not a gap; expected a share such as 0.01 or 1%") from None
 
 
-def parse_degrees(text: str) -> tuple[int, ...]:
-    """``1,2,4,8``. Raises UsageError."""
+def parse_degrees(option: str, text: str) -> tuple[int, ...]:
+    """``1,2,4,8``, the value of ``option``. Raises UsageError."""
     try:
         return tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError:
-        raise UsageError(f"{text!r} are not degrees; expected numbers such as 1,2,4,8") from None
+        raise UsageError(f"{option}: {text!r} are not degrees; expected numbers such as 1,2,4,8") from None
 
 
 def constraints_of(
@@ -63,7 +63,7 @@ def constraints_of(
     """What the options below ask of a plan. Raises UsageError for figures that make no sense."""
     found: list[Constraint] = []
     if tensor_parallel is not None:
-        found.append(TensorParallelDegrees(parse_degrees(tensor_parallel)))
+        found.append(TensorParallelDegrees(parse_degrees("--tensor-parallel", tensor_parallel)))
     if same_degrees:
         found.append(SameDegrees())
     if stages is not None:

@@ -24,6 +24,7 @@ from piper_ray.cli.common import (
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.plan_files import judged
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -166,7 +167,7 @@ def simulate(
     from piper_ray.report.simulation.table import print_simulation
     from piper_ray.report.summary import instance_lines
 
-    with judged(plan_file, instance):
+    with judged(plan_file, instance), working("simulating"):
         simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
     unwritten = Unwritten()
     if trace is not None:

@@ -36,6 +36,7 @@ from piper_ray.cli.common import (
     load_instance,
     note,
     refuse_unwritable,
+    say,
 )
 from piper_ray.cli.export import GpusPerNode
 from piper_ray.cli.for_runtime import (
@@ -49,6 +50,7 @@ from piper_ray.cli.for_runtime import (
     write_alternatives,
 )
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import (
     Chunks,
     Gap,
@@ -201,7 +203,7 @@ def solve(
         for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
         asked, restrictions = for_runtime.schedule, for_runtime.restrictions
     if certificate is not None:
-        refuse_uncertifiable(certificate, Schedule.of(asked), restrictions, options)
+        refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
     from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.report.document import solution_document, to_text
@@ -233,7 +235,8 @@ def solve(
 
         with others_on_stderr(json):
             solution = current().run(search)
-    simulation = simulate_own_plan(instance, solution)
+    with working("simulating the plan"):
+        simulation = simulate_own_plan(instance, solution)
     evaluation = check_own_plan(instance, solution, restrictions, simulation)
     unwritten = Unwritten()
     if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
@@ -267,7 +270,7 @@ def solve(
             write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
         say = partial(screen.print, soft_wrap=True, highlight=False)
-        write_own_certificate(certificate, instance, solution, restrictions, threads, unwritten, say)
+        write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, say)
     if json:
         # Last, and in one piece: a solve that dies and is started again prints one document.
         document = solution_document(instance, restrictions, options, solution, evaluation, simulation)
@@ -334,7 +337,7 @@ def exit_code(solution: Solution) -> int:
 
 def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: Evaluation | None) -> None:
     if solution.plan is None:
-        typer.echo(f"piper-ray: there is no plan to write to {out}", err=True)
+        say(f"there is no plan to write to {out}")
         return
 
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically

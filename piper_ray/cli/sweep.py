@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper_ray.cli.cluster import others_on_stderr
-from piper_ray.cli.common import note
+from piper_ray.cli.common import note, say
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.model.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
 from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
@@ -69,7 +70,9 @@ def sweep(
         from piper_ray.sweep.read import read_sweep
 
         wanted = read_sweep(source, note)
-        print_forecast(screen, wanted, Demand.of(wanted))
+        with working("looking into the points"):
+            demand = Demand.of(wanted)
+        print_forecast(screen, wanted, demand)
         return
     from piper_ray.sweep.run import run_sweep
 
@@ -127,11 +130,12 @@ def sweep_report(
     from piper_ray.sweep.dataset import read_whole_parts
     from piper_ray.sweep.findings import COLUMNS, records_of
 
-    rows, damage = read_whole_parts(storage, COLUMNS)
-    records = records_of(rows)
+    with working("reading the dataset"):
+        rows, damage = read_whole_parts(storage, COLUMNS)
+        records = records_of(rows)
     if not records:
         _end_with(storage, damage)
-        typer.echo("piper-ray: the dataset holds no points yet", err=True)
+        say("the dataset holds no points yet")
         return
     screen = console()
     found = tables(records)
@@ -158,9 +162,11 @@ def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
     write_atomically(out / "tables.md", "\n".join(table.markdown() for table in found))
     write_atomically(out / "points.csv", points_csv(records))
     plots = 0
-    for name, figure in figures(records):
-        save(figure, out / f"{name}.png")
-        plots += 1
+    with working("drawing") as line:
+        for name, figure in figures(records):
+            line(plots, 0, f"{name}.png")
+            save(figure, out / f"{name}.png")
+            plots += 1
     typer.echo(f"\n{out}: tables.md, points.csv, {plural(plots, 'plot')}")
 
 

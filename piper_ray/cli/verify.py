@@ -21,6 +21,7 @@ from piper_ray.cli.common import (
 )
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.plan_files import judged
+from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import (
     Chunks,
     OptimizerTime,
@@ -81,9 +82,10 @@ def verify(
 
     with judged(plan_file, instance):
         try:
-            evaluation, simulation = current().run(
-                lambda _: _valued(instance, plan, valued_for, step, simulated=simulated)
-            )
+            with working("checking the plan"):
+                evaluation, simulation = current().run(
+                    lambda _: _valued(instance, plan, valued_for, step, simulated=simulated)
+                )
         except InvalidPlan as error:
             if json:
                 found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))

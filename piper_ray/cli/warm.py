@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from piper_ray.cli.interrupts import current
+from piper_ray.cli.progress import working
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.stop import Stop
+
+if TYPE_CHECKING:
+    from piper_ray.report.live import Working
 
 
 def warm(
@@ -31,16 +35,18 @@ def warm(
 
     began = time.perf_counter()
 
-    def compiled(stop: Stop[float]) -> float:
+    def compiled(stop: Stop[float], line: Working) -> float:
         # Processes that begin anew: what this one has loaded is none of theirs.
         with ProcessPoolExecutor(processes or usable_cores(), get_context("spawn")) as pool:
             parts = [pool.submit(compile_part, name) for name in PARTS]
-            for part in parts:
+            for done, part in enumerate(as_completed(parts), start=1):
                 stop.check()
                 part.result()
+                line(done, len(parts))
         return time.perf_counter() - began
 
-    seconds = current().run(compiled)
+    with working("compiling") as line:
+        seconds = current().run(lambda stop: compiled(stop, line))
     folder = next((folder for folder in cache_folders() if folder.is_dir()), cache_folders()[-1])
     typer.echo(f"kernels are ready in {folder}, in {seconds:.0f} s")
 

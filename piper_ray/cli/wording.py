@@ -31,6 +31,21 @@ TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
 """Commands with an argument that may be another program's options, quoted."""
 
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
+_BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
+_BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_bytes": "memory",
+        "bandwidth_bytes_per_s": "bandwidth",
+        "samples_per_microbatch": "microbatch-size",
+        "tokens_per_sample": "tokens",
+    }
+)
+_PARAMETER = re.compile(
+    r"\b(memory_bytes|bandwidth_bytes_per_s|samples_per_microbatch|tokens_per_sample|all_reduce_overlap)\b"
+    r"|^(devices|microbatches|stages|threads|gap|chunks|group)(?= must be | \S+ is out of range)",
+    re.MULTILINE,
+)
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
 
 
@@ -80,6 +95,15 @@ def _patched(module: object, name: str, value: object) -> Iterator[None]:
 class Command(FlagsAsFlags, TyperCommand):
     """A command of piper-ray."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        # Where a line of the source ends is no matter of the terminal's.
+        self.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (self.help or "").split("\n\n"))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """``INPUT PLAN...``, where typer has ``{INPUT} {PLAN...}...``."""
+        return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click does, but for texts of several options that are one argument: with a blank in front they are none of
         ours."""
@@ -88,8 +112,16 @@ class Command(FlagsAsFlags, TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def as_options(text: str) -> str:
+    """A complaint of a function that users of Python call, too, with the names of options in place of parameters'."""
+    return _PARAMETER.sub(lambda found: f"--{_OPTIONS.get(found[0], found[0].replace('_', '-'))}", text)
+
+
 def reword(complaint: Any) -> None:
-    """Adds what was probably meant to an unknown option or choice."""
+    """Adds what was probably meant to an unknown option or choice, and says bounds in words."""
+    complaint.message = _BOUND.sub(
+        lambda found: f"must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}", str(complaint.message)
+    )
     possibilities = getattr(complaint, "possibilities", None)
     if possibilities:
         complaint.possibilities = None

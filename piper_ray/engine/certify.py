@@ -15,13 +15,14 @@ from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.forecast import downset_limit
 from piper_ray.engine.levels import instances
-from piper_ray.engine.preparation import prepare
+from piper_ray.engine.preparation import Outline, prepare
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract
+from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
@@ -38,6 +39,7 @@ def certify(
     *,
     restrictions: Restrictions = Restrictions(),
     threads: int | None = None,
+    memory_limit: float | str | None = None,
     backend: Backend | None = None,
     stop: Stop[Any] | None = None,
 ) -> Certificate:
@@ -46,9 +48,10 @@ def certify(
 
     instance, restrictions: those that it was solved for. Takes one evaluation of the lattice: as long as the last ones
     of the solve, or longer where these knew more of what a plan may still use.
-    threads: one for each core if not given. backend: who does the work; None: threads of this process.
+    threads: one for each core if not given. memory_limit: as for ``solve``. backend: who does the work; None: threads
+    of this process.
     Raises UsageError for what has no certificate: another schedule than "2bw", constraints on more than a stage, blocks
-    of operators; and for a solution of another instance.
+    of operators; and for a solution of another instance. LimitError where the downsets, all of them, do not fit.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -61,11 +64,21 @@ def certify(
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     contract = Contract.SAFE if solution.blocks is None else Contract.OPERATORS
     require_certifiable(restrictions, solution.schedule, contract)
+    limit_bytes = SolveOptions().changed(memory_limit=memory_limit).memory_limit_bytes
+    require_listable(instance, restrictions, limit_bytes)
     bound_s = certifiable_s(solution)
     if backend is not None:
-        return _certify(instance, restrictions, bound_s, backend, stop or Stop())
+        return _certify(instance, restrictions, bound_s, limit_bytes, backend, stop or Stop())
     with closing(LocalBackend(threads)) as own:
-        return _certify(instance, restrictions, bound_s, own, stop or Stop())
+        return _certify(instance, restrictions, bound_s, limit_bytes, own, stop or Stop())
+
+
+def require_listable(instance: Instance, restrictions: Restrictions, memory_limit_bytes: float | None) -> None:
+    """Raises LimitError where more downsets than fit are known to come: a certificate is of all of them, also where a
+    solve looks at a few."""
+    for level in instances(charged(instance, restrictions)):
+        outline = Outline.of(level, restrictions)
+        downset_limit(outline.graph, len(outline.variants), outline.contracted.downsets, memory_limit_bytes)
 
 
 def certifiable_s(solution: Solution) -> float:
@@ -76,15 +89,27 @@ def certifiable_s(solution: Solution) -> float:
 
 
 def _certify(
-    instance: Instance, restrictions: Restrictions, bound_s: float, backend: Backend, stop: Stop[Any]
+    instance: Instance,
+    restrictions: Restrictions,
+    bound_s: float,
+    limit_bytes: float | None,
+    backend: Backend,
+    stop: Stop[Any],
 ) -> Certificate:
     levels = instances(charged(instance, restrictions))
-    tails = tuple(_tails(level, restrictions, bound_s, backend, stop) for level in levels)
+    tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, backend, stop) for level in levels)
     return Certificate(instance.digest, instance.name, restrictions, bound_s, tails)
 
 
-def _tails(instance: Instance, restrictions: Restrictions, bound_s: float, backend: Backend, stop: Stop[Any]) -> Tails:
-    made = prepare(instance, restrictions)
+def _tails(
+    instance: Instance,
+    restrictions: Restrictions,
+    bound_s: float,
+    limit_bytes: float | None,
+    backend: Backend,
+    stop: Stop[Any],
+) -> Tails:
+    made = prepare(instance, restrictions, limit_bytes)
     contraction, graph = made.outline.contraction, made.outline.graph
     if made.workload is None or bound_s == 0.0:
         return _written(instance.devices, graph.layer_ids, contraction.keeper, np.zeros((1, 1), np.uint64), *_EMPTY)

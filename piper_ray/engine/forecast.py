@@ -40,12 +40,13 @@ def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast
     return Forecast(
         downsets=downsets,
         pairs=count_pairs(graph),
-        memory_bytes=_memory_bytes(graph, variants, downsets),
+        memory_bytes=memory_bytes(graph, variants, downsets),
         seconds=0.01 + downsets * 1e-6 + bucket_bounds / _BOUNDS_PER_S,
     )
 
 
-def _memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
+def memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
+    """What a solve that lists so many downsets takes at its peak."""
     return _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
 
 
@@ -55,7 +56,7 @@ def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory
     limit = int(max(0.0, limit_bytes - _PROCESS_BYTES) / bytes_per_downset(graph, variants))
     if downsets is not None and downsets > limit:
         raise LimitError(
-            f"the graph has {downsets:,} downsets, which take about {_gib(_memory_bytes(graph, variants, downsets))}; "
+            f"the graph has {downsets:,} downsets, which take about {_gib(memory_bytes(graph, variants, downsets))}; "
             f"the limit is {_gib(limit_bytes)}. {_WAY_OUT}"
         )
     return limit

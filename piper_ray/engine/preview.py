@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.solve import merge_operators
-from piper_ray.engine.forecast import forecast
+from piper_ray.engine.forecast import forecast, memory_bytes
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.preparation import Outline, prepare
 from piper_ray.engine.search.expected import expected_search_s
 from piper_ray.engine.tables.problem import build_problem
+from piper_ray.engine.wide_layers import is_wide
 from piper_ray.model import arguments
+from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.restrictions import Restrictions
@@ -21,8 +23,11 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Forecast
 from piper_ray.workloads.formats.load import Source, instance_of
 
-_LOOKED_INTO, _MOST_BYTES = (500, 1_000_000), 4e9
+_LOOKED_INTO, _MOST_BYTES = (100, 1_000_000), 4e9
 """Downsets, and memory: of the lattices that are looked into for a forecast."""
+
+_LISTED = 50_000
+"""Downsets that are listed of a graph where they were too many, or too entangled, to count: well under a second's."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +43,28 @@ class LatticeInput:
     @property
     def forecast(self) -> Forecast:
         """Wide lattices are looked into, which takes about a second: their time is no matter of their size alone."""
-        known = self.quick_forecast
-        if known.downsets is None or not _LOOKED_INTO[0] <= known.downsets <= _LOOKED_INTO[1]:
+        known, graph, variants = self.quick_forecast, self.outline.graph, len(self.outline.variants)
+        limit_bytes = _MOST_BYTES
+        if known.downsets is None:
+            limit_bytes = min(limit_bytes, memory_bytes(graph, variants, _LISTED))
+        elif not _LOOKED_INTO[0] <= known.downsets <= _LOOKED_INTO[1]:
             return known
-        if known.memory_bytes is None or known.memory_bytes > _MOST_BYTES:
+        try:
+            made = prepare(self.instance, self.restrictions, limit_bytes, outline=self.outline)
+        except LimitError:
             return known
-        made = prepare(self.instance, self.restrictions)
         if made.workload is None:
             return known
+        if known.downsets is None:
+            known = forecast(graph, made.workload.lattice.size, variants)
         degrees = self.restrictions.data_parallel_degrees(self.instance)
         seconds = expected_search_s(self.instance, build_problem(made.workload, self.instance, degrees))
         return known if seconds is None else replace(known, seconds=made.lattice_s + made.stage_costs_s + seconds)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a solve under "2bw" lists those downsets alone that plans as good as the best can use."""
+        return is_wide(self.outline)
 
     @property
     def quick_forecast(self) -> Forecast:

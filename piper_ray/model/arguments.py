@@ -87,10 +87,10 @@ def choice(name: str, value: object, kind: type[Choice]) -> Choice:
         raise UsageError(f"{name} {shown(value)} is unknown; expected one of {known}{meant}") from None
 
 
-def location(name: str, value: object) -> str:
+def location(name: str, value: object, expected: str = "a path") -> str:
     """A path, or a URI, as text. Raises UsageError."""
     if not isinstance(value, (str, bytes, os.PathLike)):
-        raise UsageError(f"{name} must be a path, not {shown(value)}")
+        raise UsageError(f"{name} must be {expected}, not {shown(value)}")
     return os.fsdecode(value)
 
 

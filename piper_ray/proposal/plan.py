@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
-from piper_ray.calibrate.workload import PARAMETERS
+from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replicas
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
@@ -110,7 +109,7 @@ def plan(
     price_per_hour = None if price_per_hour is None else _number("price_per_hour", price_per_hour, least=0.0)
     if price_per_hour is not None and train_tokens is None:
         raise UsageError("price_per_hour needs train_tokens: of how long a training is the cost asked")
-    read = read_model(arguments.location("model", model))
+    read = read_model(arguments.location("model", model, MODEL_WORDS))
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
@@ -129,7 +128,7 @@ def plan(
         tokens=given("tokens", tokens),
         samples=given("microbatch", microbatch),
         batch=given("batch", batch),
-        offer=Offer(zero=ALL_REPLICAS if zero == "all" else arguments.positive("zero", zero)),
+        offer=Offer(zero=shared_replicas(zero)),
     )
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts, experts = degrees("context_parallel", context_parallel), degrees("expert_parallel", expert_parallel)

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import InfeasibleError, UsageError
-from piper_ray.model.figures import time_text
+from piper_ray.model.events import Event
+from piper_ray.model.figures import size_text, time_text
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -39,11 +40,37 @@ CHUNKED_HELP_S = 1.0
 RUNNERS_UP = 1.25
 """A search ends once no plan is within so many times the best step."""
 
+_NOTHING_FITS = (
+    "no plan fits: it takes more nodes, optimizer state shared among more replicas (zero), or GPUs with more memory"
+)
+
 _GAP = 1e-4
 _CHUNKED_GAP = 0.5
 """What is left open under a schedule with chunks: bounds take longer than good plans."""
 
 Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SolveBegun:
+    """Solve number ``number``, from 1, of ``total`` at most, for a batch of ``microbatches``. what: in words
+    ("microbatches of 4, 1f1b"). best_s: the best step so far; None without a plan."""
+
+    number: int
+    total: int
+    what: str
+    microbatches: int
+    best_s: float | None
+
+
+class Watch(Protocol):
+    """Hears of each solve as it begins, and of what that one reports."""
+
+    def __call__(self, event: SolveBegun | Event) -> None: ...
+
+
+def _unwatched(event: SolveBegun | Event) -> None:
+    """For those who do not want to know."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +143,14 @@ def microbatch_sizes(model: ModelConfig, request: EstimateRequest) -> tuple[int,
     return tuple(sorted(sizes))
 
 
-def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _: None) -> Proposal:
-    """Tries all; ``tell`` gets a line for each. Raises UsageError where nothing can be
-    estimated, InfeasibleError where no plan fits."""
+def propose(
+    demand: Demand, stop: Stop[Any] | None = None, tell: Tell | None = None, watch: Watch = _unwatched
+) -> Proposal:
+    """Tries all; ``tell`` gets a line for each. Raises UsageError where nothing can be estimated, InfeasibleError where
+    no plan fits, with why for each try that nobody was told of."""
     began_s = time.perf_counter()
+    told = tell is not None
+    tell = tell or (lambda _: None)
     estimates, refused = _estimates(demand)
     found: list[Proposed] = []
 
@@ -137,25 +168,31 @@ def propose(demand: Demand, stop: Stop[Any] | None = None, tell: Tell = lambda _
         tell(refused[-1])
         refused += [f"{name.value}: not tried, as it is for several pipeline ranks" for name in chunked]
         chunked = []
-    for name in (*exact, *chunked):
-        for samples, of_size in estimates.items():
-            outcome = _solved(demand, samples, of_size, name, found, stop)
-            if isinstance(outcome, Proposed):
-                found.append(outcome)
-                tell(f"microbatches of {samples}, {name.value}: {outcome.step_s:.4g} s a step")
-            else:
-                refused.append(f"microbatches of {samples}, {name.value}: {outcome}")
-                tell(refused[-1])
-            if stop is not None and stop.requested:
-                break
+    tries = [(name, samples) for name in (*exact, *chunked) for samples in estimates]
+    for number, (name, samples) in enumerate(tries, start=1):
+        if stop is not None and stop.requested:
+            break
+        what, of_size = f"microbatches of {samples}, {name.value}", estimates[samples]
+        best_s = min((one.step_s for one in found), default=None)
+        watch(SolveBegun(number, len(tries), what, of_size.instance.microbatches, best_s))
+        outcome = _solved(demand, samples, of_size, name, found, stop, watch)
+        if isinstance(outcome, Proposed):
+            found.append(outcome)
+            tell(f"{what}: {time_text(outcome.step_s, 4)} a step")
+        else:
+            refused.append(f"{what}: {outcome}")
+            tell(refused[-1])
     proposal = so_far()
     if proposal is None:
-        raise InfeasibleError("no plan fits:\n" + "\n".join(refused))
+        if stop is not None:
+            stop.check()
+        raise InfeasibleError("\n".join([_NOTHING_FITS, *(() if told else refused)]))
     return proposal
 
 
-def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterator[Help]:
-    """The best plan's step with more memory, and with faster links: of the plan itself, or a faster one."""
+def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None, watch: Watch = _unwatched) -> Iterator[Help]:
+    """The best plan's step with more memory, and with faster links: of the plan itself, or a faster one. None of what
+    is not known yet when the end is wished for."""
     best, demand = proposal.best, proposal.demand
     instance = best.instance
     faster = tuple(replace(x, bandwidth_bytes_per_s=2.0 * x.bandwidth_bytes_per_s) for x in instance.cluster.links)
@@ -163,9 +200,12 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None) -> Iterat
         ("25 % more memory", {"memory_bytes": 1.25 * instance.memory_bytes}),
         ("links of twice the rate", {"cluster": replace(instance.cluster, links=faster)}),
     )
-    for what, changed in changes:
+    for number, (what, changed) in enumerate(changes, start=1):
         changed_instance = replace(instance, **changed)
-        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop, CHUNKED_HELP_S)
+        watch(SolveBegun(number, len(changes), f"with {what}", instance.microbatches, best.step_s))
+        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop, watch, CHUNKED_HELP_S)
+        if stop is not None and stop.requested:
+            return
         plans = [best.plan] if found.plan is None else [best.plan, found.plan]
         yield Help(what, min(_simulated(demand, changed_instance, plan, best.solution).step_s for plan in plans))
 
@@ -193,6 +233,7 @@ def _solved(
     name: ScheduleName,
     found: Sequence[Proposed],
     stop: Stop[Any] | None,
+    watch: Watch,
 ) -> Proposed | str:
     """Or why there is none: nothing fits, nothing was found in time, or it would be far slower than the best plan."""
     best_s = min((one.step_s for one in found), default=math.inf)
@@ -207,7 +248,7 @@ def _solved(
             f"not tried: with no rank ever idle the best plan without chunks would take {time_text(busy_s, 4)} a step"
         )
     within_s = min(RUNNERS_UP * best_s, without_s) if found else None
-    solution = _plan(demand, of_size.instance, demand.runtime.schedule(name, None), within_s, stop)
+    solution = _plan(demand, of_size.instance, demand.runtime.schedule(name, None), within_s, stop, watch)
     if solution.stopped_by is StoppedBy.TOO_SLOW:
         return slow if without_s == math.inf else "no plan is faster than without chunks"
     if solution.plan is not None:
@@ -216,8 +257,11 @@ def _solved(
             return "no plan was found that is faster than without chunks"
         return Proposed(samples, of_size, solution, solution.plan, simulation)
     if solution.infeasibility is not None:
-        return solution.infeasibility.reason
-    return "no plan was found in time"
+        least_bytes = solution.infeasibility.least_memory_bytes
+        return solution.infeasibility.reason + ("" if least_bytes is None else f"; {size_text(least_bytes)} would do")
+    if solution.stopped_by is StoppedBy.TIME_LIMIT:
+        return f"no plan was found in {CHUNKED_S:g} s"
+    return f"no plan was found ({solution.stopped_by})"
 
 
 def _busy_s(samples: int, found: Sequence[Proposed]) -> float:
@@ -244,6 +288,7 @@ def _plan(
     schedule: Schedule | ScheduleName,
     within_s: float | None,
     stop: Stop[Any] | None,
+    watch: Watch,
     chunked_s: float = CHUNKED_S,
 ) -> Solution:
     name = schedule.name if isinstance(schedule, Schedule) else schedule
@@ -257,6 +302,7 @@ def _plan(
             within_s=None if within_s is None else within_s / instance.microbatches,
         ),
         schedule=schedule,
+        listener=watch,
         step=demand.step,
         stop=None if stop is None else stop.part(),
     )

@@ -138,9 +138,9 @@ def print_comparison(console: Console, instance: Instance, plans: Sequence[Compa
     """A table, the layouts below it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("plan", "step", "schedule", "shape", "layers run as"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold", no_wrap=column in ("step", "schedule"))
     for column in ("devices", "bubble", "uneven", "peak memory"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for one in plans:
         parts, step_s = parts_of(one.simulation), one.simulation.step_s
         table.add_row(
@@ -158,7 +158,7 @@ def print_comparison(console: Console, instance: Instance, plans: Sequence[Compa
     layouts = [(one.name, plan_layout(instance, one.plan)) for one in plans]
     for name, layout in layouts:
         if layout is not None:
-            console.print(f"{name}: {layout}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"layout of {name}: {layout}", soft_wrap=True, markup=False, highlight=False)
 
 
 def comparison_document(instance: Instance, plans: Sequence[ComparedPlan]) -> list[dict[str, object]]:

@@ -18,6 +18,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 def console(*, stderr: bool = False) -> Console:
     """A console on stdout or stderr; 120 columns where there is no terminal to ask, unless COLUMNS says otherwise."""
     found = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    # FORCE_COLOR, as CI has it, makes a terminal of any file: one that takes colours, not one that takes lines back.
+    found.is_interactive = found.is_interactive and found.file.isatty()
     if not found.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         found.width = PIPE_WIDTH
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from piper_ray.model.figures import duration_text
+from piper_ray.report.layout import console
 
 WORTH_A_GUESS_S = 2.0
 """Of work that has taken less nobody asks what is left."""
@@ -41,11 +43,12 @@ class LiveLog(ABC):
 
     def __enter__(self: _Log) -> _Log:  # noqa: PYI019 - the same reason
         self._ended = False
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._console.is_interactive:
             self._live = Live(
                 console=self._console,
                 transient=True,
                 refresh_per_second=_REFRESH_PER_S,
+                redirect_stdout=sys.stdout.isatty(),  # what goes elsewhere is not to come up here
                 get_renderable=self._one_line,
             )
             self._live.start()
@@ -64,10 +67,11 @@ class Working(LiveLog):
     """A phase of a command that prints nothing meanwhile: what is done, how far it is and for how long it goes on.
 
     Called with the steps that are done, all steps, and the name of the next one, where these are known.
+    target: stderr if not given, so that what a command answers is left alone.
     """
 
-    def __init__(self, console: Console, what: str) -> None:
-        super().__init__(console)
+    def __init__(self, what: str, target: Console | None = None) -> None:
+        super().__init__(target or console(stderr=True))
         self._what = what
         self._done, self._total, self._name = 0, 0, ""
         self._began_s = time.perf_counter()

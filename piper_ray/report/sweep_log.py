@@ -61,11 +61,12 @@ def progress_text(progress: Progress) -> str:
 
 
 def best_text(best: Best) -> str:
-    """What was found, and where."""
+    """What was found, where, and why that one of several that are as fast."""
     point = best.point
+    why = f", of {best.alike:,} as fast with the fewest devices, then the least memory" if best.alike > 1 else ""
     return (
         f"{time_text(best.time_per_sample_s)}/microbatch at K = {point.devices:,}, N = {point.microbatches:,}, "
-        f"M = {given_size_text(point.memory_bytes)} ({point.planner})"
+        f"M = {given_size_text(point.memory_bytes)} ({point.planner}{why})"
     )
 
 
@@ -111,7 +112,8 @@ def outcome_lines(progress: Progress) -> list[str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in progress.errors.most_common())
     counts.append(f"{progress.failed:,} failed" + (f" ({kinds})" if kinds else ""))
     lines = [", ".join(counts)]
-    lines += [f"best of {label}: {best_text(best)}" for label, best in sorted(progress.best.items())]
+    of_run = " in this run" if progress.recorded else ""
+    lines += [f"best of {label}{of_run}: {best_text(best)}" for label, best in sorted(progress.best.items())]
     if progress.done:
         capacity_s = progress.run_s * max(1, progress.workers)
         lines.append(

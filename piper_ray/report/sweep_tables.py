@@ -109,8 +109,9 @@ def _best(records: Sequence[Record]) -> Table:
         )
         for r in best_of_each(records)
     ]
+    title = "Best plans, of equally fast ones those on the fewest devices"
     figures = ("N", "B", "M", "K", "stages", "time per microbatch", "microbatches/s")
-    return Table("Best plans", ("workload", "planner", *figures), tuple(rows), 2)
+    return Table(title, ("workload", "planner", *figures), tuple(rows), 2)
 
 
 def _by_devices(records: Sequence[Record]) -> list[Table]:

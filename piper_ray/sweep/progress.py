@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from piper_ray.model.figures import PROOF_TOLERANCE
+from piper_ray.model.options import EXACT
 from piper_ray.sweep.point import Point, scene_name, schedule_text
 
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest plan so far of a workload under a schedule.
+    """The fastest plan so far of a workload under a schedule. Of ``alike`` points that are as fast, to what proofs
+    leave, that on the fewest devices, then with the least memory, then of the exact planner.
 
     >>> from piper_ray import Restrictions
     >>> Best(Point("bert", "piper", 64, 512, 80e9, 25e9, Restrictions()), 0.0125).time_per_sample_s
@@ -20,6 +23,7 @@ class Best:
 
     point: Point
     time_per_sample_s: float
+    alike: int = 1
 
 
 @dataclass
@@ -45,6 +49,8 @@ class Progress:
     best: dict[str, Best] = field(default_factory=dict)
     latest_best: str | None = None
     errors: Counter[str] = field(default_factory=Counter)
+    _fastest: dict[str, list[Best]] = field(default_factory=dict, repr=False)
+    """Of each label all points that are as fast as the best."""
 
     @property
     def failed(self) -> int:
@@ -78,10 +84,25 @@ class Progress:
         self.solving_s += float(str(row["seconds"]))
         found_s = row.get("time_per_sample_s")
         label = scene_name(point.workload, schedule_text(point.schedule.name.value, point.schedule.v))
-        best = self.best.get(label)
-        if isinstance(found_s, float) and (best is None or found_s < best.time_per_sample_s):
-            self.best[label] = Best(point, found_s)
+        if isinstance(found_s, float):
+            self._rank(label, Best(point, found_s))
+
+    def _rank(self, label: str, found: Best) -> None:
+        """In whatever order points are done, the best is the same."""
+        known = [*self._fastest.get(label, ()), found]
+        limit_s = min(one.time_per_sample_s for one in known) * (1.0 + PROOF_TOLERANCE)
+        self._fastest[label] = fastest = [one for one in known if one.time_per_sample_s <= limit_s]
+        best = replace(min(fastest, key=_order), alike=len(fastest))
+        if best != self.best.get(label):
+            self.best[label] = best
             self.latest_best = label
+
+
+def _order(best: Best) -> tuple[object, ...]:
+    """The first is the best of equally fast ones."""
+    point = best.point
+    of_cluster = point.devices, point.memory_bytes, point.planner != EXACT, point.planner, point.microbatches
+    return *of_cluster, point.bandwidth_bytes_per_s, repr(point.restrictions)
 
 
 SweepListener = Callable[[Progress], None]

@@ -128,7 +128,7 @@ ROWS: tuple[Row, ...] = (
         known_is_bound=True,
         goal_s=1.5,
         prototype=Published("5.6 s", 5.6),
-        reference=Published("a table of 36 GB"),
+        reference=Published("a table of 33 GiB"),
         memory_goal_bytes=GB,
         compare_threads=True,
     ),
@@ -204,16 +204,17 @@ def select(wanted: Sequence[str], *, quick: bool) -> tuple[tuple[Row, ...], tupl
 
     quick: leaves out the slow ones. Raises UsageError for a name that fits no id.
     """
-    unknown = [name for name in wanted if not any(_fits(name, case_id) for case_id in CASES)]
+    unknown = [name for name in wanted if not any(fits(name, case_id) for case_id in CASES)]
     if unknown:
         raise UsageError(f"--rows: there is no {', '.join(unknown)}; expected some of {', '.join(CASES)}")
     names = wanted or list(CASES)
 
     def chosen(measured: Row | Twin) -> bool:
-        return any(_fits(name, measured.case.id) for name in names) and not (quick and measured.slow)
+        return any(fits(name, measured.case.id) for name in names) and not (quick and measured.slow)
 
     return tuple(filter(chosen, ROWS)), tuple(filter(chosen, TWINS))
 
 
-def _fits(name: str, case_id: str) -> bool:
+def fits(name: str, case_id: str) -> bool:
+    """Whether a name on the command line means the case: its id, or the beginning up to a "-"."""
     return case_id == name or case_id.startswith(f"{name}-")

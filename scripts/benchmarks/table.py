@@ -9,6 +9,8 @@ from scripts.benchmarks.results import Results, RowResult, TwinResult
 
 ELSEWHERE = "Prototype and reference C++: published figures (the reference's in CPU time), from another machine."
 
+_MIB = 2.0**20
+
 
 @dataclass(frozen=True)
 class Table:
@@ -31,19 +33,27 @@ class Table:
 
     def to_markdown(self) -> str:
         """As a heading, a sentence and a table."""
+        return f"### {self.title}\n\n{self.note}\n\n{self.body()}\n"
+
+    def body(self) -> str:
+        """The table alone, in Markdown."""
         rule = ["---", *["---:"] * (len(self.header) - 1)]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in (self.header, tuple(rule), *self.rows))
-        return f"### {self.title}\n\n{self.note}\n\n{body}\n"
+        return "\n".join(f"| {' | '.join(line)} |" for line in (self.header, tuple(rule), *self.rows))
 
 
 def render(results: Results, *, markdown: bool) -> str:
     """Everything that was measured; what was not has no table."""
     tables = [table.to_markdown() if markdown else table.to_text() for table in tables_of(results)]
-    remarks = [_machine(results)]
+    return "\n".join([*(f"{remark}\n" for remark in remarks(results)), *tables])
+
+
+def remarks(results: Results) -> list[str]:
+    """What the absolute times depend on, and what compilation takes if it was measured."""
+    words = ["Machine: " + ", ".join(f"{key} {value}" for key, value in results.machine.items()) + "."]
     if results.compilation is not None:
         cold, warm = seconds(results.compilation.cold_s), seconds(results.compilation.warm_s)
-        remarks.append(f"The command on a small instance: {cold} when it compiles its kernels first, then {warm}.")
-    return "\n".join([*(f"{remark}\n" for remark in remarks), *tables])
+        words.append(f"The command on a small instance: {cold} when it compiles its kernels first, then {warm}.")
+    return words
 
 
 def tables_of(results: Results) -> Iterator[Table]:
@@ -57,10 +67,6 @@ def tables_of(results: Results) -> Iterator[Table]:
         yield _threads(compared)
     if results.twins:
         yield _twins(results.twins)
-
-
-def _machine(results: Results) -> str:
-    return "Machine: " + ", ".join(f"{key} {value}" for key, value in results.machine.items()) + "."
 
 
 def _answers(rows: Sequence[RowResult]) -> Table:
@@ -199,10 +205,10 @@ def ratio(dividend: float, divisor: float) -> str:
 
 
 def size(value: float) -> str:
-    """In MB or GB (powers of 1000): "187 MB", "1.35 GB"."""
-    if value < 999.5e6:
-        return f"{_three_figures(value / 1e6)} MB"
-    return f"{_three_figures(value / 1e9)} GB"
+    """In MiB or GiB (powers of 1024), as memory is given: "187 MiB", "1.35 GiB"."""
+    if value < 999.5 * _MIB:
+        return f"{_three_figures(value / _MIB)} MiB"
+    return f"{_three_figures(value / (1024 * _MIB))} GiB"
 
 
 def _three_figures(value: float) -> str:

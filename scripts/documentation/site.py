@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from pygments.lexers.shell import BashSessionLexer
+
 from scripts.documentation.command_line import commands, environment, exit_codes
 from scripts.documentation.docstrings import as_rst
 from scripts.documentation.formats import dataset_columns, gpus, json_schemas, models, sweep_form, workload_form
@@ -30,6 +32,9 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "names": names_in_groups,
 }
 
+# Commands begin with $ alone: # is the head of our tables.
+_CONSOLE = type("PiperRayConsoleLexer", (BashSessionLexer,), {"_ps1rgx": re.compile(r"^(\$ )(.*\n?)")})
+
 _PLACE = re.compile(r"^<!-- generated: (?P<name>[a-z ]+) -->$", re.MULTILINE)
 
 
@@ -42,6 +47,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """As Sphinx asks of an extension."""
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring)
+    app.add_lexer("console", _CONSOLE)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 

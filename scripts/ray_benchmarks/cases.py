@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.formats import parse_bytes, parse_bytes_per_s
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import BANDWIDTH, CASES, Case
+from scripts.benchmarks.families import tower_edges
 
 MB = 1e6
 
@@ -59,14 +59,11 @@ def towers(count: int, height: int, *, devices: int, microbatches: int, memory: 
 
     Layers differ, each with four TMPCs on 1, 2 and 4 devices, so that no two stages cost the same.
     """
-    chains = [range(1 + number * height, 1 + (number + 1) * height) for number in range(count)]
-    last = count * height + 1
-    edges = {pair: 4 * MB for chain in chains for pair in pairwise(chain)}
-    edges |= {pair: 8 * MB for chain in chains for pair in ((0, chain[0]), (chain[-1], last))}
+    edges = tower_edges(count, height, lambda: 4 * MB, lambda: 8 * MB)
     return Instance(
         layers=tuple(
             Layer(layer, f"layer{layer}", {degree: _tmpcs(layer, degree, list(edges)) for degree in (1, 2, 4)})
-            for layer in range(last + 1)
+            for layer in range(count * height + 2)
         ),
         edges=tuple(Edge(source, target, size) for (source, target), size in edges.items()),
         devices=devices,

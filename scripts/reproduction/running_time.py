@@ -58,6 +58,7 @@ def _seconds(rows: list[Row], column: str, blocks: int, microbatches: int) -> li
 
 def _picture(rows: list[Row]) -> Figure:
     figure, panels = style.panels("Time of a solve, M = 8 GiB", [f"BERT-{blocks}" for blocks in _BLOCKS])
+    every_s: list[float] = []
     for axes, blocks in zip(panels, _BLOCKS, strict=True):
         for index, microbatches in enumerate(_MICROBATCHES):
             colour = style.colour(index, len(_MICROBATCHES), ordered=False)
@@ -68,11 +69,13 @@ def _picture(rows: list[Row]) -> Figure:
                 points = _seconds(rows, column, blocks, microbatches)
                 if points:
                     devices, seconds = zip(*points, strict=True)
+                    every_s += seconds
                     line = "-" if column == "solve_s" else ":"
                     axes.plot(devices, seconds, color=colour, marker=marker, linestyle=line, label=label)
         style.devices_axis(axes, _DEVICES)
-        axes.set_ylabel("seconds")
-        axes.set_yscale("log")
+    for axes in panels:
+        style.wide_axis(axes, every_s)
+    figure.supylabel("seconds", fontsize=9)
     style.legend(figure, panels[0])
     return figure
 

@@ -97,13 +97,16 @@ def _picture(rows: list[Row], microbatches: int, *, share: bool = False) -> Figu
     for axes, memory_gib in zip(panels, _MEMORY_GIB, strict=True):
         of_piper = _of(rows, microbatches=microbatches, memory_gib=memory_gib, planner=PIPER)
         optima_s = {_devices(row): time_s for row in of_piper if (time_s := _time(row)) is not None}
-        for index, name in enumerate(PLANNERS):
-            of_curve = _of(rows, microbatches=microbatches, memory_gib=memory_gib, planner=name)
-            points = [
+        curves = {
+            name: [
                 (_devices(row), (optima_s[_devices(row)] if share else 1.0) / time_s)
-                for row in of_curve
+                for row in _of(rows, microbatches=microbatches, memory_gib=memory_gib, planner=name)
                 if (time_s := _time(row)) is not None
             ]
+            for name in PLANNERS
+        }
+        widths = style.widths(list(curves.values()))
+        for index, ((name, points), width) in enumerate(zip(curves.items(), widths, strict=True)):
             rates += [rate for _, rate in points]
             axes.plot(
                 [devices for devices, _ in points],
@@ -111,10 +114,12 @@ def _picture(rows: list[Row], microbatches: int, *, share: bool = False) -> Figu
                 color=style.colour(index, len(PLANNERS), ordered=False),
                 marker=style.MARKERS[index],
                 linestyle="-" if name == PIPER else "--",
+                linewidth=width["linewidth"],
+                markersize=width["markersize"],
                 label=name,
             )
         style.devices_axis(axes, _DEVICES)
-        axes.set_ylabel("of Piper's throughput" if share else "samples per second")
+    figure.supylabel("of Piper's throughput" if share else "samples per second", fontsize=9)
     for axes in panels:
         if share:
             axes.set_ylim(0.0, 1.05)

@@ -109,6 +109,7 @@ def test_refused_by_name(small: Path) -> None:
         (["--recompute", "one-for-all"], "recomputation one-for-all"),
         (["--contract", "operators"], "operators' blocks has no certificate"),
         (["--planner", "megatron"], "--certificate is for the exact planner"),
+        (["--memory-limit", "170MB"], "a certificate is of all downsets: the graph has"),
     ],
 )
 def test_what_has_no_certificate_is_told_before_the_work(small: Path, options: list[str], said: str) -> None:

@@ -160,7 +160,8 @@ def test_before_anything_is_found_nothing_is_lost(long: Path) -> None:
 
 def test_a_search_for_the_least_memory_keeps_the_proof(long: Path) -> None:
     setup = _STUCK.replace(
-        "Search._evaluate = stuck", "import piper_ray.engine.layers; piper_ray.engine.layers.explain = stuck"
+        "Search._evaluate = stuck",
+        "import piper_ray.engine.layer_answers; piper_ray.engine.layer_answers.explain = stuck",
     )
     with started("solve", long, "--memory", "20B", "--json", setup=setup) as process:
         wait_for(process, "stuck")

@@ -27,7 +27,7 @@ def checkout(tmp_path: Path) -> Path:
     package = root / "piper_ray" / "cli"
     package.mkdir(parents=True)
     (root / "piper_ray" / "__init__.py").touch()
-    (package / "__init__.py").write_text("import sys\n\n\ndef main():\n    print(sys.argv[1:])\n    return 3\n")
+    (package / "__init__.py").write_text("import sys\n\n\ndef program():\n    print(sys.argv[1:])\n    sys.exit(3)\n")
     return root
 
 
@@ -62,6 +62,17 @@ def test_the_first_runs_make_it_once_and_later_ones_are_silent(checkout: Path) -
     code, out, err = _run(checkout)
     assert (code, out) == (3, "[]\n")
     assert "making" in err
+
+
+def test_processes_that_the_command_starts_do_not_run_it_again(checkout: Path) -> None:
+    assert _run(checkout)[0] == 3
+    command = checkout / ".venv" / "bin" / "piper-ray"
+    # As multiprocessing imports the main module of the process that it spawns another from.
+    imported = f"import runpy; runpy.run_path({str(command)!r}, run_name='__mp_main__')"
+    result = subprocess.run(
+        [command.with_name("python"), "-c", imported], check=True, capture_output=True, text=True, cwd=checkout
+    )
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 def test_a_failed_install_is_not_taken_for_ready(checkout: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,57 @@ def test_sizes_are_in_powers_of_1024_and_say_what_was_given() -> None:
     assert memory_text(79196266430.0) == "73.76 GiB"  # 79.2 GB by accident
     assert bytes_text(13.0) == "13 bytes"
     assert bytes_text(79248957440.0) == "73.81 GiB"
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"), [("plan", "MODEL"), ("compare", "INPUT PLAN..."), ("import-plan", "INPUT LAYOUT")]
+)
+def test_help_has_plain_arguments_and_lines_that_end_with_the_terminal(command: str, usage: str) -> None:
+    shown = run(command, "--help").output
+    (line,) = [line for line in shown.splitlines() if "Usage:" in line]
+    assert line.strip() == f"Usage: piper-ray {command} [OPTIONS] {usage}"
+    above = [line.strip() for line in shown.split("╭")[0].splitlines()]
+    ragged = [line for line, after in pairwise(above) if after and line and len(f"{line} {after.split()[0]}") <= 70]
+    assert ragged == []
+
+
+def test_complaints_name_options_and_say_bounds_in_words(small: Path) -> None:
+    for arguments, words in (
+        (("solve", small, "--devices", "0"), "piper-ray: --devices 0 is out of range"),
+        (("solve", small, "--memory", "0GiB"), "piper-ray: --memory 0.0 is out of range"),
+        (("solve", small, "--stages", "0"), "piper-ray: --stages must be at least 1, not 0"),
+        (("estimate", "t5-11b", "--gpu", "h100", "--nodes", "0"), "'--nodes': must be at least 1"),
+        (("solve", small, "--tensor-parallel", "x"), "--tensor-parallel: 'x' are not degrees"),
+        (("solve", small, "--tolerance", "9"), "'--tolerance': must be at most 1"),
+    ):
+        found = run(*arguments)
+        assert found.exit_code == 2
+        assert words in said(found)
+
+
+def test_what_is_no_plan_and_what_is_empty_is_told(small: Path, tmp_path: Path) -> None:
+    workload = tmp_path / "workload.toml"
+    piper_ray.dump(piper_ray.load(small), workload)
+    assert "not a plan but a workload: `piper-ray solve FILE`" in said(run("verify", small, workload))
+    assert "stdin: 1 fault found empty; expected a workload" in said(run("solve", "-", stdin=" \n"))
+    nothing = run("estimate", "-", "--gpu", "h100", "--nodes", "1", stdin="")
+    assert "stdin: 1 fault found empty; expected a Hugging Face config" in said(nothing)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}))
+    found = said(run("estimate", config, "--gpu", "h100", "--nodes", "1"))
+    assert "intermediate_size: missing" in found
+    assert "expected an object" not in found
+
+
+def test_profile_begins_no_work_where_no_file_can_be(tmp_path: Path) -> None:
+    found = run("profile", "model.py:build", "--microbatch-size", "1", "-o", tmp_path / "none" / "x.toml")
+    assert found.exit_code == 2
+    assert "there is no folder" in said(found)
+
+
+def test_plan_begins_no_work_where_no_folder_can_be(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("")
+    found = run("plan", "llama3-70b", "--gpu", "H100-SXM", "--nodes", "8", "-o", out)
+    assert found.exit_code == 2
+    assert "is a file; expected a folder" in said(found)

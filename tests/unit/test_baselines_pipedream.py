@@ -58,7 +58,7 @@ def test_replications_of_a_plan_divide_the_batch() -> None:
     result = plan(uneven_pair(devices=4, microbatches=4), "pipedream")
     assert result.plan is not None
     assert [stage.data_parallel_degree for stage in result.plan.stages] == [2, 1]
-    assert "replication 2-1, NOAM 2, no recomputation, 2 states; PipeDream's own estimate 3 s" in result.note
+    assert "replication 2, 1, NOAM 2, no recomputation, 2 states; PipeDream's own estimate 3 s" in result.note
 
 
 def test_no_more_replicas_than_microbatches() -> None:

@@ -58,7 +58,7 @@ def test_ratios(dividend: float, divisor: float, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(156_816, "0.16 MB"), (187.4e6, "187 MB"), (999e6, "999 MB"), (999.6e6, "1.00 GB"), (35.9e9, "35.9 GB")],
+    [(156_816, "0.15 MiB"), (187.4 * 2**20, "187 MiB"), (999.6 * 2**20, "0.98 GiB"), (35.9e9, "33.4 GiB")],
 )
 def test_sizes(value: float, expected: str) -> None:
     assert size(value) == expected
@@ -134,10 +134,10 @@ def test_the_tables_of_a_row_and_a_twin() -> None:
     assert lines == {
         "Answers": ((name, "0.5", "optimal", "0.5", "equal", "1,234", "1"),),
         "Time": ((*times, "0.01 s", "0.68", "44.7 s", "3,041"),),
-        "The whole command": ((name, "0.80 s", "-", "3", "187 MB", "-"),),
+        "The whole command": ((name, "0.80 s", "-", "3", "179 MiB", "-"),),
         "Threads": ((name, "29.4 ms", "14.7 ms", "2", "2.0", "21.2 ms", "21.2 ms"),),
         "Beside the paper's own table": (
-            ("BERT-32 K=256 N=1920 M=8GiB", "14.7 ms", "1.47 s", "100", "2.94 s", "200", "15 / 3", "22.7 MB", "equal"),
+            ("BERT-32 K=256 N=1920 M=8GiB", "14.7 ms", "1.47 s", "100", "2.94 s", "200", "15 / 3", "21.7 MiB", "equal"),
         ),
     }
     for table in tables_of(results):

@@ -70,6 +70,14 @@ def test_more_downsets_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch)
         verify_certificate(TOWERS, certificate, threads=1)
 
 
+def test_certified_within_a_memory_limit() -> None:
+    solution = solve(TOWERS, options=ONE_THREAD)
+    certificate = certify(TOWERS, solution, threads=1, memory_limit="1GB")
+    assert verify_certificate(TOWERS, certificate, threads=1).bound_s == certificate.bound_s
+    with pytest.raises(LimitError, match="18 downsets"):
+        certify(TOWERS, solution, threads=1, memory_limit="170MB")
+
+
 def test_layers_that_hold_nothing_and_join_where_memory_is_ample() -> None:
     """Wide enough for it: 17 free layers that take memory, side by side, have 131,072 downsets by themselves."""
     heavy = {1: (Tmpc("plain", 2.0, 1.0, 1.0, 1.0),)}

@@ -82,3 +82,25 @@ def test_wide_lattices_are_looked_into(instance: object, monkeypatch: pytest.Mon
     assert forecast_solve(instance).seconds == pytest.approx(1234.0, abs=60)  # type: ignore[arg-type]
     assert forecast_solve(instance, quick=True).seconds < 60  # type: ignore[arg-type, operator]
     assert forecast_solve(two_towers(5)).seconds < 60  # type: ignore[operator]
+
+
+def test_what_is_not_counted_is_listed_if_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.preview.expected_search_s", lambda *_: 1234.0)
+    counted = forecast_solve(TOWERS)
+    monkeypatch.setattr("piper_ray.engine.lattice.counting._MOST_VERTICES", 10)
+    assert forecast_solve(TOWERS, quick=True).downsets is None
+    listed = forecast_solve(TOWERS)
+    assert (listed.downsets, listed.memory_bytes) == (counted.downsets, counted.memory_bytes)
+    assert listed.seconds == pytest.approx(1234.0, abs=60)
+    monkeypatch.setattr("piper_ray.engine.preview._LISTED", 600)
+    assert forecast_solve(TOWERS).downsets is None
+
+
+def test_chains_of_some_hundred_layers_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_into: list[int] = []
+    monkeypatch.setattr(
+        "piper_ray.engine.preview.expected_search_s", lambda one, _: looked_into.append(len(one.layers))
+    )
+    for length in (50, 250):
+        assert (forecast_solve(equal_chain(length)).seconds or 0.0) < 60
+    assert looked_into == [250]

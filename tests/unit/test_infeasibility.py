@@ -134,7 +134,7 @@ def test_what_stops_the_search_for_the_memory_leaves_the_proof(
     def stopped(*_: object) -> Infeasibility:
         raise stop
 
-    monkeypatch.setattr("piper_ray.engine.layers.explain", stopped)
+    monkeypatch.setattr("piper_ray.engine.layer_answers.explain", stopped)
     found = infeasibility_of(build({0: {1: [tmpc(1, 0, 5, 5)]}}, {}, devices=1, memory_bytes=1.0))
     assert found.least_memory_bytes is None
     assert "stopped" in found.reason

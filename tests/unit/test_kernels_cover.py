@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from piper_ray.engine.evaluation.potentials import _BoxProgram
-from piper_ray.engine.kernels.cover import StageKinds, dearest_stage
+from piper_ray.engine.kernels.cover import StageKinds, dearest_stage, least_spent_s
 from piper_ray.engine.lattice.labelling import Labelling
 from tests.instances import random_instance
-from tests.kernel_support import case
+from tests.kernel_support import case, random_case
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -51,6 +51,32 @@ def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
             assert ratio == pytest.approx(expected)
             above = dearest_stage(labelling.moves, kinds, cells, potential, ratio * 1.001, np.ones(2), inside)
             assert above == (ratio * 1.001, -1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_least_spent_is_that_of_the_stage_itself(seed: int) -> None:
+    """Any set of vertices, against all pairs of downsets that have it between them."""
+    rng = Random(seed)
+    made = random_case(seed, most_layers=6)
+    graph = made.whole.graph
+    labelling = Labelling.of(graph)
+    assert labelling is not None
+    incoming_s, outgoing_s = (np.array([rng.uniform(0, 2) for _ in graph.edges]) for _ in range(2))
+    weight_s = np.array([rng.uniform(0.5, 3) for _ in range(graph.size)])
+    charge_s = labelling.charges_s(incoming_s, outgoing_s)
+    between: dict[frozenset[int], set[float]] = {}
+    for i, j in [*made.pairs(), *((i, i) for i in range(len(made.sets)))]:
+        outer, inner = made.sets[i], made.sets[j]
+        stage = outer - inner
+        spent_s = sum(weight_s[v] for v in stage)
+        spent_s += sum(incoming_s[e] for e, (u, v, _) in enumerate(graph.edges) if v in stage and u not in outer)
+        spent_s += sum(outgoing_s[e] for e, (u, v, _) in enumerate(graph.edges) if u in stage and v in inner)
+        between.setdefault(stage, set()).add(float(spent_s))
+    for number in range(2**graph.size):
+        stage = frozenset(v for v in range(graph.size) if number >> v & 1)
+        inside = np.array([v in stage for v in range(graph.size)])
+        found = least_spent_s(labelling.moves, weight_s, charge_s, inside)
+        assert found == pytest.approx(min(between.get(stage, {np.inf})), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(30))

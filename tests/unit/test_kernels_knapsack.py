@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.kernels.knapsack import INFEASIBLE, cheapest, hull_steps, least_cost
+from piper_ray.engine.kernels.knapsack import INFEASIBLE, _count_bound, cheapest, hull_steps, least_cost
 from piper_ray.engine.kernels.types import Items
 
 Option = tuple[float, float]  # cost, memory
@@ -155,6 +155,47 @@ def test_items_that_are_nearly_equal(seed: int) -> None:
             if found < INFEASIBLE:
                 assert arrays(items).cost[choice].sum() == pytest.approx(found, rel=1e-12)
                 assert arrays(items).memory[choice].sum() <= limit * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bounds_from_how_many_items_must_have_another_option(seed: int) -> None:
+    """Against all combinations: none is below the lower bound, and what it says of time left is so."""
+    rng = Random(seed)
+    kind = [(0.0, 9.0), (2.0, 5.0), (3.5, 2.5), (3.0, 4.0)]
+    items = [
+        [(c * rng.uniform(1, 1.2), m * rng.uniform(1, 1.2)) for c, m in rng.sample(kind, rng.randint(1, 4))]
+        if rng.random() < 0.7
+        else [(float(rng.randint(0, 6)), float(rng.randint(0, 6))) for _ in range(rng.randint(1, 4))]
+        for _ in range(rng.randint(1, 7))
+    ]
+    whole = arrays(items)
+    fastest = np.array([cheapest(whole, k) for k in range(len(items))], np.int64)
+    most = sum(max(whole.memory[at] - m for _, m in item) for at, item in zip(fastest, items, strict=True))
+    for share in (0.05, 0.4, 0.8, 1.0):
+        excess = most * share
+        if excess <= 0.0:
+            continue
+        extras, counts = [], []
+        for chosen in product(*(range(int(whole.start[k]), int(whole.start[k + 1])) for k in range(len(items)))):
+            saved = sum(whole.memory[at] - whole.memory[o] for at, o in zip(fastest, chosen, strict=True))
+            if saved >= excess * (1 - 1e-12):
+                extras.append(sum(whole.cost[o] - whole.cost[at] for at, o in zip(fastest, chosen, strict=True)))
+                counts.append(sum(whole.memory[o] < whole.memory[at] for at, o in zip(fastest, chosen, strict=True)))
+        least = min(extras)
+        for left in (-1.0, 0.5 * least, least * (1 - 1e-9), least * (1 + 1e-9), 2 * least + 1e-9, 1e3):
+            choice = np.full(len(items), -7, np.int64)
+            bound = _count_bound(whole, fastest, excess, 1e-12 * excess, left, choice)
+            assert 1 <= bound.needed <= min(counts)
+            assert bound.lower <= least * (1 + 1e-9)
+            assert bound.upper >= least * (1 - 1e-9)
+            assert bound.price >= 0.0
+            assert bound.prize >= 0.0
+            if bound.upper <= left:
+                assert all(whole.start[k] <= choice[k] < whole.start[k + 1] for k in range(len(items)))
+                assert (whole.cost[choice] - whole.cost[fastest]).sum() == pytest.approx(bound.upper)
+                assert (whole.memory[fastest] - whole.memory[choice]).sum() >= excess * (1 - 1e-12)
+            elif 0.0 <= left < bound.lower * (1 - 1e-9):
+                assert least > left
 
 
 @given(small_items)

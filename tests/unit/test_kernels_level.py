@@ -18,7 +18,7 @@ from piper_ray.engine.kernels.scan import (
     COUNTERS,
     STAGES_COSTED,
 )
-from piper_ray.engine.kernels.selection import NO, YES, make_step_cache
+from piper_ray.engine.kernels.selection import NO, YES, FitCache, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, StageKey, StageWork
 from piper_ray.model.instance import divisors
 from tests.instances import build, random_instance, tmpc, two_towers
@@ -53,12 +53,16 @@ def test_a_stage_fits_when_some_choice_does() -> None:
 
 
 def test_no_answer_depends_on_what_was_asked_before() -> None:
-    """A cache that has seen all thresholds answers as a new one does, for stages at the very time that they take."""
+    """A cache that has seen all thresholds answers as a new one does, for stages at the very time that they take; also
+    one so small that stages take each other's slots."""
     asked, repeated = 0, 0
     for seed in range(25):
         made, rng = random_case(seed), Random(seed)
         tables, costs = made.problem.tables, made.problem.costs
-        used = make_step_cache(tables)
+        used, small = make_step_cache(tables), make_step_cache(tables)
+        fits = small.fits
+        fits = FitCache(fits.stage[:5], fits.how[:5], fits.too_short_s[:5], fits.enough_s[:5])
+        small = small._replace(fits=fits)
         questions = []
         for i, j in made.pairs():
             layers = made.layers(i, j)
@@ -78,6 +82,7 @@ def test_no_answer_depends_on_what_was_asked_before() -> None:
             for stage, d, y, work, threshold_s in questions:
                 new = stage_fits(stage, d, y, work, tables, threshold_s, make_step_cache(tables))
                 assert stage_fits(stage, d, y, work, tables, threshold_s, used) == new
+                assert stage_fits(stage, d, y, work, tables, threshold_s, small) == new
                 asked += 1
         repeated += int(np.count_nonzero(np.isfinite(used.fits.too_short_s) & np.isfinite(used.fits.enough_s)))
     assert asked > 1000

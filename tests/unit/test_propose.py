@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.figures import figures_of
-from piper_ray.proposal.propose import Demand, Proposal, microbatch_sizes, propose, what_would_help
+from piper_ray.proposal.propose import Demand, Proposal, SolveBegun, microbatch_sizes, propose, what_would_help
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -89,9 +91,57 @@ def test_more_never_hurts(proposal: Proposal) -> None:
         assert one.step_s <= proposal.best.step_s * (1.0 + 1e-4)
 
 
+def test_who_watches_hears_of_each_solve_and_its_bounds(tmp_path: Path) -> None:
+    heard: list[SolveBegun | Event] = []
+
+    def watch(event: SolveBegun | Event) -> None:
+        heard.append(event)
+
+    found = propose(demand(tmp_path), watch=watch)
+    solves = [one for one in heard if isinstance(one, SolveBegun)]
+    assert [(one.number, one.total) for one in solves] == [(number, 5) for number in range(1, 6)]
+    assert [one.what for one in solves] == [f"microbatches of {size}, 1f1b" for size in (1, 2, 4, 8, 16)]
+    assert [one.microbatches for one in solves] == [16, 8, 4, 2, 1]
+    assert solves[0].best_s is None
+    assert solves[-1].best_s == found.best.step_s
+    assert any(isinstance(one, (EvaluationFinished, DegreesSearched)) for one in heard)
+    heard.clear()
+    helps = list(what_would_help(found, watch=watch))
+    assert [one.what for one in heard if isinstance(one, SolveBegun)] == [f"with {one.what}" for one in helps]
+
+
+def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: Proposal, tmp_path: Path) -> None:
+    stop: Stop[object] = Stop()
+    told: list[str] = []
+
+    def watch(event: SolveBegun | Event) -> None:
+        if isinstance(event, SolveBegun) and event.number == 2:
+            stop.request()
+
+    found = propose(demand(tmp_path), stop, told.append, watch)
+    assert [one.samples for one in found.found] == [1]
+    assert told[1:] == ["microbatches of 2, 1f1b: no plan was found (interrupt)"]
+    assert list(what_would_help(proposal, stop)) == []
+
+
 def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(InfeasibleError, match="fits on 4 devices"):
+    with pytest.raises(InfeasibleError, match=r"more nodes.*\n.*fits on 4 devices .*B would do"):
         propose(demand(tmp_path, hidden=131072))
+
+
+def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(InfeasibleError) as raised:
+        propose(demand(tmp_path, samples=1, hidden=131072), tell=told.append)
+    assert "fits on 4 devices" in told[0]
+    assert "\n" not in str(raised.value)
+
+
+def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
+    stop: Stop[object] = Stop()
+    stop.request()
+    with pytest.raises(StopSearch):
+        propose(demand(tmp_path), stop)
 
 
 def test_chunks_are_tried_where_idle_time_could_make_up_for_the_difference(

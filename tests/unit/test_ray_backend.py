@@ -131,6 +131,22 @@ def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, c
     assert_gone(processes)
 
 
+def test_same_answer_on_the_downsets_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get a lattice of some downsets, whose levels are not all sizes; bounds and plans on the way to it too."""
+    monkeypatch.setattr("piper_ray.engine.wide_layers._MANY", 20)
+    monkeypatch.setattr("piper_ray.engine.wide_layers._MANY_A_LAYER", 1)
+    wide = ["towers", "branches", "random 1", "random 5"]
+    alone = {name: solve(INSTANCES[name], options=ONE_THREAD) for name in wide}
+    assert any(found.stats.downsets < by_threads(name).stats.downsets for name, found in alone.items())
+    send_every_level_to_workers(monkeypatch)
+    with backend_of(workers=2, without_workers=WAIT) as backend:
+        wait_for_workers(backend, 2)
+        for name, expected in alone.items():
+            assert_same_answer(solve(INSTANCES[name], backend=backend), expected)
+            assert plan_bytes(expected) == plan_bytes(by_threads(name))
+        assert backend.stats().chunks > 0
+
+
 @pytest.mark.parametrize("round_trip_s", [0.0, 10.0], ids=["level by level", "in long batches"])
 def test_same_answer_whatever_the_batches(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
     send_every_level_to_workers(monkeypatch, round_trip_s)

@@ -19,8 +19,10 @@ from piper_ray.model.events import (
     PartBegun,
     StepFinished,
 )
-from piper_ray.report import live
+from piper_ray.proposal.propose import SolveBegun
+from piper_ray.report import layout, live
 from piper_ray.report.log import SolverLog
+from piper_ray.report.proposal_log import ProposalLog
 from tests.report_cases import small_instance, string_console
 
 EVENTS: list[Event] = [
@@ -154,7 +156,7 @@ def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pyt
     console, output = string_console(80, terminal=True)
     clock_s = [0.0]
     monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
-    with live.Working(console, "other planners") as working:
+    with live.Working("other planners", console) as working:
         assert working.live_line().plain == "other planners, 0.0 s"
         working(0, 4, "megatron")
         assert working.live_line().plain == "other planners, 0 of 4, 0.0 s, megatron"
@@ -165,6 +167,42 @@ def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pyt
     assert max(cell_len(piece) for piece in re.split(r"[\r\n]", shown)) <= 80
     assert "90 s left" in shown
     quiet, nothing = string_console(80)
-    with live.Working(quiet, "other planners"):
+    with live.Working("other planners", quiet):
         pass
     assert nothing.getvalue() == ""
+
+
+def test_the_line_of_plan_says_which_solve_is_under_way_and_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, output = string_console(80, terminal=True)
+    clock_s = [0.0]
+    monkeypatch.setattr("piper_ray.report.proposal_log.time.perf_counter", lambda: clock_s[0])
+
+    def line() -> str:
+        return log.live_line().plain
+
+    with ProposalLog(console) as log:
+        assert line() == "planning, 0.0 s"
+        log(SolveBegun(1, 10, "microbatches of 1, 1f1b", 2048, None))
+        log(EvaluationFinished(1, 0.005, False, 0.2, 5, Bounds(0.005, None, 0.75)))
+        clock_s[0] = 3.0
+        assert line() == "1 of 10: microbatches of 1, 1f1b, 3.0 s, here at least 10.24 s"
+        clock_s[0] = 12.0
+        log(SolveBegun(4, 10, "microbatches of 16, interleaved", 128, 29.88))
+        assert line() == "4 of 10: microbatches of 16, interleaved, 12.0 s, about 28 s left, best 29.88 s"
+        assert cell_len(line()) < 80
+        log(PartBegun(2, "2 of 6, one setting for all layers: sp"))
+        log(IncumbentFound("chain", 0.25, 2, 3, Bounds(0.2, 0.25, 0.5)))
+        assert line().endswith(", best 29.88 s, here 32.00 s, gap 20.0000 %, 2 of 6, one setting for all layers: sp")
+        log.begin("what would help")
+        assert line() == "what would help, 0.0 s"
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    assert max(cell_len(piece) for piece in re.split(r"[\r\n]", shown)) <= 80
+
+
+def test_colours_that_are_forced_bring_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    forced = layout.console(stderr=True)
+    assert forced.is_terminal
+    assert not forced.is_interactive

@@ -313,7 +313,7 @@ def test_little_memory_has_a_scale_of_its_own() -> None:
     assert drawn.legend == "The height of a lane is 1.5 GiB; a device has 100 GiB."
     assert "limit" not in drawn.picture
     full = memory_picture(simulate(chain([3.0] * 2, memory_bytes=2 * GIB), cut([1, 1]), "1f1b"), [[0], [1]])
-    assert full.legend == "The height of a lane is 2 GiB; a device has 2 GiB."
+    assert full.legend == "The height of a lane is 2 GiB, a device's."
     assert full.picture.count('class="limit"') == 2
 
 
@@ -345,6 +345,25 @@ def test_nodes_replicas_and_what_is_left_over() -> None:
     assert "4 devices left over: 8-11" in found.picture
     assert found.picture.count('class="node"') == 3
     assert found.picture.count('class="c0"') == 2
+
+
+def test_numbers_of_stages_lie_within_a_replica_and_are_cut_short_where_they_are_many() -> None:
+    links = (Link(100 * GIB, 8), Link(GIB))
+    instance = chain([3.0] * 16, degrees=(4,), microbatches=8, devices=16)
+    instance = dataclasses.replace(instance, cluster=Cluster(16, 8 * GIB, links))
+    plan = cut([1] * 16, 2, 4)
+    few, many = (
+        placement(instance, simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, chunks))).picture
+        for chunks in (8, 16)
+    )
+    assert ">1,3,5,7,9,11,13,15</text>" in few
+    boxes = [
+        (float(x), float(width))
+        for x, width in re.findall(r'<rect x="([\d.]+)"[^>]* width="([\d.]+)"[^>]*class="c', few)
+    ]
+    for x in map(float, re.findall(r'<text x="([\d.]+)"', few)):
+        assert any(x == pytest.approx(first + width / 2, abs=0.1) for first, width in boxes)
+    assert ">1\N{HORIZONTAL ELLIPSIS}16</text>" in many
 
 
 def test_no_node_s_border_cuts_a_stage_that_divides_it() -> None:

@@ -18,6 +18,7 @@ from piper_ray.report.sweep_tables import points_csv, tables
 from piper_ray.sweep.findings import Method, Record, Scene, best_of_each, comparisons
 
 GIB = 2.0**30
+BEST = "Best plans, of equally fast ones those on the fewest devices"
 SCENE = Scene("w", 8, 25e9)
 
 
@@ -68,7 +69,7 @@ def test_the_best_of_each_memory_size() -> None:
 
 def test_tables_as_lines_and_as_markdown() -> None:
     by_title = {table.title: table for table in tables(RECORDS)}
-    assert list(by_title) == ["Planners", "Best plans", "Microbatches per second: w, N = 8, B = 25 GB/s", "Errors"]
+    assert list(by_title) == ["Planners", BEST, "Microbatches per second: w, N = 8, B = 25 GB/s", "Errors"]
     speeds = by_title["Microbatches per second: w, N = 8, B = 25 GB/s"]
     assert speeds.heads == ("K", "piper 8 GiB", "piper 4 GiB", "piper, no TP 8 GiB", "gpipe 8 GiB", "gpipe 4 GiB")
     assert speeds.rows[1] == ("8", "1", "none", "0.66667", "1", "error")
@@ -80,7 +81,7 @@ def test_tables_as_lines_and_as_markdown() -> None:
 
 
 def test_without_errors_there_is_no_table_of_them() -> None:
-    assert [table.title for table in tables(RECORDS[:1])] == ["Planners", "Best plans"]
+    assert [table.title for table in tables(RECORDS[:1])] == ["Planners", BEST]
 
 
 def test_points_as_csv_are_exact() -> None:
@@ -141,6 +142,19 @@ def test_identical_curves_are_all_seen() -> None:
         assert max(widths.values()) == widths[exact]
         assert len({widths[label] for label in (exact, "gpipe", "megatron")}) == 3
         assert widths["data-parallel"] == min(widths.values())
+
+
+def test_crosses_and_hollow_points_are_in_the_legend() -> None:
+    points = [record("piper", 4, 2.0), record("piper", 8, 1.0), record("gpipe", 4, None), record("gpipe", 8, 3.0)]
+
+    def words(records: list[Record]) -> list[str]:
+        figure = dict(figures(records))["throughput-w-N8-B25GB"]
+        return [text.get_text() for text in figure.legends[0].get_texts()]
+
+    assert words(points) == ["piper", "gpipe", "no plan"]
+    unproved = [replace(found, status="feasible") if found.method.is_exact else found for found in points]
+    assert words(unproved) == ["piper", "gpipe", "no plan", "not proved"]
+    assert words([replace(found, time_per_sample_s=4.0) for found in points]) == ["piper", "gpipe"]
 
 
 def test_a_single_point_is_no_figure() -> None:

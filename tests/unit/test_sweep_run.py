@@ -150,7 +150,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, stop: type[BaseExceptio
 
 
 @pytest.mark.parametrize(
-    "place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.layers.explain"]
+    "place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.layer_answers.explain"]
 )
 def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """At Ctrl-C the solver returns what it has: its best plan, or a proof without the memory that would do."""

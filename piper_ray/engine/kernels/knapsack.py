@@ -134,11 +134,14 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
 
 
 @inner_kernel
-def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, choice: IndexArray) -> CountBound:
+def _count_bound(
+    items: Items, fastest: IndexArray, excess: float, slack: float, left: float, choice: IndexArray
+) -> CountBound:
     """Bounds on what options cost, beside the fastest ones, that save ``excess`` bytes: from how many must be others.
 
     Lagrangian, with a price for memory, bisected, and one for the count. Where ``left`` is not negative it ends once
-    they tell whether so many seconds do: if they do, ``choice`` becomes such options.
+    they tell whether so many seconds do: if they do, ``choice`` becomes such options. slack: so many bytes less may do
+    too, as sums round; the lower bound is one for all that do.
     """
     start, cost, memory = items
     count = start.size - 1
@@ -155,9 +158,11 @@ def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, 
                 least = min(least, max(0.0, cost[o] - cost[at]))
     order = stable_order(largest, count)
     needed, reach = 0, 0.0
-    while needed < count and reach < excess * (1.0 - 1e-12):
+    while needed < count and reach < excess - slack:
         reach -= largest[order[needed]]
         needed += 1
+    if needed == 0:
+        return CountBound(0, 0.0, 0.0, 0.0, np.inf)
     lower, upper, best_price, best_prize = 0.0, np.inf, 0.0, 0.0
     low, high, price = 0.0, np.inf, max(least * needed / excess, 1e-300)
     for _ in range(_PRICES):
@@ -171,7 +176,7 @@ def _count_bound(items: Items, fastest: IndexArray, excess: float, left: float, 
                     score[k], extra[k], saved[k], taken[k] = more - price * less, more, less, o
         order = stable_order(score, count)
         prize = max(0.0, score[order[needed - 1]])
-        bound, total, bytes_saved = prize * needed + price * excess, 0.0, 0.0
+        bound, total, bytes_saved = prize * needed + price * (excess - slack), 0.0, 0.0
         for rank in range(count):
             k = order[rank]
             if rank < needed:
@@ -261,7 +266,8 @@ def _merge_states(
         width = start[k + 1] - start[k]
         if count_bound.needed == 0 and state_cost.size * width > _MANY_STATES:
             left = budget - rest_cost[0, 0] if any_within else -1.0
-            count_bound = _count_bound(items, option[0], rest_memory[0, 0] - limit, left, choice)
+            excess, slack = rest_memory[0, 0] - limit, 1e-12 * limit
+            count_bound = _count_bound(items, option[0], excess, slack, left, choice)
             known = rest_cost[0, 0] + count_bound.upper
             if any_within and known <= budget:
                 return float(known)

@@ -154,10 +154,12 @@ def bound_by_cover(
     start: Potentials | None,
     check: Callable[[], None],
     rounds: int = _BOUND_ROUNDS,
+    record: Callable[[float], None] = lambda _: None,
 ) -> tuple[float, Potentials]:
     """No plan is faster (0 if nothing was found), and the last potentials. Begins at ``threshold_s``.
 
-    Devices are about inverse to the threshold: that points to where all of them are needed.
+    Devices are about inverse to the threshold: that points to where all of them are needed. record: gets each bound
+    as it is proved.
     """
     bound_s, last = 0.0, start
     for _ in range(_ASKED):
@@ -165,6 +167,7 @@ def bound_by_cover(
         ratio = last.devices / devices
         if ratio > _PROOF:
             bound_s = threshold_s
+            record(bound_s)
         if abs(ratio - 1.0) < _CLOSE and bound_s > 0.0:
             break
         threshold_s = max(bound_s, threshold_s * ratio * (1.0 - 0.5 * _CLOSE))

@@ -93,6 +93,13 @@ class Search:
             self.bracket.record_plan(known.time_per_sample_s)
             self.bracket.phase = Phase.CHALLENGING
 
+    def begin_within(self, known: ValuedPlan | None, lower_s: float) -> None:
+        """A plan and a bound as well, of which it is not known how good they are."""
+        self.bracket.record_bound(lower_s)
+        if known is not None:
+            self.incumbent = known
+            self.bracket.record_plan(known.time_per_sample_s)
+
     def proved_s(self, optimal: ValuedPlan) -> float:
         """What no plan is faster than, once it is proved: the same whatever the search began with."""
         time_s = optimal.time_per_sample_s

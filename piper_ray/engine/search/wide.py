@@ -27,8 +27,9 @@ from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
+from piper_ray.model.stop import StoppedBy, StopSearch
 
-_CELLS, _ROUNDS = 1024, 100
+CELLS, _ROUNDS = 1024, 100
 """Of the grid of times, and of the search for potentials: more than elsewhere, where so much hangs on them."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
@@ -62,22 +63,24 @@ class WideSearch:
         self.incumbent: ValuedPlan | None = None
 
     def live(self, most: int) -> LatticeTables | None:
-        """Downsets with all that plans as good as ``incumbent`` can use; None where the bracket is closed without,
-        where these are more than ``most`` or take too long to tell, or where the layers are too entangled to tell.
+        """Downsets with all that plans as good as ``incumbent`` can use; None where the bracket is as narrow as the gap
+        asked for, where these are more than ``most`` or take too long to tell, or where the layers are too entangled.
 
         Raises StopSearch once a limit is reached, ChoiceTooHard as ``evaluate_threshold``.
         """
         search_chain(
             self._chain, self.backend, self._copy(), partial(self._take, origin="chain"), self.limits.gap, self._check
         )
-        cover = StageCover.of(self._chain, _CELLS)
-        if cover is None or self.bracket.is_done(self.limits.gap):
+        cover = StageCover.of(self._chain, CELLS)
+        if cover is None:
             return None
-        bound_s, potentials = bound_by_cover(cover, self._devices, self.bracket.lower, None, self._check, _ROUNDS)
-        self.bracket.record_bound(bound_s)
-        reach = Reach(self._chain, cover)
-        potentials = self._look_along_beams(cover, reach, potentials, most)
-        return self._step_up(cover, reach, potentials, most)
+        reach, found = Reach(self._chain, cover), None
+        if not self.bracket.is_done(self.limits.gap):
+            lower_s, record = self.bracket.lower, self.bracket.record_bound
+            _, potentials = bound_by_cover(cover, self._devices, lower_s, None, self._check, _ROUNDS, record)
+            potentials = self._look_along_beams(cover, reach, potentials, most)
+            found = self._step_up(cover, reach, potentials, most)
+        return found or self._as_good(cover, reach, most)
 
     @property
     def _devices(self) -> int:
@@ -90,6 +93,9 @@ class WideSearch:
             if self.bracket.upper is not None and threshold_s >= self.bracket.upper:
                 break
             potentials = self._potentials(cover, threshold_s, potentials)
+            if potentials.devices > self._devices * (1.0 + PROOF):
+                self.bracket.record_bound(threshold_s)
+                continue
             found = reach.downsets(potentials, room, _BEAM, self._check)
             if found is None or not self._is_whole(found):
                 continue
@@ -131,7 +137,16 @@ class WideSearch:
                 step *= 2.0
         return None
 
-    def _potentials(self, cover: StageCover, threshold_s: float, start: Potentials) -> Potentials:
+    def _as_good(self, cover: StageCover, reach: Reach, most: int) -> LatticeTables | None:
+        """Where a bound alone proves the plan: for the plan preferred among those as good, if it is soon told."""
+        upper_s = self.bracket.upper
+        if upper_s is None or not self.bracket.closed:
+            return None
+        potentials = self._potentials(cover, upper_s, None)
+        found = reach.downsets(potentials, Room(most, _FEW_STEPS), check=self._check)
+        return None if found is None else self._tables(found)
+
+    def _potentials(self, cover: StageCover, threshold_s: float, start: Potentials | None) -> Potentials:
         enough = self._devices * (1.0 + PROOF)
         return cover.potentials(threshold_s, start=start, until=enough, rounds=_ROUNDS, check=self._check)
 
@@ -164,3 +179,5 @@ class WideSearch:
 
     def _check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
         self.limits.check()
+        if self.bracket.lower > self.limits.within_s:
+            raise StopSearch(StoppedBy.TOO_SLOW)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Link
@@ -108,7 +109,7 @@ class PipeDream:
                 notes.append(f"{choice.recompute_words}: no partition fits in memory")
                 continue
             note = (
-                f"replication {'-'.join(map(str, found.replication))}, NOAM {found.noam}, {choice.recompute_words}, "
+                f"replication {_runs_text(found.replication)}, NOAM {found.noam}, {choice.recompute_words}, "
                 f"{found.states:,} states; PipeDream's own estimate {found.time_per_stage_s:.6g} s"
             )
             plan = _plan(found, choice)
@@ -186,3 +187,9 @@ def _plan(partition: Partition, choice: UniformChoice) -> Plan:
             for layers, degree in zip(partition.stages, partition.replication, strict=True)
         )
     )
+
+
+def _runs_text(degrees: Sequence[int]) -> str:
+    """``3, 1 x4``: those that are alike together."""
+    runs = [(degree, len(list(run))) for degree, run in groupby(degrees)]
+    return ", ".join(str(degree) if count == 1 else f"{degree} x{count}" for degree, count in runs)

@@ -52,7 +52,8 @@ def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPict
         pieces.append(_lane(simulation, group, y, most, fixed_bytes, top_bytes, plot))
     bottom = len(lanes) * (_LANE + _GAP)
     pieces.append(_axis(until_s, bottom, plot))
-    legend = f"The height of a lane is {size_text(top_bytes)}; a device has {size_text(limit_bytes)}."
+    of_device = ", a device's" if top_bytes == limit_bytes else f"; a device has {size_text(limit_bytes)}"
+    legend = f"The height of a lane is {size_text(top_bytes)}{of_device}."
     words = f"Memory of {plural(len(simulation.ranks), 'rank')} over time. {legend}"
     return MemoryPicture(svg.picture(_WIDTH, bottom + _AXIS, pieces, words, "memory"), legend)
 

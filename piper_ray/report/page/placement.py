@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 from markupsafe import Markup
 
@@ -20,7 +20,7 @@ COLOURS = 8
 _MOST_CELLS = 1024
 """Devices that are drawn one by one. Of more, several share a cell."""
 
-_WIDTH, _MARGIN = 960.0, 2.0
+_WIDTH, _MARGIN = 960.0, 3.0
 _CELL_HEIGHT = 20.0
 _LEAST_CELL, _MOST_CELL = 13.0, 30.0
 _NODE_GAP = 6.0
@@ -171,12 +171,17 @@ def _drawn(grid: _Grid, place: Place, colour: str) -> Markup:
         for first in range(place.first_device, end, place.degree):
             for x, y, width in grid.spans(first, first + place.degree):
                 boxes.append(svg.rect(x, y, width, _CELL_HEIGHT, colour))
-    text = ",".join(str(stage + 1) for stage in place.stages)
+    numbers = [str(stage + 1) for stage in place.stages]
+    texts = [",".join(numbers), f"{numbers[0]}\N{HORIZONTAL ELLIPSIS}{numbers[-1]}"]
     for x, y, width in grid.spans(place.first_device, end):
         if grid.cell_devices > 1:
             boxes.append(svg.rect(x, y, width, _CELL_HEIGHT, colour))
-        if width >= _LABEL_CHARACTER * len(text) + 1.0:
-            boxes.append(svg.label(x + width / 2, y + _CELL_HEIGHT - 5.5, text, "middle"))
+        # Within the first replica if any text fits there: no border goes through it.
+        rooms = [width] if grid.cell_devices > 1 else [min(place.degree * grid.cell, width), width]
+        for room, text in product(rooms, texts):
+            if room >= _LABEL_CHARACTER * len(text) + 3.0:
+                boxes.append(svg.label(x + room / 2, y + _CELL_HEIGHT - 5.5, text, "middle"))
+                break
     replicas = place.devices // place.degree
     title = (
         f"{place.name}: devices {place.first_device}-{end - 1}, {plural(replicas, 'replica')} of "

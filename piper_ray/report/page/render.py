@@ -146,7 +146,13 @@ def _origin(subject: Subject) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breakable"] = _breakable
     return environment.from_string(_resource("page.html.jinja"))
+
+
+def _breakable(text: str) -> Markup:
+    """With places after each + where a name of several parts may go on in another line."""
+    return Markup("+<wbr>").join(text.split("+"))
 
 
 def _resource(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ MOST_ROWS = 48
 """Of a table that is read as a whole. What has more is grouped."""
 
 _LAYERS_WIDTH = 60
+_COUNT = re.compile(r" (x\d)")
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def _stage_row(found: Valued, group: Group, figures: Sequence[_Figures]) -> tupl
     kinds = Counter(printable(stage.tmpc_ids[layer]) for stage in stages for layer in stage.layers)
     cells = [
         _numbered(group, 1),
-        Cell(layers_text(found.instance, layers, _LAYERS_WIDTH)),
-        Cell(", ".join(f"{name} x{count}" for name, count in kinds.items())),
+        Cell(_breakable(layers_text(found.instance, layers, _LAYERS_WIDTH))),
+        Cell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items())),
         _spread([stage.data_parallel_degree for stage in stages], str),
         _spread([stage.tensor_parallel_degree for stage in stages], str),
         _sum_or_each([stage.devices for stage in stages]),
@@ -129,6 +131,11 @@ def _stage_row(found: Valued, group: Group, figures: Sequence[_Figures]) -> tupl
         binds = Counter(name for number in group for name in found.evaluation.stages[number].binding)
         cells.append(Cell(", ".join(sorted(binds)), warns=bool(binds)))
     return tuple(cells)
+
+
+def _breakable(text: str) -> str:
+    """Names may be longer than the column is wide: only a count stays with the word in front of it."""
+    return _COUNT.sub(rf"{NO_BREAK}\1", text.replace(NO_BREAK, " "))
 
 
 @dataclass(frozen=True)

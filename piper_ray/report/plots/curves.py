@@ -65,10 +65,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     if panel.log_y:
-        axes.set_yscale("log")
+        style.log_axis(axes)
     else:
         axes.set_ylim(bottom=0.0)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     if len(panel.series) > 1:
-        axes.legend()
+        axes.legend(frameon=False)

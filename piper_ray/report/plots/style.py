@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from piper_ray.model.errors import UsageError
@@ -20,6 +23,19 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """After Okabe and Ito; the first is the exact solver's."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+Points = Sequence[tuple[float, float | None]]
+"""Of a curve; None leaves a hole."""
+
+LINE_WIDTH = 1.4
+MARKER_SIZE = 4.0
+WIDER = 1.2
+"""Points of width for each curve upon another."""
+
+_MARKER_WIDER = 1.8
+
+_AS_GOOD = 5e-3
+"""Relative: what differs less is one line to the eye."""
 
 _WIDE = 8.0
 """Largest over smallest figure from which an axis is logarithmic."""
@@ -34,8 +50,8 @@ _STYLE: Any = {
     "axes.titlesize": 9.5,
     "legend.fontsize": 8.0,
     "legend.frameon": False,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.0,
+    "lines.linewidth": LINE_WIDTH,
+    "lines.markersize": MARKER_SIZE,
     "svg.hashsalt": "piper-ray",
     "svg.fonttype": "none",
 }
@@ -75,6 +91,29 @@ def colour(index: int, count: int, *, ordered: bool) -> str:
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
+def widths(curves: Sequence[Points]) -> list[dict[str, float]]:
+    """Of lines and markers, in the order in which the curves are drawn: a curve that others lie upon is wider than
+    these, so that all are seen."""
+    found = []
+    for number, points in enumerate(curves):
+        upon = sum(_coincide(points, others) for others in curves[number + 1 :])
+        found.append({"linewidth": LINE_WIDTH + WIDER * upon, "markersize": MARKER_SIZE + _MARKER_WIDER * upon})
+    return found
+
+
+def _coincide(one: Points, other: Points) -> bool:
+    """Whether both have a stretch in common, or their only point, to a width's precision: curves that cross are told
+    apart without help."""
+    values = {x: y for x, y in other if y is not None}
+    common = [y is not None and x in values and as_good(y, values[x]) for x, y in one]
+    return any(map(all, pairwise(common))) if len(common) > 1 else any(common)
+
+
+def as_good(one: float, other: float) -> bool:
+    """Whether they lie in one place, to the eye."""
+    return abs(one - other) <= _AS_GOOD * abs(other)
+
+
 def devices_axis(axes: Axes, devices: Sequence[int]) -> None:
     """Ticks at the numbers of devices that there are, or at powers of two where those are many."""
     values = sorted(set(devices))
@@ -85,23 +124,38 @@ def devices_axis(axes: Axes, devices: Sequence[int]) -> None:
     if len(values) <= _TICKS:
         axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(axis="x", labelrotation=45 if values and values[-1] >= 1000 else 0)
+    axes.tick_params(axis="x", labelrotation=45 if values and values[-1] >= 1000 else 0, labelbottom=True)
 
 
 def wide_axis(axes: Axes, values: Sequence[float]) -> None:
     """A logarithmic y axis if the figures differ much."""
     positive = [value for value in values if value > 0]
     if positive and max(positive) >= _WIDE * min(positive):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+        log_axis(axes)
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """One for all axes, below them."""
+def log_axis(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+
+
+def _by_itself(handle: Any) -> Any:
+    """As wide as where nothing lies upon it."""
+    if isinstance(handle, Line2D):
+        handle = copy.copy(handle)
+        handle.set(linewidth=LINE_WIDTH, markersize=MARKER_SIZE)
+    return handle
+
+
+def legend(figure: Figure, axes: Axes, marks: Sequence[Line2D] = ()) -> None:
+    """One for all axes, below them. marks: others with labels of their own, that are on no curve."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
+    if len(labels) > 1 or marks:
+        handles = [_by_itself(handle) for handle in handles] + list(marks)
+        labels += [str(mark.get_label()) for mark in marks]
         with mpl.rc_context(_STYLE):
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
 

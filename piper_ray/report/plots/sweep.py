@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from piper_ray.model.figures import given_size_text
 from piper_ray.report.plots import style
@@ -19,14 +20,7 @@ _FEWEST_SIZES = 3
 _MOST_PANELS = 9
 _MOST_CURVES = 6
 _MOST_MARKERS = 40
-_LINE_WIDTH = 1.4
-_MARKER_SIZE = 4.0
-_WIDER = 1.6
-"""Points of width for each line upon another."""
-_AS_GOOD = 5e-3
-"""Relative: what differs less is one line to the eye."""
-
-_Points = Sequence[tuple[float, float | None]]
+_NO_PLAN, _HOLLOW = "x", "white"
 
 
 class _Quantity(NamedTuple):
@@ -156,8 +150,8 @@ def _against_exact(
             ratios += [ratio for _, ratio in points if ratio is not None]
             if not method.is_exact:
                 lines.append((looks[method], points))
-        width = _LINE_WIDTH + _WIDER * sum(
-            any(y is not None and y <= 1.0 + _AS_GOOD for _, y in points) for _, points in lines
+        width = style.LINE_WIDTH + style.WIDER * sum(
+            any(y is not None and style.as_good(y, 1.0) for _, y in points) for _, points in lines
         )
         axes.axhline(1.0, color=style.COLOURS[0], linewidth=width, label="the exact plan")
         _lines(axes, lines)
@@ -182,39 +176,41 @@ def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Lo
     none = [r.devices for r in records if quantity.of(r) is None]
     if none:
         height = 0.02 + 0.03 * look.index
-        axes.plot(none, [height] * len(none), "x", color=look.colour, transform=axes.get_xaxis_transform())
+        axes.plot(none, [height] * len(none), _NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
     unproved = [r for r in records if r.method.is_exact and r.status == "feasible"]
     if unproved:
         values = [quantity.of(r) or 0.0 for r in unproved]
-        axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor="white")
+        axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor=_HOLLOW)
 
 
-def _lines(axes: Axes, lines: Sequence[tuple[_Look, _Points]]) -> None:
-    """Points without a figure leave a hole. A line that others lie upon is wider than these, so that all are seen."""
-    for number, (look, points) in enumerate(lines):
-        upon = sum(_coincide(points, others) for _, others in lines[number + 1 :])
+def _explained(every: Sequence[Axes]) -> Iterator[Line2D]:
+    """What ``_marks`` has drawn, for the legend: in whatever colour."""
+    drawn = [line for axes in every for line in axes.get_lines() if str(line.get_label()).startswith("_")]
+    if any(line.get_marker() == _NO_PLAN for line in drawn):
+        yield Line2D([], [], linestyle="", marker=_NO_PLAN, color="#666666", label="no plan")
+    if any(line.get_markerfacecolor() == _HOLLOW for line in drawn):
+        yield Line2D([], [], linestyle="", marker="o", color="#666666", markerfacecolor=_HOLLOW, label="not proved")
+
+
+def _lines(axes: Axes, lines: Sequence[tuple[_Look, style.Points]]) -> None:
+    widths = style.widths([points for _, points in lines])
+    for (look, points), of_line in zip(lines, widths, strict=True):
         axes.plot(
             [x for x, _ in points],
             [float("nan") if y is None else y for _, y in points],
             color=look.colour,
             marker=style.MARKERS[look.index % len(style.MARKERS)] if len(points) <= _MOST_MARKERS else "",
             label=look.label,
-            linewidth=_LINE_WIDTH + _WIDER * upon,
-            markersize=_MARKER_SIZE + 2.0 * _WIDER * upon,
+            linewidth=of_line["linewidth"],
+            markersize=of_line["markersize"],
         )
-
-
-def _coincide(one: _Points, other: _Points) -> bool:
-    """Whether both have a point in common, to a width's precision."""
-    values = {x: y for x, y in other if y is not None}
-    return any(y is not None and x in values and abs(values[x] - y) <= _AS_GOOD * abs(y) for x, y in one)
 
 
 def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequence[float]) -> None:
     for axes in every:
         style.wide_axis(axes, values)
     figure.supylabel(quantity, fontsize=9)
-    style.legend(figure, every[0])
+    style.legend(figure, every[0], list(_explained(every)))
 
 
 def _spread(values: Sequence[float], most: int) -> list[float]:

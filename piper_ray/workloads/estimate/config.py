@@ -16,7 +16,7 @@ from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
 from piper_ray.workloads.estimate.defaults import completed
 from piper_ray.workloads.estimate.families import Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, repeated_keys
+from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.faults import Faults, names_of, shown
 from piper_ray.workloads.formats.fields import Open
 from piper_ray.workloads.formats.recognise import HUGGING_FACE, advice
@@ -71,6 +71,8 @@ def read_model(model: str) -> ModelConfig:
 def read_config(text: str, source: str) -> ModelConfig:
     """The model of a config.json's text. source: what stands for its path in errors, and "model" for its name if the
     text has none. Raises InputError."""
+    if not text.strip():
+        refuse(source, "", "empty; expected a Hugging Face config")
     document = parse_json(source, text)
     name = document.get("_name_or_path")
     stem = Path(name).name if isinstance(name, str) else ""

@@ -77,7 +77,8 @@ class Faults:
             expected = otherwise if field is None else expected_at[str(field)]
             if found["type"] == "extra_forbidden":
                 expected = "one of " + ", ".join(expected_at)
-            self.at(path_of(path, *where), f"{_problem(found)}; expected {expected}")
+            told = found["type"] == "missing" and field is None  # what is expected of a key is not of its object
+            self.at(path_of(path, *where), _problem(found) if told else f"{_problem(found)}; expected {expected}")
 
 
 def names_of(key: str, field: FieldInfo) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -90,6 +91,8 @@ def load_text(
     """
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
+    if not text.strip():
+        refuse(name, "", "empty; expected a workload")
     return _from_text(name, text, overrides, chosen, Path.cwd())
 
 
@@ -272,7 +275,14 @@ def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
     if isinstance(source, Mapping):
         return "plan", as_document("plan", source)
     path = _path_text(source)
-    return path, parse_json(path, read_text(path))
+    text = read_text(path)
+    kind = None
+    if _sniff(text) == ".toml":
+        with contextlib.suppress(InputError):
+            kind = advice(parse_toml(path, text))
+    if kind is not None:
+        refuse(path, "", f"not a plan but {kind}")
+    return path, parse_json(path, text)
 
 
 def dump_plan(
