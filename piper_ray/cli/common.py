@@ -47,6 +47,18 @@ class _Given(float):
     text: str
 
 
+class NamedNumber(int):
+    """A whole number that options call by a name."""
+
+    name: str
+
+    @classmethod
+    def of(cls, number: int, name: str) -> NamedNumber:
+        found = cls(number)
+        found.name = name
+        return found
+
+
 def _given(parse: Callable[[str], float]) -> Callable[[str], float]:
     def parsed(text: str) -> float:
         number = _Given(parse(text))
@@ -96,7 +108,7 @@ def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
     words = ["piper-ray", context.info_name or ""]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.name in ("help", *hidden) or value is None or value == parameter.default:
+        if parameter.name in ("help", *hidden) or value is None or parameter.default in (value, _word(value)):
             continue
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if parameter.param_type_name != "argument":
@@ -111,6 +123,8 @@ def _word(value: object) -> str:
         return str(value.value)
     if isinstance(value, _Given):
         return value.text
+    if isinstance(value, NamedNumber):
+        return value.name
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import option_value
+from piper_ray.cli.common import NamedNumber, option_value
 from piper_ray.cli.search_options import parse_degrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.settings import ALL_REPLICAS
@@ -15,7 +15,7 @@ from piper_ray.model.settings import ALL_REPLICAS
 def _parse_replicas(text: str) -> int:
     """``8``, or ``all``. Raises UsageError."""
     if text.strip() == "all":
-        return ALL_REPLICAS
+        return NamedNumber.of(ALL_REPLICAS, "all")
     return _parse_number(text)
 
 

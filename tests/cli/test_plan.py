@@ -33,6 +33,7 @@ def test_megatron(tmp_path: Path) -> None:
     arguments = shlex.split((out / "megatron.args").read_text())
     assert "--pipeline-model-parallel-layout" in arguments or "--pipeline-model-parallel-size" in arguments
     assert "<html" in (out / "report.html").read_text()
+    assert "--zero" not in (out / "workload.toml").read_text().splitlines()[1]  # which is as it is by itself
     for command in ("verify", "simulate"):
         finished = run(command, str(out / "workload.toml"), str(out / "plan.json"))
         assert finished.returncode == 0, finished.stderr

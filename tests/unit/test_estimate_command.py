@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,16 @@ def test_options_reach_the_figures(config: Path, tmp_path: Path) -> None:
     assert "gradients, 2 bytes a parameter" in text
     assert "16 bytes a parameter" in text
     assert "# links          468 GB/s in and out together: NVLink 3 within 4, 234 GB/s each way\n" in text
+
+
+@pytest.mark.parametrize("shards", ["all", "8"])
+def test_the_command_in_the_file_can_be_run_again(config: Path, tmp_path: Path, shards: str) -> None:
+    out = tmp_path / "workload.toml"
+    command = ("estimate", str(config), "--gpu", "H100-SXM", "--nodes", "1", "--out", str(out), "--zero", shards)
+    assert run(*command[1:]).exit_code == 0
+    first = out.read_text()
+    told = first.splitlines()[1].removeprefix("#   ")
+    assert shlex.split(told) == ["piper-ray", *command]
 
 
 def test_sharded_optimizers_are_planned_only_where_there_are_as_many_replicas(tmp_path: Path) -> None:
