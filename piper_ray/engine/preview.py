@@ -13,7 +13,7 @@ from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.preparation import Outline, prepare
 from piper_ray.engine.search.expected import expected_search_s
 from piper_ray.engine.tables.problem import build_problem
-from piper_ray.engine.wide_layers import is_wide
+from piper_ray.engine.wide_layers import LISTED, is_wide
 from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
@@ -25,9 +25,6 @@ from piper_ray.workloads.formats.load import Source, instance_of
 
 _LOOKED_INTO, _MOST_BYTES = (100, 1_000_000), 4e9
 """Downsets, and memory: of the lattices that are looked into for a forecast."""
-
-_LISTED = 50_000
-"""Downsets that are listed of a graph where they were too many, or too entangled, to count: well under a second's."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class LatticeInput:
         known, graph, variants = self.quick_forecast, self.outline.graph, len(self.outline.variants)
         limit_bytes = _MOST_BYTES
         if known.downsets is None:
-            limit_bytes = min(limit_bytes, memory_bytes(graph, variants, _LISTED))
+            limit_bytes = min(limit_bytes, memory_bytes(graph, variants, LISTED))
         elif not _LOOKED_INTO[0] <= known.downsets <= _LOOKED_INTO[1]:
             return known
         try:

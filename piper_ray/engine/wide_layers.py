@@ -10,6 +10,7 @@ from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend, Display
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.forecast import downset_limit
+from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.layer_answers import Answers, without_plan
 from piper_ray.engine.preparation import Outline, PointShape, Preparation
 from piper_ray.engine.request import SolveRequest
@@ -18,7 +19,7 @@ from piper_ray.engine.search.search import Search
 from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.errors import ChoiceTooHard
+from piper_ray.model.errors import ChoiceTooHard, LimitError
 from piper_ray.model.events import StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
@@ -27,13 +28,23 @@ _MANY, _MANY_A_LAYER = 1_000_000, 10_000
 """Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
 for each layer, as potentials take longer the more layers there are."""
 
+LISTED = 50_000
+"""Downsets that are listed of a graph whose own could not be counted: well under a second's."""
+
 _NONE_FITS = Infeasibility("no plan fits (the graph is too wide to tell the memory that would do)", None)
 
 
 def is_wide(outline: Outline) -> bool:
     """Whether there are so many downsets that it is better not to list them all, fit they or not."""
     downsets = outline.contracted.downsets
-    return downsets is None or downsets > max(_MANY, _MANY_A_LAYER * outline.graph.size)
+    if downsets is None:
+        # Too many to count, or too entangled: traced operators have few.
+        try:
+            build_lattice(outline.graph, LISTED)
+        except LimitError:
+            return True
+        return False
+    return downsets > max(_MANY, _MANY_A_LAYER * outline.graph.size)
 
 
 def pays(request: SolveRequest, outline: Outline) -> bool:

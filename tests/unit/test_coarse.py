@@ -12,6 +12,7 @@ import piper_ray
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
@@ -19,7 +20,7 @@ from piper_ray.engine.search import search
 from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.model.events import Event, IncumbentFound
 from piper_ray.model.instance import Instance
-from tests.instances import RECOMPUTE, build, tmpc
+from tests.instances import RECOMPUTE, build, tmpc, two_towers
 from tests.solver_support import tables
 
 
@@ -59,6 +60,14 @@ def test_the_same_plan_with_and_without(seed: int, memory_bytes: float, monkeypa
     )
 
 
+def ladder(layers: int) -> Instance:
+    """A chain in which every tenth layer has another beside it."""
+    edges = {(v, v + 1): 0.5 for v in range(layers - 1) if v % 10 not in (4, 5)}
+    for v in range(4, layers - 2, 10):
+        edges |= {(v - 1, v + 1): 0.5, (v, v + 2): 0.5, (v + 1, v + 2): 0.5}
+    return build({v: {1: [tmpc(1)]} for v in range(layers)}, edges, devices=8, microbatches=8, memory_bytes=1e6)
+
+
 def lattice_of(instance: Instance) -> Lattice:
     graph = build_graph(instance, without_contraction())
     return chain_lattice(graph, range(graph.size))
@@ -67,6 +76,25 @@ def lattice_of(instance: Instance) -> Lattice:
 def test_only_long_chains_are_begun_so() -> None:
     assert is_long_chain(lattice_of(chain(140, 1)))
     assert not is_long_chain(lattice_of(chain(60, 1)))
+
+
+def test_what_is_nearly_a_chain_is_begun_so_where_it_is_longer() -> None:
+    assert is_long_chain(tables(ladder(1000)).problem.workload.lattice)
+    assert not is_long_chain(tables(ladder(800)).problem.workload.lattice)
+    assert not is_long_chain(tables(two_towers(60)).problem.workload.lattice)
+
+
+def test_near_takes_all_downsets_of_a_size() -> None:
+    lattice = tables(ladder(400)).problem.workload.lattice
+    sizes = [len(members(row)) for row in lattice.arrays.bits]
+    border = sizes.index(201)
+    allowed = near(lattice, [TracedStage(lattice.size - 1, border, 0, 1, 0, 1.0)], 4)
+    found = [v for v in range(1, lattice.size - 1) if allowed[v]]
+    assert found == [v for v in range(1, lattice.size - 1) if sizes[v] in range(185, 218, 4)]
+    coarse = every(lattice, 5)
+    assert [v for v in range(1, lattice.size - 1) if coarse[v]] == [
+        v for v in range(1, lattice.size - 1) if sizes[v] % 5 == 0
+    ]
 
 
 def test_borders_get_finer_around_the_plan() -> None:

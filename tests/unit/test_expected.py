@@ -92,7 +92,7 @@ def test_what_is_not_counted_is_listed_if_it_is_small(monkeypatch: pytest.Monkey
     listed = forecast_solve(TOWERS)
     assert (listed.downsets, listed.memory_bytes) == (counted.downsets, counted.memory_bytes)
     assert listed.seconds == pytest.approx(1234.0, abs=60)
-    monkeypatch.setattr("piper_ray.engine.preview._LISTED", 600)
+    monkeypatch.setattr("piper_ray.engine.preview.LISTED", 600)
     assert forecast_solve(TOWERS).downsets is None
 
 

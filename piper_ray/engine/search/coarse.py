@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
 
 BoolArray = npt.NDArray[np.bool_]
@@ -48,23 +49,23 @@ def finer(spacing: int) -> int:
 
 def every(lattice: Lattice, spacing: int) -> BoolArray:
     """bool[m]: the first and last downset, and those of every ``spacing``th size between them."""
-    allowed = _sizes(lattice) % spacing == 0
+    allowed: BoolArray = _sizes(lattice) % spacing == 0
     allowed[[0, -1]] = True
     return allowed
 
 
 def near(lattice: Lattice, stages: Sequence[TracedStage], spacing: int) -> BoolArray:
     """bool[m]: of every ``spacing``th size, what is near the borders of a plan; and these."""
-    sizes = _sizes(lattice)
-    allowed = np.zeros(lattice.size, np.bool_)
+    sizes, allowed = _sizes(lattice), np.zeros(lattice.size, np.bool_)
     for stage in stages:
-        allowed |= np.abs(sizes - sizes[stage.inner]) <= _REACH * _FINER * spacing
-    allowed &= sizes % spacing == 0
-    allowed[[0, -1, *(stage.inner for stage in stages)]] = True
+        apart = np.abs(sizes - sizes[stage.inner])
+        allowed |= (apart <= _REACH * _FINER * spacing) & (apart % spacing == 0)
+    allowed[[0, -1]] = True
     return allowed
 
 
-def _sizes(lattice: Lattice) -> npt.NDArray[np.int64]:
+def _sizes(lattice: Lattice) -> IndexArray:
+    """int64[m]: of each downset."""
     return np.repeat(np.arange(lattice.levels), np.diff(lattice.arrays.level_start))
 
 

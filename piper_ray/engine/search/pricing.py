@@ -60,6 +60,7 @@ class Pricing:
     _latest_s: float = 0.0
     _live: int = 0
     _settled: bool = False
+    _bounded: bool = False
     _given_up: bool = False
     _cover: StageCover | None = None
     _last: Potentials | None = None
@@ -85,6 +86,10 @@ class Pricing:
         self._spent_s += self._latest_s
         self._live = outcome.live_downsets
         self._settled = self._settled or outcome.feasible
+
+    def start_anew(self) -> None:
+        """Evaluations are far cheaper from now on: what they took tells nothing, nor how many downsets there are."""
+        self._spent_s, self._live, self._bounded = 0.0, 0, True
 
     def lower_bound_s(self, threshold_s: float) -> float | None:
         """No plan is faster, by potentials; None where they are not worth their time, and once it was asked for.
@@ -115,7 +120,7 @@ class Pricing:
 
     def _is_due(self, round_s: float) -> bool:
         trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
-        if self._whole_s > _LARGE * trial_s:
+        if self._whole_s > _LARGE * trial_s and not self._bounded:
             return self._live >= _GROWING or self._spent_s > trial_s
         return self._spent_s > _SPENT * trial_s
 

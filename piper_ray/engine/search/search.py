@@ -138,7 +138,7 @@ class Search:
             return
         potentials = self._pricing.potentials(threshold_s)
         if self._pricing.rules_out(potentials):
-            self.bracket.record_bound(threshold_s)
+            self.bracket.record_infeasible(threshold_s)
             return
         if self._is_dear():
             self._descend_near_borders()
@@ -146,8 +146,11 @@ class Search:
             if self.bracket.upper is None or self.bracket.is_done(self.limits.gap):
                 return
             threshold_s = self.bracket.upper
+        known = self._completion
         outcome = self._evaluate(threshold_s, potentials=potentials)
         self._pricing.record(outcome)
+        if self._completion is not known:
+            self._pricing.start_anew()
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s)
             self._report()
