@@ -102,7 +102,7 @@ def test_replicas_and_how_their_gradients_are_summed(tmp_path: Path) -> None:
         (["--keep", "most"], 2, "--keep 'most' is unknown; expected rule, sustaining, or a number for each stage"),
         (["--keep", "1,2"], 2, "in_flight has 2 figures; the plan has 4 stages"),
         (["--schedule", "1f1b", "--chunks", "2"], 2, "schedule 1f1b has one stage on each rank"),
-        (["--all-reduce-overlap", "2"], 2, "all_reduce_overlap must be from 0 to 1"),
+        (["--all-reduce-overlap", "2"], 2, "--all-reduce-overlap must be from 0 to 1"),
         (["--plot", "timeline.gif"], 2, "plots are written as .png, .svg, .pdf"),
         (["--devices", "2"], 6, "the plan uses 4 devices, 2 are there"),
         (["--schedule", "interleaved", "--chunks", "3"], 6, "puts 3 stages on each rank; the plan has 4"),
