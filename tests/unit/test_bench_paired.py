@@ -45,7 +45,7 @@ from scripts.benchmarks.subjects import FAMILIES, Subject
 from scripts.benchmarks.trees import Tree, this_tree, tree_at
 from tests.instances import two_towers
 
-HERE, BEFORE = Tree("this", ROOT, "abc+"), Tree("v1", ROOT.parent, "def")
+HERE, BEFORE = Tree("this", ROOT, "abc+"), Tree("v1", ROOT, "def")
 OPTIMAL = Answer("optimal", 2.0, 2.0)
 RUN = Run(
     wall_s=8.0, cpu_s=4.0, peak_bytes=300 * 2**20, rounds=3, processes=3, answers=(OPTIMAL,), listed=10203, live=5000

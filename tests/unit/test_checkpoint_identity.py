@@ -48,7 +48,7 @@ def variants(thing: Any, *others: str) -> list[Any]:
     return [replace(thing, **{name: other_value(getattr(thing, name))}) for name in names]
 
 
-DECIDES_NOTHING = ("path", "tied", "experts")
+DECIDES_NOTHING = ("path", "tied", "experts", "key_heads")
 """Of a layer: what is told of its plans, or which of them a runtime takes, which is among the options."""
 
 

@@ -13,7 +13,7 @@ from tests.instances import equal_chain, parallel_branches, two_towers
 from tests.solver_support import ONE_THREAD
 
 INSTANCES = {
-    "towers": two_towers(12, devices=9, microbatches=12, memory_bytes=120.0),
+    "towers": two_towers(24, devices=9, microbatches=12, memory_bytes=200.0),
     "branches": parallel_branches(3, 5, devices=10, microbatches=8, memory_bytes=60.0),
     "chain": equal_chain(40, devices=16, microbatches=16, memory_bytes=90.0),
 }
@@ -22,10 +22,6 @@ INSTANCES = {
 @dataclass(frozen=True)
 class Solved:
     solution: Solution
-
-    @property
-    def thresholds(self) -> list[float]:
-        return [evaluation.threshold_s for evaluation in self.solution.stats.evaluations]
 
     @property
     def live(self) -> int:
@@ -38,10 +34,9 @@ def solved(instance: Instance, many_live: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_search_goes_the_same_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_answer_from_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bounded, plain = (solved(INSTANCES[name], many, monkeypatch) for many in (0, 10**9))
     assert bounded.solution.plan == plain.solution.plan
     assert bounded.solution.time_per_sample_s == plain.solution.time_per_sample_s
     assert bounded.solution.lower_bound_s == plain.solution.lower_bound_s
-    assert bounded.thresholds == plain.thresholds
     assert bounded.live < plain.live
