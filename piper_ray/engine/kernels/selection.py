@@ -41,7 +41,7 @@ class FitCache(NamedTuple):
     one before.
     """
 
-    stage: IndexArray  # int64[slots]: outer * m + inner of the slot's stage; -1 if there is none
+    stage: IndexArray  # int64[slots]: outer * m + inner of the slot's stage, and 1 more; 0 if there is none
     how: IndexArray  # int64[slots]: its variant and y, and d where that matters
     too_short_s: FloatArray  # float64[slots]: with so much more time on one device it does not fit
     enough_s: FloatArray  # float64[slots]: with so much it does
@@ -65,16 +65,11 @@ class StepCache(NamedTuple):
     fits: FitCache
 
 
-@kernel
 def make_step_cache(tables: Tables) -> StepCache:
-    """Empty cache with room for the variant with the most choices."""
+    """Empty cache with room for the variant with the most choices. No kernel: numpy's zeros cost nothing until used."""
     options, downsets = tables.options, tables.lattice.bits.shape[0]
-    variants = options.degree.size
-    most = 1
-    for r in range(variants):
-        first, last = options.class_start[r], options.class_start[r + 1]
-        most = max(most, options.choice_start[last] - options.choice_start[first])
-    slots = variants * _SLOTS
+    most = max(1, int(np.diff(options.choice_start[options.class_start]).max(initial=0)))
+    slots = options.degree.size * _SLOTS
     fits = _FEW_FITS if downsets <= _SMALL else _MANY_FITS
     return StepCache(
         y=np.zeros(slots, np.int64),
@@ -84,7 +79,7 @@ def make_step_cache(tables: Tables) -> StepCache:
         step_vertex=np.empty((slots, most), np.int64),
         extra_s=np.empty((slots, most)),
         saved_bytes=np.empty((slots, most)),
-        fits=FitCache(np.full(fits, -1, np.int64), np.zeros(fits, np.int64), np.zeros(fits), np.zeros(fits)),
+        fits=FitCache(np.zeros(fits, np.int64), np.zeros(fits, np.int64), np.zeros(fits), np.zeros(fits)),
     )
 
 
@@ -256,7 +251,7 @@ def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) ->
     i, j, r = stage
     sharing = tables.costs.least_shared.shape[0] > 0
     of_degree = d if sharing or tables.options.uniform[r] == 0 else 0
-    which = i * tables.lattice.bits.shape[0] + j
+    which = i * tables.lattice.bits.shape[0] + j + 1
     how = (of_degree * tables.options.degree.size + r) * _MOST_IN_FLIGHT + y
     slot = (31 * (which % fits.stage.size) + how) % fits.stage.size
     if fits.stage[slot] != which or fits.how[slot] != how:
