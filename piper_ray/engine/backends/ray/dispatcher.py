@@ -306,8 +306,6 @@ class Dispatcher:
         error = event.reply.exception()
         if error is None:
             reply = event.reply.result()
-            if event.worker in self._known:
-                self.chunks_by_node[self._pool.node_of(event.worker)] += 1
             if isinstance(reply, CallReply):
                 return self._finish(event.worker, event.chunk, reply.result, reply.seconds, now)
             return self._finish(event.worker, event.chunk, reply.states, reply.worked_s, now)
@@ -339,6 +337,8 @@ class Dispatcher:
         batch = self._batches.pop(chunk, None)
         if first and batch is not None:
             batch.worked_s += seconds
+            if worker in self._known:
+                self.chunks_by_node[self._pool.node_of(worker)] += 1
             if isinstance(batch, Call):
                 batch.answer.set_result(found)
                 return commands
