@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import TracedStage
+from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
-
-BoolArray = npt.NDArray[np.bool_]
 
 _LONG, _LONG_AND_WIDE = 128, 1024
 """Fewer downsets, of a chain and of what is nearly one, are searched as fast without."""

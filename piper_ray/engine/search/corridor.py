@@ -5,12 +5,10 @@ method, 2006).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.downsets import Lattice
-
-BoolArray = npt.NDArray[np.bool_]
 
 _SHARE = 0.1
 """Of all downsets: what an evaluation takes grows with its square."""

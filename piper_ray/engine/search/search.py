@@ -145,7 +145,7 @@ class Search:
             self._live_in_vain = 0
             if self.bracket.upper is None or self.bracket.is_done(self.limits.gap):
                 return
-            threshold_s = self.bracket.upper
+            threshold_s = self.bracket.upper  # for which no potentials were found: they are not wanted
         known = self._completion
         outcome = self._evaluate(threshold_s, potentials=potentials)
         self._pricing.record(outcome)
@@ -177,15 +177,16 @@ class Search:
 
     def _descend_near_borders(self) -> None:
         """Better plans whose stages end near where the best one's do, from one to the next."""
+        if self._borders is None or self.bracket.upper is None:
+            return
         lattice, devices = self.problem.workload.lattice, self.problem.cluster.devices
-        step = _FIRST_STEP
-        while step >= _LAST_STEP and self._borders is not None and self.bracket.upper is not None:
+        allowed, step = within(around(lattice, self._borders), devices), _FIRST_STEP
+        while step >= _LAST_STEP:
             threshold_s = self.bracket.upper * (1.0 - step)
-            outcome = None
-            if threshold_s > self.bracket.lower:
-                outcome = self._evaluate_within(within(around(lattice, self._borders), devices), threshold_s)
+            outcome = self._evaluate_within(allowed, threshold_s) if threshold_s > self.bracket.lower else None
             if outcome is not None and outcome.feasible:
                 self._take(self.problem, outcome.stages, "near")
+                allowed = within(around(lattice, self._borders), devices)
             else:
                 step *= 0.5
 
