@@ -317,9 +317,9 @@ def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: f
 
 
 def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> Evaluation:
-    crossing = [_crossing_bytes(instance, chosen) for chosen in choices]
+    devices, crossing = plan.devices, _crossing_bytes(instance, choices)
     parts = [
-        _time_parts_s(instance, plan.devices, stage, chosen, cut_bytes)
+        _time_parts_s(instance, devices, stage, chosen, cut_bytes)
         for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True)
     ]
     times = [fsum(part) for part in parts]
@@ -345,27 +345,29 @@ def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in
                 binding=binding(instance, slowest, time, memory_bytes),
             )
         )
-    return Evaluation(slowest, plan.devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
+    return Evaluation(slowest, devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
 
 
-def _crossing_bytes(instance: Instance, chosen: dict[int, Tmpc]) -> float:
-    """comm: each edge with one end in the stage is charged twice (forwards and backwards), with its layer's extras, and
-    each tensor with some ends in the stage and others outside once, whatever their number.
+def _crossing_bytes(instance: Instance, choices: Sequence[dict[int, Tmpc]]) -> list[float]:
+    """comm of each stage: an edge with one end in it is charged twice (forwards and backwards), with its layer's
+    extras, and a tensor with some ends in the stage and others outside once, whatever their number.
     """
-    terms = []
+    stage_of = {layer: number for number, chosen in enumerate(choices) for layer in chosen}
+    terms: list[list[float]] = [[] for _ in choices]
     for edge in instance.edges:
-        source, target = chosen.get(edge.source), chosen.get(edge.target)
-        if source is None and target is not None:
-            terms += [edge.communication_bytes, target.forward_sync_bytes.get(edge.source, 0.0)]
-        elif source is not None and target is None:
-            terms += [edge.communication_bytes, source.backward_sync_bytes.get(edge.target, 0.0)]
-    tensors = [
-        size
-        for tensor in instance.tensors
-        if 0 < sum(layer in chosen for layer in tensor.layers) < len(tensor.layers)
-        for size in (tensor.forward_bytes, tensor.backward_bytes)
-    ]
-    return 2.0 * fsum(terms) + fsum(tensors)
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        if source != target:
+            size = edge.communication_bytes
+            sent = choices[source][edge.source].backward_sync_bytes.get(edge.target, 0.0)
+            received = choices[target][edge.target].forward_sync_bytes.get(edge.source, 0.0)
+            terms[source] += (size, sent)
+            terms[target] += (size, received)
+    tensors: list[list[float]] = [[] for _ in choices]
+    for tensor in instance.tensors:
+        ends = {stage_of[layer] for layer in tensor.layers}
+        for number in ends if len(ends) > 1 else ():
+            tensors[number] += (tensor.forward_bytes, tensor.backward_bytes)
+    return [2.0 * fsum(edges) + fsum(cut) for edges, cut in zip(terms, tensors, strict=True)]
 
 
 def _time_parts_s(

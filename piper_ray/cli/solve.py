@@ -206,7 +206,6 @@ def solve(
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
     from piper_ray.engine.chunks.counts import most_chunks
-    from piper_ray.report.document import solution_document, to_text
     from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
     from piper_ray.report.simulation.table import print_simulation
@@ -272,6 +271,8 @@ def solve(
         say = partial(screen.print, soft_wrap=True, highlight=False)
         write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, say)
     if json:
+        from piper_ray.report.document import solution_document, to_text
+
         # Last, and in one piece: a solve that dies and is started again prints one document.
         document = solution_document(instance, restrictions, options, solution, evaluation, simulation)
         typer.echo(to_text(document | more), nl=False)

@@ -13,21 +13,21 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
 from uuid import uuid4
 
 import llvmlite
-import llvmlite.binding
 import numba
 import numba.core.runtime
 from numba.core import environment
 from numba.core.caching import _Cache
-from numba.core.compiler import CompileResult
+from numba.core.compiler import CompileResult, compile_result
 from numba.core.serialize import dumps
 
+from piper_ray.compiled.claims import claim, release
+from piper_ray.compiled.compiler import KernelLibrary, Merged
 from piper_ray.compiled.observers import COMPILING, tell
 from piper_ray.storage.replacing import replacing
 
@@ -39,22 +39,22 @@ Key = tuple[object, ...]
 _runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
 _environment: Any = environment
-_rebuild: Callable[..., CompileResult] = CompileResult._rebuild
+_result: Callable[..., CompileResult] = compile_result
 
 
 @final
 class KernelCache(_Cache):
     """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones.
 
-    what_for: tells apart those that are compiled in another way.
+    kind: of ``KernelCompiler``: tells apart those that are compiled in another way.
     """
 
-    def __init__(self, function: FunctionType, folders: Sequence[Path], what_for: str = "") -> None:
+    def __init__(self, function: FunctionType, folders: Sequence[Path], kind: str = "") -> None:
         self._function = function
         self._folders = folders
-        names = Path(function.__code__.co_filename).stem, function.__qualname__, what_for
+        names = Path(function.__code__.co_filename).stem, function.__qualname__, kind
         self._stem = ".".join(filter(None, names))
-        self._what_for = what_for
+        self._claimed: list[int] = []
         self._enabled = True
 
     @property
@@ -71,21 +71,34 @@ class KernelCache(_Cache):
         """Entries are never out of date: their folder is named after the sources."""
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
-        """None for what has to be compiled, which observers are told."""
+        """None for what has to be compiled, which observers are told; until ``release`` other processes wait for it."""
         if self._enabled:
             # All that code needs which is there already. Numba would load all that it knows of Python and numpy, which
             # takes longer than the kernels.
             _runtime.initialize(target_context)
             key = self._key(sig, target_context.codegen())
-            for folder in self._folders:
-                content = _content(folder / self._name(key))
-                if content is None:
-                    continue
-                found, reduced = content
-                if found == key:
-                    # What kernels call is loaded when one that calls it is to be compiled.
-                    return (_rebuild if self._what_for else _loaded)(target_context, *reduced)
+            found = self._found(key, target_context)
+            if found is None:
+                self._claimed.append(_number(key))
+                if claim(self._folders, self._claimed[-1]):
+                    found = self._found(key, target_context)
+            if found is not None:
+                return found
         tell(COMPILING)
+        return None
+
+    def release(self) -> None:
+        """What was compiled, or could not be, is there for others."""
+        while self._claimed:
+            release(self._folders, self._claimed.pop())
+
+    def _found(self, key: Key, target_context: Any) -> CompileResult | None:
+        for folder in self._folders:
+            content = _content(folder / self._name(key))
+            if content is not None and content[0] == key:
+                result = _loaded(target_context, *content[1])
+                if result is not None:
+                    return result
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -110,7 +123,16 @@ class KernelCache(_Cache):
         return self._stem, where, versions, sig, codegen.magic_tuple()
 
     def _name(self, key: Key) -> str:
-        return f"{self._stem}.{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
+        return f"{self._stem}.{_digest(key)[:24]}.nbc"
+
+
+def _digest(key: Key) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()
+
+
+def _number(key: Key) -> int:
+    """For a claim."""
+    return int(_digest(key)[:15], 16)
 
 
 def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
@@ -153,24 +175,34 @@ def _constants(module: str, constants: list[object], name: str) -> Any:
 
 
 def _loaded(
-    target_context: Any, library: tuple[str, str, tuple[bytes, bytes]], function: Any, *others: object
-) -> CompileResult:
-    """The machine code. What LLVM needs for compiling it into a caller is read if that is ever asked for.
-
-    Numba reads it to know which symbols there are, of which Python needs these two.
-    """
-    name, kind, (machine_code, bitcode) = library
-    symbols = function.llvm_func_name, function.llvm_cpython_wrapper_name
-    target_context.codegen()._engine._defined_symbols.update(symbols)
-    result = _rebuild(target_context, (name, kind, (machine_code, _empty_bitcode())), function, *others)
-    loaded: Any = result.library  # type: ignore[attr-defined]
-    loaded._get_module_for_linking = cache(lambda: llvmlite.binding.parse_bitcode(bitcode))
-    return result
-
-
-@cache
-def _empty_bitcode() -> bytes:
-    return bytes(llvmlite.binding.parse_assembly("").as_bitcode())
+    target_context: Any,
+    library: Any,
+    function: Any,
+    constants: Any,
+    signature: Any,
+    objectmode: bool,
+    lifted: Any,
+    type_annotation: str,
+    *initialize: object,  # noqa: ARG001 - parallel loops, objects: kernels have none
+) -> CompileResult | None:
+    """As numba's ``CompileResult._rebuild``, from what its ``_reduce`` returned."""
+    restored = KernelLibrary.restored(target_context.codegen(), function, library)
+    if restored is None:
+        return None
+    return _result(
+        target_context=target_context,
+        typing_context=target_context.typing_context,
+        library=restored,
+        environment=constants,
+        entry_point=Merged() if restored.is_merged else target_context.get_executable(restored, function, constants),
+        fndesc=function,
+        type_annotation=type_annotation,
+        signature=signature,
+        objectmode=objectmode,
+        lifted=lifted,
+        reload_init=[],
+        referenced_envs=[],
+    )
 
 
 def _write(path: Path, entry: bytes) -> str | None:

@@ -6,12 +6,10 @@ changes: the folder's name carries a hash over all sources.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -20,6 +18,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 from piper_ray.compiled.cache import KernelCache
+from piper_ray.compiled.compiler import KernelCompiler, Merged, MergedCompiler, SharedCompiler, by_itself, dispatchers
 
 _FOLDERS = (
     "certificate/kernels",
@@ -70,22 +69,6 @@ def cache_folders() -> tuple[Path, ...]:
     return ours / name, home / name
 
 
-@contextlib.contextmanager
-def one_compiles() -> Iterator[None]:
-    """One process of a machine at a time, so that one compiles and the others find the code.
-
-    Where no such turns can be taken, each compiles for itself.
-    """
-    with contextlib.ExitStack() as held:
-        for folder in cache_folders():
-            with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                guard = held.enter_context((folder / "compiling").open("w"))
-                fcntl.flock(guard, fcntl.LOCK_EX)
-                break
-        yield
-
-
 def is_kept(kernel_name: str) -> bool:
     """Whether an earlier run left ``module.function`` compiled, for some types of its arguments."""
     return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in cache_folders())
@@ -97,48 +80,87 @@ def is_loaded(function: Callable[..., Any]) -> bool:
 
 
 def kernel(function: _Function) -> _Function:
-    """For Python to call. Compiles ``function`` on first call, or loads it from the cache."""
-    return _compiled(function, _nrt=True)
+    """For Python to call. Compiles ``function`` on first call, or loads it from the cache. Kernels call its machine
+    code where it lies."""
+    return _compiled(function, KernelCompiler, _nrt=True)
+
+
+def shared_kernel(function: _Function) -> _Function:
+    """The same for kernels alone: for what is long and seldom called, by several of them at best."""
+    return _for_kernels(function, SharedCompiler, _nrt=True)
 
 
 def inner_kernel(function: _Function) -> _Function:
-    """The same for one that kernels call: they have it without what reads its arguments from Python, which takes longer
-    to compile than most of them do. Python, such as a test, has it compiled once more.
-    """
-    return _for_kernels(function, _nrt=True)
+    """For kernels, whose code gets a copy of its own. Python, such as a test, has it compiled once more."""
+    return _for_kernels(function, MergedCompiler, _nrt=True)
 
 
 def leaf_kernel(function: _Function) -> _Function:
     """An inner one that makes no arrays: without counting references, most of the time of an inner loop."""
-    return _for_kernels(function, _nrt=False)
+    return _for_kernels(function, MergedCompiler, _nrt=False)
 
 
 def inlined_kernel(function: _Function) -> _Function:
-    """A leaf that LLVM merges into its callers: a call passes records array by array, some five hundred words, which
+    """A leaf that stands in its callers' own code: a call passes records array by array, some five hundred words, which
     costs more than a short run of it does.
     """
-    return _for_kernels(function, _nrt=False, forceinline=True)
+    return _for_kernels(function, MergedCompiler, _nrt=False, forceinline=True)
 
 
-def part_kernel(function: _Function) -> _Function:
-    """A leaf with one caller, a leaf too: it is compiled as if it stood there, and not by itself."""
-    return _for_kernels(function, _nrt=False, inline="always")
+def compile_for(function: Callable[..., Any], *arguments: object) -> None:
+    """What a call with arguments of such types would compile, or load; nothing is called. Of a shared kernel that is a
+    call by another kernel."""
+    name = function.__module__, function.__qualname__
+    dispatcher = dispatchers.get((*name, SharedCompiler.kind)) or dispatchers.get((*name, KernelCompiler.kind))
+    if dispatcher is not None:
+        dispatcher.compile(tuple(map(numba.typeof, arguments)))
 
 
 # Numba's stubs know neither its settings nor these flags.
 _compiler: Any = numba.njit
+_unliteral: Callable[[Any], Any] = numba.types.unliteral
 
 
-def _compiled(function: _Function, *, what_for: str = "", **flags: Any) -> _Function:
-    compiled = _compiler(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **flags)(function)
+def _compiled(function: _Function, compiler: type[KernelCompiler], **flags: Any) -> _Function:
+    compiled = _compiler(nogil=True, error_model="numpy", no_cfunc_wrapper=True, pipeline_class=compiler, **flags)(
+        function
+    )
     if compiled is not function:  # the compiler is not switched off
-        compiled._cache = KernelCache(cast(FunctionType, function), cache_folders(), what_for)
+        prepare(compiled, KernelCache(cast(FunctionType, function), cache_folders(), compiler.kind))
+        dispatchers[function.__module__, function.__qualname__, compiler.kind] = compiled
     return cast(_Function, compiled)
 
 
-def _for_kernels(function: _Function, **flags: Any) -> _Function:
-    compiled: Any = _compiled(function, **flags)
+def prepare(dispatcher: Any, cache: KernelCache) -> None:
+    """For a dispatcher of numba's with a ``KernelCompiler``: it keeps what it compiles in ``cache``, and for kernels
+    that call it with a literal, such as 0 or True, compiles nothing of its own."""
+    compile_or_load, add_overload = dispatcher.compile, dispatcher.add_overload
+    call_template = dispatcher.get_call_template
+    dispatcher._cache = cache
+
+    def compile_claimed(signature: Any) -> Any:
+        with by_itself():
+            try:
+                return compile_or_load(signature)
+            finally:
+                cache.release()
+
+    def add(result: Any) -> None:
+        if isinstance(result.entry_point, Merged):  # Python cannot call it
+            dispatcher.overloads[tuple(result.signature.args)] = result
+        else:
+            add_overload(result)
+
+    def template_for(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        any_value = {name: _unliteral(of_type) for name, of_type in keywords.items()}
+        return call_template(tuple(map(_unliteral, arguments)), any_value)
+
+    dispatcher.compile, dispatcher.add_overload, dispatcher.get_call_template = compile_claimed, add, template_for
+
+
+def _for_kernels(function: _Function, compiler: type[KernelCompiler], **flags: Any) -> _Function:
+    compiled: Any = _compiled(function, KernelCompiler, **flags)
     if compiled is not function:
-        called: Any = _compiled(function, what_for="inner", no_cpython_wrapper=True, **flags)
+        called: Any = _compiled(function, compiler, no_cpython_wrapper=True, **flags)
         compiled.get_call_template, compiled.get_overload = called.get_call_template, called.get_overload
     return cast(_Function, compiled)

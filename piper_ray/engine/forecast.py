@@ -24,12 +24,13 @@ def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
     """Peak bytes for each downset: bit sets (with scratch of the same size, and once more when
     they are cut to their number), crossing edges, sums, states and buckets.
 
-    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays and, at worst, one bucket a downset.
+    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays, MemberArrays and, at worst, one bucket
+    and one group a downset.
     """
     words = max(1, (graph.size + 63) // 64)
     crossing = 2.0 * len(graph.edges) / max(1, graph.size)
     enumeration = 2 * (2 * words + 2)
-    return 8.0 * (enumeration + crossing + 18 * variants + 2 + 6 + 2 * words)
+    return 8.0 * (enumeration + crossing + 20 * variants + 2 + 12 + 6 * words)
 
 
 def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast:

@@ -10,6 +10,7 @@ from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.search import Search
 from piper_ray.model.errors import ChoiceTooHard
+from piper_ray.model.on_demand import when_asked
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
@@ -33,7 +34,7 @@ class Answers:
 
     def at_the_end(self) -> Solution:
         infeasibility = self._explained() if self.search.bracket.exhausted else _UNEXPLAINED
-        return self._solution(self.search.stopped_by, infeasibility, self.prepared.pairs)
+        return self._solution(self.search.stopped_by, infeasibility, when_asked(self.prepared.count_pairs))
 
     def _explained(self) -> Infeasibility:
         """An interrupt, the time limit or a TMPC choice too hard costs the figure here, not the answer."""

@@ -7,8 +7,9 @@ Of K it depends in one way: tensor-parallel degrees above K are left out.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 from piper_ray.cost.variants import (
@@ -108,12 +109,13 @@ class Preparation:
     findings: Findings = field(default_factory=Findings, compare=False)
 
     @cached_property
-    def pairs(self) -> int | None:
-        """Nested pairs of downsets; None if there is no lattice or they cannot be counted quickly."""
+    def count_pairs(self) -> Callable[[], int | None]:
+        """Counts the nested pairs of downsets, once; None if there is no lattice or they cannot be counted quickly."""
         if self.workload is None:
-            return None
+            return lambda: None
         lattice = self.workload.lattice
-        return listed_pairs(lattice) if lattice.size <= _FEW_DOWNSETS else count_pairs(self.outline.graph)
+        few = lattice.size <= _FEW_DOWNSETS
+        return cache(partial(listed_pairs, lattice) if few else partial(count_pairs, self.outline.graph))
 
     def serves(self, instance: Instance, restrictions: Restrictions) -> bool:
         """Whether it was made for this graph and shape. Instances made with ``replace`` share their layers."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.checkpoint import Checkpoint, Identity
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
@@ -21,6 +21,9 @@ from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, Schedul
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
+
+if TYPE_CHECKING:
+    from piper_ray.engine.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class SolveRequest:
         if location is None:
             yield None
             return
+
+        from piper_ray.engine.checkpoint import Checkpoint, Identity
+
         identity = Identity.of(self.instance, self.restrictions, schedule, self.step)
         with Checkpoint.open(location, identity, on_warning=self.note) as checkpoint:
             if checkpoint.answers:

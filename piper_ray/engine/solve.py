@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-from piper_ray.compiled.observers import observed
 from piper_ray.engine.chunks.counts import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.first_run import compiling_told, of_chunks, of_flush, of_papers_schedule
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.levels import solve_on_levels
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
+from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Compiling, Listener, Note, silent
+from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -85,14 +87,14 @@ def solve(
     )
     _check_arguments(restrictions, options, backend, listener, prepared, stop)
     arguments.of_kind("step", step, StepTerms, "StepTerms")
-    with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
-        given, instance = instance, on_cluster(instance, devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
+    given, instance = instance, on_cluster(instance, devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
+    asked = schedule or instance.schedule
+    planned_for = Schedule.first_of(asked)
+    with compiling_told(listener, options.threads, _beside(planned_for, restrictions)):
         request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step)
         if not isinstance(given, Instance):
             for note in instance.notes:
                 request.note(note)
-        asked = schedule or instance.schedule
-        planned_for = Schedule.first_of(asked)
         if step != StepTerms() and planned_for.name not in FLUSHED | CHUNKED:
             raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
 
@@ -106,6 +108,15 @@ def solve(
             return _solve(one, planned_for, None if other else prepared)
 
         return solve_restated(request, planned_for, lambda one: solve_on_levels(one, solve_one))
+
+
+def _beside(planned_for: Schedule, restrictions: Restrictions) -> Callable[[], None]:
+    """What a second process compiles on a first run."""
+    if planned_for.name in CHUNKED:
+        return of_chunks
+    # What is refused is refused later, where the parts of a solve are known.
+    by_degrees = planned_for.name in FLUSHED or restrictions.has(SameDegrees)
+    return of_flush if by_degrees else of_papers_schedule
 
 
 def _solve(request: SolveRequest, planned_for: Schedule, prepared: Preparation | None) -> Solution:

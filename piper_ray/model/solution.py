@@ -8,6 +8,7 @@ from enum import Enum
 from piper_ray.model.figures import percent_text, plural, printable, size_text, time_text
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.notebook import html_table
+from piper_ray.model.on_demand import on_demand
 from piper_ray.model.plan import Plan
 from piper_ray.model.renamed import renamed
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
@@ -111,9 +112,11 @@ class DegreeStats:
     states: int
 
 
+@on_demand("pairs")
 @dataclass(frozen=True)
 class SolveStats:
-    """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted).
+    """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted); of
+    large lattices that is done when it is first asked for.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

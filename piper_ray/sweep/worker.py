@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 import ray
 
-from piper_ray.compiled.jit import is_kept, one_compiles
+from piper_ray.compiled.jit import is_kept
 from piper_ray.engine.backends.ray.software import Software, software
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
@@ -88,7 +88,7 @@ def _last_kernel(schedule: Schedule) -> str:
 @cache
 def _warm(schedule: Schedule) -> None:
     """Makes the schedule's kernels ready, as far as it can be planned for."""
-    with nullcontext() if is_kept(_last_kernel(schedule)) else one_compiles(), suppress(UsageError):
+    with suppress(UsageError):
         solve(_two_layers(), options=SolveOptions(threads=1), schedule=schedule)
 
 

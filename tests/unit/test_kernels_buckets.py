@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.types import BucketArrays, FrontArrays, LevelStates
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE, GROUP_SIZE
+from piper_ray.engine.kernels.types import BucketArrays, FrontArrays, GroupArrays, LevelStates, MemberArrays
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from tests.instances import parallel_branches, random_instance, two_towers
@@ -24,10 +25,11 @@ from tests.solver_support import RecordingBackend, send_every_level_to_the_backe
 class Witness(RecordingBackend):
     """Keeps the tables as they were before the last level."""
 
-    seen: tuple[FrontArrays, BucketArrays, int] | None = None
+    seen: tuple[FrontArrays, MemberArrays, BucketArrays, GroupArrays, int] | None = None
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        self.seen = copy.deepcopy(states.fronts), copy.deepcopy(states.buckets), first
+        arrays = copy.deepcopy((states.fronts, states.members, states.buckets, states.groups))
+        self.seen = (*arrays, first)
         return super().evaluate_downsets(states, first, last, on_progress)
 
 
@@ -49,19 +51,22 @@ def test_buckets(name: str, fewest_stages: bool, monkeypatch: pytest.MonkeyPatch
     evaluate_threshold(problem, backend, ceiling_s(instance) / 3, fewest_stages=fewest_stages)
     backend.close()
     assert backend.seen is not None
-    fronts, buckets, done = backend.seen
+    fronts, placed, buckets, groups, done = backend.seen
     device_weight = problem.workload.lattice.graph.size + 1 if fewest_stages else 1
-    assert_buckets(problem, fronts, buckets, done, device_weight)
+    assert_buckets(problem, fronts, placed, buckets, done, device_weight)
+    assert_groups(problem, buckets, groups, done)
 
 
-def assert_buckets(problem: Problem, fronts: FrontArrays, buckets: BucketArrays, done: int, device_weight: int) -> None:
+def assert_buckets(
+    problem: Problem, fronts: FrontArrays, placed: MemberArrays, buckets: BucketArrays, done: int, device_weight: int
+) -> None:
     costs, bits, starts = problem.costs, problem.lattice.bits, problem.lattice.level_start
     used = int(buckets.used[0])
     assert buckets.member_start[0] == 0
-    members = buckets.member[: buckets.member_start[used]].tolist()
+    members = placed.downset[: buckets.member_start[used]].tolist()
     assert sorted(members) == [i for i in range(done) if fronts.states[i] > 0], "each live downset once"
     for bucket in range(used):
-        inside = buckets.member[buckets.member_start[bucket] : buckets.member_start[bucket + 1]].tolist()
+        inside = placed.downset[buckets.member_start[bucket] : buckets.member_start[bucket + 1]].tolist()
         assert 1 <= len(inside) <= BUCKET_SIZE
         level = {int(np.searchsorted(starts, i, side="right")) - 1 for i in inside}
         assert len(level) == 1
@@ -78,3 +83,24 @@ def assert_buckets(problem: Problem, fronts: FrontArrays, buckets: BucketArrays,
         assert np.array_equal(buckets.least_a[bucket], costs.least_a[inside].max(axis=0))
         assert np.array_equal(buckets.least_b[bucket], costs.least_b[inside].max(axis=0))
         assert np.array_equal(buckets.missing[bucket], costs.missing[inside].max(axis=0))
+        place = np.arange(buckets.member_start[bucket], buckets.member_start[bucket + 1])
+        assert np.array_equal(placed.place[inside], place)
+        assert np.array_equal(placed.bits[place], bits[inside])
+        assert np.array_equal(placed.cap_s[place], costs.cap_s[inside])
+
+
+def assert_groups(problem: Problem, buckets: BucketArrays, groups: GroupArrays, done: int) -> None:
+    starts, used = problem.lattice.level_start.tolist(), int(groups.used[0])
+    edges = groups.bucket_start[: used + 1].tolist()
+    assert edges[0] == 0
+    assert edges[-1] == buckets.used[0]
+    finished = [level for level in range(len(starts) - 1) if starts[level + 1] <= done]
+    for level in finished:
+        first = int(groups.level_first[level])
+        assert edges[first] == buckets.level_first[level], "groups are of one level"
+    for group, (begin, end) in enumerate(pairwise(edges)):
+        assert 1 <= end - begin <= GROUP_SIZE
+        assert groups.least_tally[group] == buckets.least_tally[begin:end].min()
+        assert groups.least_devices[group] == buckets.least_devices[begin:end].min()
+        assert groups.least_sum[group] == buckets.least_sum[begin:end].min()
+        assert np.array_equal(groups.cap_s[:, group], buckets.cap_s[:, begin:end].max(axis=1))

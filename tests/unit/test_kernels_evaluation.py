@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states, without_first
-from piper_ray.engine.kernels.evaluation import evaluate_runs, find_first_stage, store_states
+from piper_ray.engine.kernels.evaluation import evaluate_runs, find_first_stage, store_states, trace_stages
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.types import Earlier, FrontArrays, LevelStates
 from tests.kernel_support import Case, random_case, some_threshold_s, target_of
@@ -120,6 +120,28 @@ def test_first_stage_of_every_state(seed: int, device_weight: int) -> None:
             assert found == first_stage_plainly(made, states, i, tally, total)
     last = len(fronts) - 1
     assert find_first_stage(last, 10**6, 1, states.arrays, made.problem.scratch) == (-1, -1, -1, -1)
+
+
+@pytest.mark.parametrize("device_weight", [1, 10])
+@pytest.mark.parametrize("seed", range(10))
+def test_trace_goes_from_first_stage_to_first_stage(seed: int, device_weight: int) -> None:
+    made = random_case(seed)
+    states = evaluated(made, some_threshold_s(made, 1.5) * (1 + 1e-10), device_weight)
+    fronts, rows = states.fronts, np.zeros((len(made.sets), 5), np.int64)
+    of_state = [(i, fronts.start[i] + k) for i in range(1, len(made.sets)) for k in range(fronts.states[i])]
+    assert of_state
+    for whole, state in of_state:
+        expected, i, at = [], whole, state
+        while i != 0:
+            tally, total = int(fronts.tally[at]), int(fronts.data_parallel_sum[at])
+            j, variant, d, at = first_stage_plainly(made, states, i, tally, total)
+            expected.append([i, j, variant, d, int(fronts.data_parallel_sum[at])])
+            i = j
+        count = trace_stages(whole, state, states.arrays, made.problem.scratch, rows)
+        assert rows[:count].tolist() == expected
+    whole, state = of_state[0]
+    fronts.tally[state] = 10**6
+    assert trace_stages(whole, state, states.arrays, made.problem.scratch, rows) == -1
 
 
 def first_stage_plainly(made: Case, states: StateTables, i: int, tally: int, total: int) -> tuple[int, int, int, int]:

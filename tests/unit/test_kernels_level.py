@@ -21,7 +21,7 @@ from piper_ray.engine.kernels.scan import (
 from piper_ray.engine.kernels.selection import NO, YES, FitCache, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, StageKey, StageWork
 from piper_ray.model.instance import divisors
-from tests.instances import build, random_instance, tmpc, two_towers
+from tests.instances import build, parallel_branches, random_instance, tmpc, two_towers
 from tests.kernel_support import Case, case, least_work_s, random_case, some_threshold_s, target_of
 
 State = tuple[int, int]
@@ -161,6 +161,30 @@ def over_buckets_in_steps(states: StateTables, first: int, last: int, rng: Rando
         found = evaluate_downsets(first, last, states.arrays._replace(buckets=seen), Earlier(done, found), cache)
         done = upto
     return found
+
+
+def test_groups_of_buckets_leave_nothing_out() -> None:
+    """Where there are many buckets, whole groups of them are not looked at: the states are those over all of them."""
+    made = case(parallel_branches(2, 13, devices=40, microbatches=16, memory_bytes=4000.0))
+    problem = made.problem
+    work_s = float(problem.workload.sums.replica_work_s[-1])
+    states = StateTables(problem.tables, target_of(made, 3.0 * work_s / 40))
+    level_start, looked_at = problem.lattice.level_start.tolist(), 0
+    while states.level < len(level_start) - 1:
+        first, last = level_start[states.level : states.level + 2]
+        whole = evaluate_downsets(first, last, states.arrays, Earlier(0, no_states(last - first)), problem.scratch)
+        if states.buckets_used >= 256:
+            sample = range(first, last, max(1, (last - first) // 10))
+            for i in sample:
+                in_steps, done = no_states(1), 0
+                for upto in [*range(200, states.buckets_used, 200), states.buckets_used]:
+                    seen = states.arrays_over(upto)
+                    in_steps = evaluate_downsets(i, i + 1, seen, Earlier(done, in_steps), problem.scratch)
+                    done = upto
+                assert states_of(in_steps)[0] == states_of(whole)[i - first]
+                looked_at += len(states_of(in_steps)[0])
+        states.take(whole)
+    assert looked_at > 50
 
 
 def test_more_states_than_there_is_room_for_at_first() -> None:

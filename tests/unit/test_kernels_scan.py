@@ -12,11 +12,23 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.scan import Scratch, jumping_s, make_scratch, open_buckets, refine
-from piper_ray.engine.kernels.types import Target
+from piper_ray.engine.kernels.scan import (
+    UNREACHABLE,
+    Scratch,
+    crosses_much,
+    find_jumping,
+    jumped_s,
+    jumping_s,
+    list_jumps,
+    make_scratch,
+    open_among,
+    refine,
+    sum_crossing,
+)
+from piper_ray.engine.kernels.types import BucketArrays, GroupArrays, Target
 from piper_ray.engine.lattice.bits import bit_rows, members
 from piper_ray.model.instance import Instance
-from tests.instances import parallel_branches, random_instance, two_towers
+from tests.instances import build, equal_chain, parallel_branches, random_instance, two_towers
 from tests.kernel_support import Case, case, random_case, some_threshold_s, target_of
 
 INSTANCES: dict[str, Instance] = {
@@ -40,31 +52,38 @@ class Scan:
 
     def open(self, i: int, begin: int = 0, end: int | None = None) -> dict[int, tuple[int, int]]:
         """Least tally and sum of each bucket that work alone leaves open."""
-        scratch, last = self.scratch, self.states.buckets_used if end is None else end
-        count = open_buckets(i, self.states.arrays, begin, last, scratch)
-        return {
-            int(scratch.open_bucket[at]): (int(scratch.open_tally[at]), int(scratch.open_sum[at]))
-            for at in range(count)
-        }
+        return self._open(i, self.states.buckets, begin, self.states.buckets_used if end is None else end)
+
+    def open_groups(self, i: int) -> dict[int, tuple[int, int]]:
+        """So of groups of buckets."""
+        return self._open(i, self.states.groups, 0, int(self.states.groups.used[0]))
+
+    def _open(self, i: int, parts: BucketArrays | GroupArrays, begin: int, end: int) -> dict[int, tuple[int, int]]:
+        arrays, scratch = self.states.arrays, self.scratch
+        listed = scratch.open_buckets
+        jumps = list_jumps(i, arrays.tables.lattice, scratch)
+        middle = (begin + end) // 2
+        count = open_among(i, parts, begin, middle, jumps, arrays, scratch, listed, 0)
+        count = open_among(i, parts, middle, end, jumps, arrays, scratch, listed, count)
+        return {int(listed.number[at]): (int(listed.tally[at]), int(listed.total[at])) for at in range(count)}
 
     def refine(self, i: int, chosen: list[int]) -> dict[int, tuple[int, int, bool]]:
         """Least tally and sum of those that sharper bounds leave, and whether anything can jump."""
-        self.open(i)  # what crosses into I is listed there
-        scratch = self.scratch
-        scratch.near_bucket[: len(chosen)] = chosen
-        kept = refine(i, len(chosen), self.states.arrays, scratch)
+        arrays, scratch = self.states.arrays, self.scratch
+        list_jumps(i, arrays.tables.lattice, scratch)
+        sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
+        found = {bucket: refine(i, bucket, arrays, scratch) for bucket in chosen}
         return {
-            int(scratch.near_bucket[at]): (
-                int(scratch.near_tally[at]),
-                int(scratch.near_sum[at]),
-                bool(scratch.near_touch[at]),
-            )
-            for at in range(kept)
+            bucket: (int(tally), int(total), bool(touches))
+            for bucket, (tally, total, touches) in found.items()
+            if tally != UNREACHABLE
         }
 
     def members(self, bucket: int) -> list[int]:
         buckets = self.states.buckets
-        found: list[int] = buckets.member[buckets.member_start[bucket] : buckets.member_start[bucket + 1]].tolist()
+        found: list[int] = self.states.members.downset[
+            buckets.member_start[bucket] : buckets.member_start[bucket + 1]
+        ].tolist()
         return found
 
     def level(self, bucket: int) -> int:
@@ -114,6 +133,34 @@ def test_what_jumps_over_a_stage(name: str) -> None:
             assert jumping_s(i, r, rows, 0, lattice, costs) == 0.0
 
 
+def mask_into_every_layer(length: int) -> Instance:
+    """A chain whose first layer sends something to all others, as an attention mask is."""
+    layers = {layer.id: {t: list(row) for t, row in layer.tmpcs.items()} for layer in equal_chain(length).layers}
+    edges = {(v, v + 1): 1.0 for v in range(length - 1)} | {(0, v): 2.0 + v % 3 for v in range(2, length)}
+    return build(layers, edges, name="mask")
+
+
+@pytest.mark.parametrize("name", [*INSTANCES, "mask"])
+def test_what_jumps_is_found_for_all_variants_at_once(name: str) -> None:
+    """Where much crosses; for any set in J's place: of few layers, of most, and of all up to one of them."""
+    made = case(INSTANCES[name] if name in INSTANCES else mask_into_every_layer(70))
+    lattice, costs = made.problem.lattice, made.problem.costs
+    rng, size, variants = Random(name), made.whole.graph.size, made.problem.options.degree.size
+    much = 0
+    for scan, i in scans(made, some_threshold(made, 1.1)):
+        sum_crossing(i, lattice, costs, scan.scratch)
+        sets = [frozenset(rng.sample(range(size), rng.randint(0, size))) for _ in range(3)]
+        sets += [frozenset(range(rng.randint(0, size))) - frozenset(rng.sample(range(size), few)) for few in (0, 1)]
+        rows = bit_rows([set(), *sets], size)
+        for row, inner in enumerate([frozenset[int](), *sets]):
+            if crosses_much(i, lattice, costs):
+                find_jumping(i, rows, row, lattice, costs, scan.scratch)
+                much += 1
+            found = [jumped_s(i, r, rows, row, lattice, costs, scan.scratch) for r in range(variants)]
+            assert found == pytest.approx([jumps(made, i, r, inner) for r in range(variants)], abs=1e-12)
+    assert (much > 0) == (name == "mask")
+
+
 def may_jump(made: Case, i: int, r: int, level: int) -> float:
     """Of what crosses into I, all that a downset of the level may hold some end of, by its size alone."""
     lattice, both_s = made.problem.lattice, made.problem.costs.both_s
@@ -146,6 +193,16 @@ def test_open_buckets_by_their_formula(name: str, device_weight: int) -> None:
             middle = scan.states.buckets_used // 2
             some = scan.open(i, 0, middle) | scan.open(i, middle)
             assert some == expected, "in two parts"
+            assert_groups_bound(scan, i, expected)
+
+
+def assert_groups_bound(scan: Scan, i: int, buckets: dict[int, tuple[int, int]]) -> None:
+    """No bucket that is open is in a group that is not, nor has less than its group."""
+    groups, open_groups = scan.states.groups, scan.open_groups(i)
+    for bucket, (tally, total) in buckets.items():
+        group = int(np.searchsorted(groups.bucket_start[: int(groups.used[0])], bucket, side="right")) - 1
+        assert open_groups[group][0] <= tally
+        assert open_groups[group][1] <= total
 
 
 def some_threshold(made: Case, factor: float) -> float:
@@ -157,13 +214,17 @@ def some_threshold(made: Case, factor: float) -> float:
 def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
     made, target, buckets = scan.made, scan.target, scan.states.buckets
     costs, degrees = made.problem.costs, made.problem.options.degree.tolist()
+    degrees_of_all = made.problem.cluster.divisors.tolist()
     expected = {}
     for bucket in range(scan.states.buckets_used):
         devices = math.inf
         for r, t in enumerate(degrees):
             largest_cap_s = max(float(costs.cap_s[j, r]) for j in scan.members(bucket))
             work_s = float(costs.need_s[i, r]) - largest_cap_s - may_jump(made, i, r, scan.level(bucket))
-            devices = min(devices, t * max(1, math.ceil(work_s / target.threshold_s - 1e-9)))
+            replicas = max(1, math.ceil(work_s / target.threshold_s - 1e-9))
+            devices = min(devices, t * next((d for d in degrees_of_all if d >= replicas), math.inf))
+        if devices == math.inf:
+            continue
         stage = int(devices)
         total = int(buckets.least_sum[bucket]) + math.ceil(stage / max(degrees))
         if buckets.least_devices[bucket] + stage <= target.device_limit[i] and total <= target.data_parallel_limit[i]:

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.search.search import Search
 from piper_ray.engine.solve import solve
 from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
@@ -110,6 +111,36 @@ def test_events_come_in_order() -> None:
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(solution.time_per_sample_s, rel=1e-9)
     assert {event.origin for event in incumbents} <= {"chain", "evaluation"}
+
+
+@pytest.mark.parametrize("degrees", [(1,), (1, 2)])
+@pytest.mark.parametrize("seed", [2, 8, 15, 18])
+def test_a_dear_search_finds_the_same(seed: int, degrees: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its best plan's own value comes before the thresholds below, and is evaluated once if no plan is faster; every
+    evaluation is told once."""
+    rng = Random(seed)
+    rows = {v: {t: [tmpc(rng.randint(30, 90) / t, 2, rng.randint(1, 3))] for t in degrees} for v in range(12)}
+    edges = {(u, v): 0.5 for v in range(4, 12) for u in rng.sample(range(v - v % 4), 2)}
+    instance = build(rows, edges, devices=9, microbatches=12, memory_bytes=60.0)
+    plain = solve(instance, options=ONE_THREAD)
+    monkeypatch.setattr("piper_ray.engine.search.search._SPENT", 1e-9)
+    monkeypatch.setattr("piper_ray.engine.search.search._MANY_LIVE", 1)
+    settle, settled, log = Search._settle_incumbent, list[Search](), Log()
+
+    def watched(search: Search) -> None:
+        settled.append(search)
+        settle(search)
+
+    monkeypatch.setattr(Search, "_settle_incumbent", watched)
+    found = solve(instance, options=ONE_THREAD, listener=log)
+    assert settled
+    assert found.status is Status.OPTIMAL
+    assert found.plan == plain.plan
+    told = [event.index for event in log.events if isinstance(event, EvaluationFinished)]
+    assert told == list(range(1, len(found.stats.evaluations) + 1))
+    if len(degrees) == 1:
+        at_optimum = [x for x in found.stats.evaluations if x.feasible and x.threshold_s == found.time_per_sample_s]
+        assert len(at_optimum) == 1
 
 
 def test_a_chain_gives_a_plan_before_the_first_evaluation() -> None:

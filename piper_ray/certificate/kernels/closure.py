@@ -7,7 +7,7 @@ import numpy as np
 from piper_ray.certificate.kernels.choice import by_choices, by_prices
 from piper_ray.certificate.kernels.downsets import Bits, Floats
 from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, Scratch, Tails
-from piper_ray.compiled.jit import inlined_kernel, leaf_kernel, part_kernel
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 
 
 @inlined_kernel
@@ -39,7 +39,7 @@ def _is_listed(i: int, devices: int, total: int, tails: Tails) -> bool:
     return listed
 
 
-@part_kernel
+@inlined_kernel
 def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
     """The stage's options as shares of its time and memory; returns how many layers it has."""
     graph, cluster, ways, _, tails = claim
@@ -115,7 +115,7 @@ def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -
     return total_s
 
 
-@part_kernel
+@inlined_kernel
 def _stage_leads_out(
     i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: Scratch
 ) -> int:
@@ -175,7 +175,7 @@ def first_gap(first: int, last: int, claim: Claim, scratch: Scratch) -> int:
     whole = tails.worth.size - 1
     for at in range(first, last):
         j = tails.live[at]
-        crossings = int(np.int64(0))
+        crossings = 0
         for e in range(graph.tail.size):
             if _holds(tails.bits, j, graph.head[e]) and not _holds(tails.bits, j, graph.tail[e]):
                 scratch.crossing[crossings] = e
@@ -184,7 +184,7 @@ def first_gap(first: int, last: int, claim: Claim, scratch: Scratch) -> int:
             devices, later_sum = tails.devices[state], tails.data_parallel_sum[state]
             if devices > tails.device_limit[j] or later_sum > tails.sum_limit[j]:
                 continue
-            done = int(np.int64(0))
+            done = 0
             for product in cluster.products:
                 # A stage on so many devices is worth no more, and leaves enough for what is in front of it.
                 beyond = devices + product - cluster.devices + tails.worth[whole] - 2.0 * cluster.rounding_devices

@@ -6,16 +6,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.compiled.observers import observed
 from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.chunks.problem import ChunkProblem
 from piper_ray.engine.chunks.search import ChunkSearch, Known
+from piper_ray.engine.first_run import compiling_told, of_chunks
 from piper_ray.engine.frontier.curve_events import FrontierListener
 from piper_ray.engine.frontier.points import FrontierStats
 from piper_ray.engine.frontier.result import Frontier
 from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.engine.search.limits import Limits
-from piper_ray.model.events import Compiling, Note
+from piper_ray.model.events import Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -40,7 +40,7 @@ def frontier_with_chunks(
     """
     started_s = time.perf_counter()
     restrictions.require_same_degrees(f"under schedule {schedules[0].name.value}")
-    with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
+    with compiling_told(listener, options.threads, of_chunks):
         problem = ChunkProblem.of(instance, restrictions, StepTerms(), schedules, lambda text: listener(Note(text)))
         solver = _ChunkSolver(problem, options.threads or usable_cores(), Limits.of(options, started_s, stop))
         found = WalkedFrontier(problem.instance, devices, restrictions, options, schedules[0], solver)

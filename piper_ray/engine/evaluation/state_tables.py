@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
-from piper_ray.engine.kernels.buckets import add_level, empty_buckets
+from piper_ray.engine.kernels.buckets import add_level, empty_buckets, empty_groups, no_members
 from piper_ray.engine.kernels.evaluation import evaluate_runs, store_states
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
@@ -16,6 +16,7 @@ from piper_ray.engine.kernels.types import (
     BucketArrays,
     Earlier,
     FrontArrays,
+    GroupArrays,
     IndexArray,
     LevelStates,
     StateArrays,
@@ -31,6 +32,11 @@ def no_states(downsets: int) -> LevelStates:
     return LevelStates(np.zeros(downsets, np.int64), empty, empty, np.zeros(COUNTERS, np.int64))
 
 
+def has_one_degree(tables: Tables) -> bool:
+    """Whether devices and data-parallel sum go together, as with one tensor-parallel degree: a front is a state."""
+    return len(set(tables.options.degree.tolist())) <= 1
+
+
 class StateTables:
     """Starts with the empty downset finished. The arrays are replaced as they grow: take them anew for each use.
 
@@ -42,16 +48,15 @@ class StateTables:
         self.tables = tables
         self.target = target
         self._downsets = int(tables.lattice.level_start[-1])
-        # With a single tensor-parallel degree devices and data-parallel sum go together: a front is one state.
-        one_degree = np.unique(tables.options.degree).size <= 1
-        room = self._downsets * (1 if one_degree else 64) + 1024
+        room = self._downsets * (1 if has_one_degree(tables) else 64) + 1024
         self.fronts = FrontArrays(
             start=np.zeros(self._downsets, np.int64),
             states=np.zeros(self._downsets, np.int64),
             tally=np.zeros(room, np.int64),
             data_parallel_sum=np.zeros(room, np.int64),
         )
-        self.buckets = self._buckets(1024)
+        self.members = no_members(tables.lattice, tables.costs)
+        self.buckets, self.groups = self._empty(min(1024, self._downsets))
         self.used = 1
         self.level = 1
         self.tested: IndexArray = np.zeros(COUNTERS, np.int64)
@@ -62,12 +67,20 @@ class StateTables:
     @property
     def arrays(self) -> StateArrays:
         """All of it, as the kernels take it."""
-        return StateArrays(self.tables, self.target, self.fronts, self.buckets)
+        return StateArrays(self.tables, self.target, self.fronts, self.members, self.buckets, self.groups)
+
+    @property
+    def grown(self) -> list[np.ndarray]:
+        """What an evaluation makes, to tell how much memory it takes."""
+        return [*self.fronts, *self.members, *self.buckets, *self.groups]
 
     def arrays_over(self, buckets: int) -> StateArrays:
         """With the first so many buckets alone, of finished levels: they stay as they are when further ones are."""
-        used = np.array([buckets])
-        return StateArrays(self.tables, self.target, self.fronts, self.buckets._replace(used=used))
+        groups = np.searchsorted(self.groups.bucket_start[: int(self.groups.used[0])], buckets)
+        return self.arrays._replace(
+            buckets=self.buckets._replace(used=np.array([buckets])),
+            groups=self.groups._replace(used=np.array([groups])),
+        )
 
     @property
     def buckets_used(self) -> int:
@@ -146,13 +159,15 @@ class StateTables:
         have, used = self.buckets.least_tally.size, self.buckets_used
         if used + more <= have:
             return
-        grown = self._buckets(max(used + more, 2 * have))
-        for old, new in zip(self.buckets, grown, strict=True):
+        buckets, groups = self._empty(max(used + more, 2 * have))
+        for old, new in zip((*self.buckets, *self.groups), (*buckets, *groups), strict=True):
             new[tuple(slice(length) for length in old.shape)] = old
-        self.buckets = grown
+        self.buckets, self.groups = buckets, groups
 
-    def _buckets(self, capacity: int) -> BucketArrays:
-        return empty_buckets(capacity, self.tables.lattice, self.tables.costs)
+    def _empty(self, capacity: int) -> tuple[BucketArrays, GroupArrays]:
+        """Groups take as much room as buckets at worst."""
+        lattice, costs = self.tables.lattice, self.tables.costs
+        return empty_buckets(capacity, lattice, costs), empty_groups(capacity, lattice, costs)
 
 
 def evaluate_downsets(first: int, last: int, arrays: StateArrays, earlier: Earlier, steps: StepCache) -> LevelStates:

@@ -17,7 +17,7 @@ from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.evaluation import find_first_stage
+from piper_ray.engine.kernels.evaluation import trace_stages
 from piper_ray.engine.kernels.scan import CHOICES_ABANDONED
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates, Target, frozen
@@ -121,14 +121,12 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completio
 
 def _trace(states: StateTables, i: int, state: int, steps: StepCache) -> tuple[TracedStage, ...]:
     """The stages of a plan with state number ``state``, one of downset i."""
-    fronts, target = states.fronts, states.target
-    stages: list[TracedStage] = []
-    while i != 0:
-        tally, total = int(fronts.tally[state]), int(fronts.data_parallel_sum[state])
-        j, variant, d, behind = find_first_stage(i, tally, total, states.arrays, steps)
-        if j < 0:
-            raise AssertionError(f"state {state} of downset {i} has no origin")
-        later_sum = int(fronts.data_parallel_sum[behind])
-        stages.append(TracedStage(int(i), int(j), int(variant), int(d), later_sum, target.threshold_s * int(d)))
-        i, state = j, behind
-    return tuple(stages)
+    rows = np.empty((states.tables.lattice.level_start.size, 5), np.int64)
+    count = trace_stages(i, state, states.arrays, steps, rows)
+    if count < 0:
+        raise AssertionError(f"state {state} of downset {i} has no origin")
+    threshold_s = states.target.threshold_s
+    return tuple(
+        TracedStage(outer, inner, variant, d, later_sum, threshold_s * d)
+        for outer, inner, variant, d, later_sum in rows[:count].tolist()
+    )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.compiled.observers import observed
+from piper_ray.engine.first_run import compiling_told, of_flush
 from piper_ray.engine.flush.answer import as_solution, flush_schedule, instance_under
 from piper_ray.engine.flush.crew import Crew
 from piper_ray.engine.flush.incumbent import preference
@@ -20,7 +20,7 @@ from piper_ray.engine.frontier.points import FrontierStats
 from piper_ray.engine.frontier.result import Frontier
 from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.engine.search.limits import Limits
-from piper_ray.model.events import Compiling, DegreesSearched, Event, IncumbentFound, Listener, Note
+from piper_ray.model.events import DegreesSearched, Event, IncumbentFound, Listener, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -50,7 +50,7 @@ def frontier_by_degrees(
         if not isinstance(event, (DegreesSearched, IncumbentFound)):
             listener(event)
 
-    with observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text))):
+    with compiling_told(listener, options.threads, of_flush):
         prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, tell)
         if not isinstance(prepared, FlushPreparation):
             nothing = without_plan(instance, flush_schedule(schedule), prepared.reason)

@@ -9,10 +9,10 @@ from copy import copy
 
 import numpy as np
 
-from piper_ray.compiled.observers import observed
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
+from piper_ray.engine.first_run import compiling_told, of_papers_frontier
 from piper_ray.engine.frontier.curve import Curve
 from piper_ray.engine.frontier.curve_events import FrontierListener
 from piper_ray.engine.frontier.curve_search import CurveSearch
@@ -24,7 +24,7 @@ from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning
 from piper_ray.evaluate import evaluate
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Compiling, Note, StepFinished
+from piper_ray.model.events import StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -143,8 +143,7 @@ class CurveFrontier(Frontier):
         )
 
     def _observed(self) -> AbstractContextManager[None]:
-        listener = self._listener
-        return observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text)))
+        return compiling_told(self._listener, self.options.threads, of_papers_frontier)
 
     def _so_far(self, search: CurveSearch) -> Frontier:
         """What is known of the points at this moment, for another thread than the one that searches."""

@@ -113,11 +113,11 @@ def is_subset(small: BitArray, large: BitArray) -> bool:
 
 
 @leaf_kernel
-def bit_position(power_of_two: np.uint64) -> int:
-    """log2 of a power of two, by binary search over the halves."""
+def bit_position(bits: np.uint64) -> int:
+    """Of the highest bit, by binary search over the halves; ``bits`` are not 0."""
     position = 0
     for shift in (32, 16, 8, 4, 2, 1):
-        if power_of_two >> np.uint64(shift):
-            power_of_two >>= np.uint64(shift)
+        if bits >> np.uint64(shift):
+            bits >>= np.uint64(shift)
             position += shift
     return position

@@ -1,20 +1,32 @@
-"""Kernel: buckets of live downsets of a finished level, with bounds over their members."""
+"""Kernel: buckets of live downsets of a finished level, and groups of these, with bounds over their members."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.nesting import find_dominated
 from piper_ray.engine.kernels.order import stable_order
-from piper_ray.engine.kernels.types import BucketArrays, CostArrays, FrontArrays, LatticeArrays, StateArrays
+from piper_ray.engine.kernels.types import (
+    BucketArrays,
+    CostArrays,
+    FrontArrays,
+    GroupArrays,
+    LatticeArrays,
+    MemberArrays,
+    StateArrays,
+)
 
 BUCKET_SIZE = 32
+GROUP_SIZE = 16
 
 
 @kernel
 def add_level(first: int, last: int, arrays: StateArrays) -> None:
-    """Groups the live downsets among first .. last - 1 by least tally, in id order, into buckets of up to 32."""
-    tables, target, fronts, buckets = arrays
+    """Puts the live downsets among first .. last - 1 by least tally, in id order, into buckets of up to 32, and these
+    into groups of up to 16.
+    """
+    tables, target, fronts, members, buckets, groups = arrays
     lattice, costs = tables.lattice, tables.costs
     live = np.empty(last - first, np.int64)
     key = np.empty(last - first)
@@ -24,8 +36,11 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
             live[count] = i
             key[count] = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
             count += 1
-    level = np.searchsorted(lattice.level_start, first)
-    buckets.level_first[level] = buckets.used[0]
+    level = 0
+    while lattice.level_start[level] < first:
+        level += 1
+    first_bucket = buckets.used[0]
+    buckets.level_first[level] = first_bucket
     order = stable_order(key, count)
     bucket = buckets.used[0] - 1
     at = buckets.member_start[buckets.used[0]]
@@ -35,11 +50,43 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
         if position == 0 or tally != buckets.least_tally[bucket] or at - buckets.member_start[bucket] == BUCKET_SIZE:
             bucket += 1
             _open(bucket, tally, target.device_weight, lattice, buckets)
-        buckets.member[at] = i
+        _place(i, at, lattice, costs, members)
         at += 1
         buckets.member_start[bucket + 1] = at
         _widen(bucket, i, lattice, costs, fronts, buckets)
     buckets.used[0] = bucket + 1
+    groups.level_first[level] = groups.used[0]
+    for begin in range(first_bucket, bucket + 1, GROUP_SIZE):
+        _add_group(begin, min(begin + GROUP_SIZE, bucket + 1), buckets, groups)
+    if level > 0:
+        find_dominated(level, arrays)
+
+
+@leaf_kernel
+def _add_group(begin: int, end: int, buckets: BucketArrays, groups: GroupArrays) -> None:
+    """Of buckets begin .. end - 1."""
+    group = groups.used[0]
+    groups.bucket_start[group], groups.bucket_start[group + 1] = begin, end
+    groups.least_tally[group] = buckets.least_tally[begin]
+    groups.least_devices[group] = buckets.least_devices[begin]
+    groups.least_sum[group] = buckets.least_sum[begin]
+    for bucket in range(begin + 1, end):
+        groups.least_sum[group] = min(groups.least_sum[group], buckets.least_sum[bucket])
+    for r in range(buckets.cap_s.shape[0]):
+        groups.cap_s[r, group] = buckets.cap_s[r, begin]
+        for bucket in range(begin + 1, end):
+            groups.cap_s[r, group] = max(groups.cap_s[r, group], buckets.cap_s[r, bucket])
+    groups.used[0] = group + 1
+
+
+@leaf_kernel
+def _place(i: int, at: int, lattice: LatticeArrays, costs: CostArrays, members: MemberArrays) -> None:
+    members.downset[at], members.place[i] = i, at
+    for word in range(lattice.bits.shape[1]):
+        members.bits[at, word] = lattice.bits[i, word]
+        members.dominated_by[at, word] = 0
+    for r in range(costs.cap_s.shape[1]):
+        members.cap_s[at, r] = costs.cap_s[i, r]
 
 
 @leaf_kernel
@@ -78,16 +125,27 @@ def _widen(
         buckets.missing[bucket, r] = max(buckets.missing[bucket, r], costs.missing[i, r])
 
 
+def no_members(lattice: LatticeArrays, costs: CostArrays) -> MemberArrays:
+    """Room for all downsets."""
+    downsets, words = lattice.bits.shape
+    return MemberArrays(
+        downset=np.empty(downsets, np.int64),
+        place=np.empty(downsets, np.int64),
+        bits=np.empty((downsets, words), np.uint64),
+        cap_s=np.empty((downsets, costs.cap_s.shape[1])),
+        dominated_by=np.empty((downsets, words), np.uint64),
+    )
+
+
 def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> BucketArrays:
     """Room for ``capacity`` buckets."""
-    downsets, words = lattice.bits.shape
+    words = lattice.bits.shape[1]
     levels, variants = lattice.level_start.size - 1, costs.missing.shape[1]
     sharing = costs.least_shared.shape[0] > 0
     return BucketArrays(
         used=np.zeros(1, np.int64),
         level_first=np.full(levels, 2**62, np.int64),
         member_start=np.zeros(capacity + 1, np.int64),
-        member=np.empty(downsets, np.int64),
         least_tally=np.empty(capacity, np.int64),
         least_devices=np.empty(capacity, np.int64),
         least_sum=np.empty(capacity, np.int64),
@@ -99,4 +157,20 @@ def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> B
         least_b=np.empty((capacity, variants)),
         least_shared=np.empty((capacity if sharing else 0, variants)),
         missing=np.empty((capacity, variants), np.int64),
+        all_dominated_by=np.zeros((capacity, words), np.uint64),
+    )
+
+
+def empty_groups(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> GroupArrays:
+    """Room for ``capacity`` groups."""
+    levels, variants = lattice.level_start.size - 1, costs.missing.shape[1]
+    return GroupArrays(
+        used=np.zeros(1, np.int64),
+        level_first=np.full(levels, 2**62, np.int64),
+        bucket_start=np.zeros(capacity + 1, np.int64),
+        least_tally=np.empty(capacity, np.int64),
+        least_devices=np.empty(capacity, np.int64),
+        least_sum=np.empty(capacity, np.int64),
+        cap_s=np.empty((variants, capacity)),
+        all_dominated_by=np.zeros((capacity, lattice.bits.shape[1]), np.uint64),
     )

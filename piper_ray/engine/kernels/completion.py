@@ -7,20 +7,33 @@ and at every lower one. A state of J with more than K - g[J] devices cannot be c
 
 from __future__ import annotations
 
-from piper_ray.compiled.jit import leaf_kernel, part_kernel
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
 from piper_ray.engine.kernels.level import stage_fits
-from piper_ray.engine.kernels.scan import UNREACHABLE, Scratch, jumping_s, open_buckets, refine
+from piper_ray.engine.kernels.scan import (
+    BUCKETS_TESTED,
+    CANDIDATES_TESTED,
+    STAGES_COSTED,
+    UNREACHABLE,
+    Scratch,
+    crosses_much,
+    find_jumping,
+    jumped_s,
+    list_jumps,
+    open_among,
+    refine,
+    sum_crossing,
+)
 from piper_ray.engine.kernels.selection import NO
 from piper_ray.engine.kernels.types import IndexArray, StageKey, StageWork, StateArrays
 
 
-@part_kernel
+@inlined_kernel
 def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArrays, scratch: Scratch) -> int:
     """The fewest devices of a stage, fewer than ``below``, with as little behind it as J can have; else UNREACHABLE."""
     i, j, r = stage
-    tables, target, fronts, _ = arrays
+    tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
     _, costs, options, cluster = tables
     # States come with rising sums.
     later_sum = fronts.data_parallel_sum[fronts.start[j]]
@@ -41,28 +54,32 @@ def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArra
         devices = options.degree[r] * d
         if devices >= below:
             break
+        scratch.tested[STAGES_COSTED] += 1
         if stage_fits(stage, d, in_flight(later_sum, d), work, tables, target.threshold_s, scratch.steps) != NO:
             return int(devices)
     return int(UNREACHABLE)
 
 
-@part_kernel
-def _push(i: int, bucket: int, touch: int, outside: IndexArray, arrays: StateArrays, scratch: Scratch) -> bool:
+@inlined_kernel
+def _push(i: int, bucket: int, touches: bool, outside: IndexArray, arrays: StateArrays, scratch: Scratch) -> bool:
     """Lowers g of a bucket's members by stages in front of them that end at I; whether any was lowered."""
     lattice, costs, options, cluster = arrays.tables
     buckets = arrays.buckets
     lowered = False
     left = cluster.devices - outside[i] - buckets.least_devices[bucket]
     for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
-        j = buckets.member[k]
+        j = arrays.members.downset[k]
         if outside[i] + 1 >= outside[j] or not is_subset(lattice.bits[j], lattice.bits[i]):
             continue
+        scratch.tested[CANDIDATES_TESTED] += 1
+        if touches and crosses_much(i, lattice, costs):
+            find_jumping(i, lattice.bits, j, lattice, costs, scratch)
         for r in range(options.degree.size):
             if costs.missing[i, r] > costs.missing[j, r]:
                 continue
             work_s = costs.need_s[i, r] - costs.cap_s[j, r]
-            if touch != 0:
-                work_s -= jumping_s(i, r, lattice.bits, j, lattice, costs)
+            if touches:
+                work_s -= jumped_s(i, r, lattice.bits, j, lattice, costs, scratch)
             below = min(outside[j] - outside[i], left + 1)
             devices = _stage_devices(StageKey(i, j, r), work_s, below, arrays, scratch)
             if devices != UNREACHABLE:
@@ -71,7 +88,15 @@ def _push(i: int, bucket: int, touch: int, outside: IndexArray, arrays: StateArr
     return lowered
 
 
-@part_kernel
+@leaf_kernel
+def _most(values: IndexArray, begin: int, end: int) -> int:
+    most = values[begin]
+    for at in range(begin + 1, end):
+        most = max(most, values[at])
+    return int(most)
+
+
+@inlined_kernel
 def _settle(
     i: int,
     level: int,
@@ -82,7 +107,7 @@ def _settle(
     device_limit: IndexArray,
 ) -> None:
     """Of one downset, in ``level``: its limit, and g of those below it by stages that end there."""
-    _, target, fronts, buckets = arrays
+    target, fronts, buckets, groups = arrays.target, arrays.fronts, arrays.buckets, arrays.groups
     cluster = arrays.tables.cluster
     device_limit[i] = 0
     if fronts.states[i] == 0 or outside[i] == UNREACHABLE:
@@ -91,23 +116,34 @@ def _settle(
     if fewest + outside[i] > cluster.devices:
         return
     device_limit[i] = cluster.devices - outside[i]
-    opened = open_buckets(i, arrays, 0, min(buckets.level_first[level], buckets.used[0]), scratch)
-    chosen = 0
+    in_groups, listed = scratch.open_groups, scratch.open_buckets
+    jumps = list_jumps(i, arrays.tables.lattice, scratch)
+    grouped, opened = 0, 0
+    last_group = min(groups.level_first[level], groups.used[0])
+    scratch.tested[BUCKETS_TESTED] += last_group
+    grouped = open_among(i, groups, 0, last_group, jumps, arrays, scratch, in_groups, grouped)
+    for at in range(grouped):
+        group = in_groups.number[at]
+        begin, end = groups.bucket_start[group], groups.bucket_start[group + 1]
+        stage = (in_groups.tally[at] - groups.least_tally[group]) // target.device_weight
+        if outside[i] + stage < _most(most_outside, begin, end):
+            scratch.tested[BUCKETS_TESTED] += end - begin
+            opened = open_among(i, buckets, begin, end, jumps, arrays, scratch, listed, opened)
+    if opened > 0 and crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
+        sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
     for at in range(opened):
-        bucket = scratch.open_bucket[at]
-        stage = (scratch.open_tally[at] - buckets.least_tally[bucket]) // target.device_weight
-        if outside[i] + stage < most_outside[bucket]:
-            scratch.near_bucket[chosen] = bucket
-            chosen += 1
-    for at in range(refine(i, chosen, arrays, scratch)):
-        bucket = scratch.near_bucket[at]
-        stage = (scratch.near_tally[at] - buckets.least_tally[bucket]) // target.device_weight
+        bucket = listed.number[at]
+        stage = (listed.tally[at] - buckets.least_tally[bucket]) // target.device_weight
         if outside[i] + stage >= most_outside[bucket]:
             continue
-        if _push(i, bucket, scratch.near_touch[at], outside, arrays, scratch):
+        tally, _, touches = refine(i, bucket, arrays, scratch)
+        if tally == UNREACHABLE:
+            continue
+        stage = (tally - buckets.least_tally[bucket]) // target.device_weight
+        if outside[i] + stage < most_outside[bucket] and _push(i, bucket, touches, outside, arrays, scratch):
             most_outside[bucket] = 0
             for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
-                most_outside[bucket] = max(most_outside[bucket], outside[buckets.member[k]])
+                most_outside[bucket] = max(most_outside[bucket], outside[arrays.members.downset[k]])
 
 
 @leaf_kernel

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import is_subset
@@ -58,7 +56,7 @@ def evaluate_runs(
     ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what the runs took.
     """
     known = earlier.states.counts
-    before, read = run_start[run], int(np.int64(0))  # of a literal 0 all that gets it would be compiled once more
+    before, read = run_start[run], 0
     while run < run_start.size - 1:
         first, last = run_start[run], run_start[run + 1]
         for counter in range(COUNTERS):
@@ -84,6 +82,27 @@ def evaluate_runs(
 
 
 @leaf_kernel
+def trace_stages(i: int, state: int, arrays: StateArrays, steps: StepCache, stages: IndexArray) -> int:
+    """The stages of the plan of a state, one of downset i, from the front; returns how many, or -1 for a state that has
+    no origin.
+
+    steps: scratch of the calling thread. stages: gets int64[stages, 5], of each I, J, variant, data-parallel degree,
+    and sum of these degrees behind it; has a row for each vertex.
+    """
+    fronts, count = arrays.fronts, 0
+    while i != 0:
+        tally, total = fronts.tally[state], fronts.data_parallel_sum[state]
+        j, variant, d, behind = find_first_stage(i, tally, total, arrays, steps)
+        if j < 0:
+            return -1
+        stages[count, 0], stages[count, 1], stages[count, 2] = i, j, variant
+        stages[count, 3], stages[count, 4] = d, fronts.data_parallel_sum[behind]
+        count += 1
+        i, state = j, behind
+    return count
+
+
+@leaf_kernel
 def find_first_stage(
     i: int, tally: int, total: int, arrays: StateArrays, steps: StepCache
 ) -> tuple[int, int, int, int]:
@@ -92,7 +111,7 @@ def find_first_stage(
     Of several the one with the least j (so the most layers), then variant, then data-parallel sum behind it.
     steps: scratch of the calling thread.
     """
-    tables, target, fronts, _ = arrays
+    tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
     lattice, costs, options, cluster = tables
     for j in range(i):
         if fronts.states[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
@@ -100,8 +119,6 @@ def find_first_stage(
         for r in range(options.degree.size):
             if costs.missing[i, r] > costs.missing[j, r]:
                 continue
-            work_s = costs.need_s[i, r] - costs.cap_s[j, r] - jumping_s(i, r, lattice.bits, j, lattice, costs)
-            work = StageWork(work_s, max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r]))
             for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
                 d = total - fronts.data_parallel_sum[state]
                 stage_tally = target.stage_weight + options.degree[r] * d * target.device_weight
@@ -109,6 +126,9 @@ def find_first_stage(
                     continue
                 if not _may_have(cluster, r, d):
                     continue
+                # Few states come so far: it is quicker to sum anew for each.
+                work_s = costs.need_s[i, r] - costs.cap_s[j, r] - jumping_s(i, r, lattice.bits, j, lattice, costs)
+                work = StageWork(work_s, max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r]))
                 y = in_flight(fronts.data_parallel_sum[state], d)
                 if stage_fits(StageKey(i, j, r), d, y, work, tables, target.threshold_s, steps) == YES:
                     return j, r, d, state

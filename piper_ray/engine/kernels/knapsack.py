@@ -192,7 +192,8 @@ def _count_bound(
         else:
             low = price
         if upper <= left:
-            choice[:] = fastest
+            for k in range(count):
+                choice[k] = fastest[k]
             for rank in range(needed):
                 choice[order[rank]] = taken[order[rank]]
             break

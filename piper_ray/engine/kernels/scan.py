@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, leaf_kernel, part_kernel
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import bit_position, first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
@@ -14,6 +14,7 @@ from piper_ray.engine.kernels.types import (
     BucketArrays,
     CostArrays,
     FloatArray,
+    GroupArrays,
     IndexArray,
     LatticeArrays,
     StateArrays,
@@ -23,8 +24,19 @@ from piper_ray.engine.kernels.types import (
 BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED, CHOICES_ABANDONED = 0, 1, 2, 3
 COUNTERS = 4
 
+_MUCH_CROSSING = 64
+"""Edges times variants from which on sums over their heads are quicker than the edges one by one."""
+
 UNREACHABLE = np.int64(2**62)
 _GUARD = 1e-9
+
+
+class Listed(NamedTuple):
+    """Buckets, or groups of them, that work alone leaves open, and their least tally and sum."""
+
+    number: IndexArray  # int64[buckets]
+    tally: IndexArray
+    total: IndexArray
 
 
 class Scratch(NamedTuple):
@@ -32,19 +44,19 @@ class Scratch(NamedTuple):
 
     front_tally: IndexArray  # int64[data-parallel limit + 2]
     front_sum: IndexArray
+    degrees: FloatArray  # float64[x + 1]: the least divisor >= x, infinite for the last
     stage_devices: FloatArray  # float64[buckets]
-    open_bucket: IndexArray  # int64[buckets]: buckets that work alone leaves open, and their least tally and sum
-    open_tally: IndexArray
-    open_sum: IndexArray
-    near_bucket: IndexArray  # int64[buckets]: those of one pass, with sharper bounds
-    near_tally: IndexArray
-    near_sum: IndexArray
-    near_touch: IndexArray
+    open_groups: Listed
+    open_buckets: Listed
+    near_buckets: Listed  # those of one pass
     heads: BitArray  # uint64[words]: ends in the downset of what crosses into it
-    jump_from: IndexArray  # int64[most edges and tensors that cross into a downset]
+    edge_heads: BitArray  # uint64[words]: of edges alone
+    head_s: FloatArray  # float64[n, r]: for each of these what its edges are charged
+    upto_head_s: FloatArray  # float64[n, r]: of these and all of less number
+    jumping_s: FloatArray  # float64[r]: see find_jumping
+    most_jumping_s: FloatArray  # float64[r]: over a stage with a J of the bucket at hand
+    jump_level: IndexArray  # int64[most edges and tensors that cross into a downset]
     jump_order: IndexArray
-    fits_upto: IndexArray  # int64[divisors]
-    fails_from: IndexArray
     steps: StepCache
     tested: IndexArray  # int64[COUNTERS]
 
@@ -54,25 +66,30 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
     lattice, cluster = tables.lattice, tables.cluster
     states = cluster.data_parallel_limit + 2
     crossings = lattice.edge_tail.size + lattice.tensor_bits.shape[0] + 1
+    replicas = np.append(cluster.divisors[cluster.divisor_at_least], np.inf)
     return Scratch(
         front_tally=np.empty(states, np.int64),
         front_sum=np.empty(states, np.int64),
+        degrees=replicas,
         stage_devices=np.empty(buckets),
-        open_bucket=np.empty(buckets, np.int64),
-        open_tally=np.empty(buckets, np.int64),
-        open_sum=np.empty(buckets, np.int64),
-        near_bucket=np.empty(buckets, np.int64),
-        near_tally=np.empty(buckets, np.int64),
-        near_sum=np.empty(buckets, np.int64),
-        near_touch=np.empty(buckets, np.int64),
+        open_groups=_room_to_list(buckets),
+        open_buckets=_room_to_list(buckets),
+        near_buckets=_room_to_list(buckets),
         heads=np.empty(lattice.bits.shape[1], np.uint64),
-        jump_from=np.empty(crossings, np.int64),
+        edge_heads=np.empty(lattice.bits.shape[1], np.uint64),
+        head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
+        upto_head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
+        jumping_s=np.empty(tables.options.degree.size),
+        most_jumping_s=np.empty(tables.options.degree.size),
+        jump_level=np.empty(crossings, np.int64),
         jump_order=np.empty(crossings, np.int64),
-        fits_upto=np.empty(cluster.divisors.size, np.int64),
-        fails_from=np.empty(cluster.divisors.size, np.int64),
         steps=steps,
         tested=np.zeros(COUNTERS, np.int64),
     )
+
+
+def _room_to_list(count: int) -> Listed:
+    return Listed(np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64))
 
 
 @inlined_kernel
@@ -127,12 +144,93 @@ def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, both
     return total
 
 
-@part_kernel
-def _list_jumps(i: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: Scratch) -> int:
-    """Lists what crosses into I by the first bucket with a J that can hold some of its ends; returns how many.
+@inlined_kernel
+def crosses_much(i: int, lattice: LatticeArrays, costs: CostArrays) -> bool:
+    """Whether so many edges cross into I that ``find_jumping`` sums them for all variants at once."""
+    edges = lattice.crossing_start[i + 1] - lattice.crossing_start[i]
+    return bool(edges * costs.both_s.shape[0] >= _MUCH_CROSSING)
 
-    A J that holds the head of an edge holds all behind it, so it is of that level at least; buckets come by level.
-    Tensors are numbered after the edges.
+
+@inlined_kernel
+def jumped_s(
+    i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scratch
+) -> float:
+    """``jumping_s``, which ``find_jumping`` has found where much crosses into I."""
+    if crosses_much(i, lattice, costs):
+        return float(scratch.jumping_s[r])
+    return jumping_s(i, r, inner, row, lattice, costs)
+
+
+@leaf_kernel
+def sum_crossing(i: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scratch) -> None:
+    """What edges that cross into I are charged, by their heads."""
+    variants = costs.both_s.shape[0]
+    for word in range(scratch.edge_heads.size):
+        scratch.edge_heads[word] = 0
+    for k in range(lattice.crossing_start[i], lattice.crossing_start[i + 1]):
+        e = lattice.crossing[k]
+        v = lattice.edge_head[e]
+        bit = np.uint64(1) << np.uint64(v & 63)
+        if scratch.edge_heads[v >> 6] & bit == 0:
+            scratch.edge_heads[v >> 6] |= bit
+            for r in range(variants):
+                scratch.head_s[v, r] = 0.0
+        for r in range(variants):
+            scratch.head_s[v, r] += costs.both_s[r, e]
+    before = -1
+    for word in range(scratch.edge_heads.size):
+        heads = scratch.edge_heads[word]
+        while heads != 0:
+            low = heads & (~heads + np.uint64(1))
+            v = 64 * word + bit_position(low)
+            for r in range(variants):
+                scratch.upto_head_s[v, r] = scratch.head_s[v, r] + (
+                    scratch.upto_head_s[before, r] if before >= 0 else 0.0
+                )
+            before = v
+            heads ^= low
+
+
+@leaf_kernel
+def find_jumping(
+    i: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scratch
+) -> None:
+    """``jumping_s`` of a stage from inner[row] to I, whose crossing edges were summed last, in all variants.
+
+    Vertices are numbered successors first: mostly all heads up to the last one in inner[row] are in it as well.
+    """
+    variants = costs.both_s.shape[0]
+    word = inner.shape[1] - 1
+    while word >= 0 and scratch.edge_heads[word] & inner[row, word] == 0:
+        word -= 1
+    for r in range(variants):
+        scratch.jumping_s[r] = 0.0
+    if word >= 0:
+        last = bit_position(scratch.edge_heads[word] & inner[row, word])
+        for r in range(variants):
+            scratch.jumping_s[r] = scratch.upto_head_s[64 * word + last, r]
+        within = (np.uint64(1) << np.uint64(last)) - np.uint64(1)
+        while word >= 0:
+            left_out = scratch.edge_heads[word] & ~inner[row, word] & within
+            while left_out != 0:
+                low = left_out & (~left_out + np.uint64(1))
+                v = 64 * word + bit_position(low)
+                for r in range(variants):
+                    scratch.jumping_s[r] -= scratch.head_s[v, r]
+                left_out ^= low
+            within = ~np.uint64(0)
+            word -= 1
+    if lattice.tensor_bits.shape[0] > 0:
+        for r in range(variants):
+            scratch.jumping_s[r] += _cut_twice_s(i, inner, row, lattice, costs.both_s[r])
+
+
+@inlined_kernel
+def list_jumps(i: int, lattice: LatticeArrays, scratch: Scratch) -> int:
+    """Lists what crosses into I by the first level with a J that can hold some of its ends; returns how many.
+
+    A J that holds the head of an edge holds all behind it, so it is of that level at least. Tensors are numbered after
+    the edges.
     """
     first = lattice.crossing_start[i]
     edges = int(lattice.crossing_start[i + 1] - first)
@@ -142,14 +240,14 @@ def _list_jumps(i: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: 
         e = lattice.crossing[first + k]
         v = lattice.edge_head[e]
         scratch.heads[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
-        _insert_jump(k, buckets.level_first[lattice.vertex_level[v]], e, scratch.jump_from, scratch.jump_order)
+        _insert_jump(k, lattice.vertex_level[v], e, scratch.jump_level, scratch.jump_order)
     if lattice.tensor_bits.shape[0] == 0:
         return edges
-    return edges + _list_cuts(i, edges, lattice, buckets, scratch)
+    return edges + _list_cuts(i, edges, lattice, scratch)
 
 
 @leaf_kernel
-def _list_cuts(i: int, listed: int, lattice: LatticeArrays, buckets: BucketArrays, scratch: Scratch) -> int:
+def _list_cuts(i: int, listed: int, lattice: LatticeArrays, scratch: Scratch) -> int:
     first = lattice.cut_start[i]
     count = int(lattice.cut_start[i + 1] - first)
     for k in range(count):
@@ -162,122 +260,124 @@ def _list_cuts(i: int, listed: int, lattice: LatticeArrays, buckets: BucketArray
                 low = ends & (~ends + np.uint64(1))
                 level = min(level, lattice.vertex_level[64 * word + bit_position(low)])
                 ends ^= low
-        what = lattice.edge_tail.size + tensor
-        _insert_jump(listed + k, buckets.level_first[level], what, scratch.jump_from, scratch.jump_order)
+        _insert_jump(listed + k, level, lattice.edge_tail.size + tensor, scratch.jump_level, scratch.jump_order)
     return count
 
 
 @leaf_kernel
-def _insert_jump(count: int, bucket: int, what: int, jump_from: IndexArray, jump_order: IndexArray) -> None:
-    """Keeps the ``count`` jumps listed so far and this one in the order of their buckets."""
+def _insert_jump(count: int, level: int, what: int, jump_level: IndexArray, jump_order: IndexArray) -> None:
+    """Keeps the ``count`` jumps listed so far and this one in the order of their levels."""
     at = count
-    while at > 0 and jump_from[at - 1] > bucket:
-        jump_from[at] = jump_from[at - 1]
+    while at > 0 and jump_level[at - 1] > level:
+        jump_level[at] = jump_level[at - 1]
         jump_order[at] = jump_order[at - 1]
         at -= 1
-    jump_from[at] = bucket
+    jump_level[at] = level
     jump_order[at] = what
 
 
 @inlined_kernel
-def open_buckets(i: int, arrays: StateArrays, begin_bucket: int, end_bucket: int, scratch: Scratch) -> int:
-    """Lists the buckets with a J for a state of I within its limits, and the least tally and sum of such a state.
+def degree_at_least(work_s: float, per_threshold: float, degrees: FloatArray) -> float:
+    """The least data-parallel degree with which so much work keeps the threshold; infinite if it is none."""
+    replicas = max(np.ceil(work_s * per_threshold - _GUARD), 1.0)
+    return float(degrees[np.int64(min(replicas, np.float64(degrees.size - 1)))])
 
-    Looks at buckets begin_bucket .. end_bucket - 1 and returns how many it lists. By work alone: a stage has at least
-    need - cap, less what crosses into I and may jump over it.
+
+@inlined_kernel
+def open_among(
+    i: int,
+    parts: BucketArrays | GroupArrays,
+    begin: int,
+    end: int,
+    jumps: int,
+    arrays: StateArrays,
+    scratch: Scratch,
+    listed: Listed,
+    opened: int,
+) -> int:
+    """Lists the buckets, or groups of them, with a J for a state of I within its limits, and the least tally and sum of
+    such a state, behind ``opened`` listed already. Looks at begin .. end - 1 and returns how many are listed then.
+
+    By work alone: a stage has at least need - cap, less what crosses into I and may jump over it: ``jumps`` of them are
+    listed.
     """
-    tables, target, _, buckets = arrays
-    lattice, costs, degree = tables.lattice, tables.costs, tables.options.degree
-    stage_devices, cap_s = scratch.stage_devices, buckets.cap_s
+    costs, degree = arrays.tables.costs, arrays.tables.options.degree
+    target, stage_devices, cap_s = arrays.target, scratch.stage_devices, parts.cap_s
     per_threshold = 1.0 / target.threshold_s
     largest_degree = 1.0
-    jumps = _list_jumps(i, lattice, buckets, scratch)
     for r in range(degree.size):
         t = np.float64(degree[r])
         largest_degree = max(largest_degree, t)
         work_s = costs.need_s[i, r]
-        begin = begin_bucket
+        first = begin
         for k in range(jumps + 1):
-            end = min(end_bucket, scratch.jump_from[k]) if k < jumps else end_bucket
+            last = min(end, parts.level_first[scratch.jump_level[k]]) if k < jumps else end
             # Plain loops over whole arrays: these run as vector instructions.
             if r == 0:
-                for bucket in range(begin, end):
-                    stage_devices[bucket] = t * max(np.ceil((work_s - cap_s[r, bucket]) * per_threshold - _GUARD), 1.0)
+                for part in range(first, last):
+                    stage_devices[part] = t * degree_at_least(work_s - cap_s[r, part], per_threshold, scratch.degrees)
             else:
-                for bucket in range(begin, end):
-                    devices = t * max(np.ceil((work_s - cap_s[r, bucket]) * per_threshold - _GUARD), 1.0)
-                    stage_devices[bucket] = min(stage_devices[bucket], devices)
-            begin = max(begin, end)
+                for part in range(first, last):
+                    devices = t * degree_at_least(work_s - cap_s[r, part], per_threshold, scratch.degrees)
+                    stage_devices[part] = min(stage_devices[part], devices)
+            first = max(first, last)
             if k < jumps:
                 work_s -= costs.both_s[r, scratch.jump_order[k]]
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
-    opened = 0
-    for bucket in range(begin_bucket, end_bucket):
-        if buckets.least_devices[bucket] + stage_devices[bucket] > device_limit:
+    for part in range(begin, end):
+        if parts.least_devices[part] + stage_devices[part] > device_limit:
             continue
-        total = buckets.least_sum[bucket] + np.int64(np.ceil(stage_devices[bucket] / largest_degree))
+        total = parts.least_sum[part] + np.int64(np.ceil(stage_devices[part] / largest_degree))
         if total <= sum_limit:
-            tally = np.int64(stage_devices[bucket]) * target.device_weight + target.stage_weight
-            scratch.open_bucket[opened] = bucket
-            scratch.open_tally[opened] = buckets.least_tally[bucket] + tally
-            scratch.open_sum[opened] = total
+            tally = np.int64(stage_devices[part]) * target.device_weight + target.stage_weight
+            listed.number[opened] = part
+            listed.tally[opened] = parts.least_tally[part] + tally
+            listed.total[opened] = total
             opened += 1
     return opened
 
 
 @inlined_kernel
-def refine(i: int, chosen: int, arrays: StateArrays, scratch: Scratch) -> int:
-    """Keeps those of the first ``chosen`` near buckets that sharper bounds leave within I's limits; returns how many.
+def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[int, int, bool]:
+    """The least tally and sum of a state of I with a J of the bucket, by sharper bounds than ``open_among``, and
+    whether anything can jump over such a stage. The tally is UNREACHABLE where there is none within I's limits.
 
-    By nesting, work with what can jump over the stage, resynchronisation, memory and divisors. near_touch says whether
-    anything can jump over a stage with a J of the bucket.
+    By nesting, work with what can jump, resynchronisation, memory and divisors. What crosses into I is listed.
     """
-    tables, target, _, buckets = arrays
+    tables, target, buckets = arrays.tables, arrays.target, arrays.buckets
     lattice, costs, options, cluster = tables
     bits, meet, join, heads = lattice.bits, buckets.meet, buckets.join, scratch.heads
     degree, divisors = options.degree, cluster.divisors
-    kept = 0
-    for at in range(chosen):
-        bucket = scratch.near_bucket[at]
-        inside = True
-        touches = False
-        for word in range(bits.shape[1]):
-            if meet[bucket, word] & ~bits[i, word] != 0:
-                inside = False
-                break
-            if heads[word] & join[bucket, word] != 0:
-                touches = True
-        if not inside:
+    touches = False
+    for word in range(bits.shape[1]):
+        if meet[bucket, word] & ~bits[i, word] != 0:
+            return int(UNREACHABLE), int(UNREACHABLE), False
+        if heads[word] & join[bucket, word] != 0:
+            touches = True
+    if touches and crosses_much(i, lattice, costs):
+        find_jumping(i, join, bucket, lattice, costs, scratch)
+    devices, replicas = UNREACHABLE, UNREACHABLE
+    for r in range(degree.size):
+        if costs.missing[i, r] > buckets.missing[bucket, r]:
             continue
-        devices, replicas = UNREACHABLE, UNREACHABLE
-        for r in range(degree.size):
-            if costs.missing[i, r] > buckets.missing[bucket, r]:
-                continue
-            work_s = costs.need_s[i, r] - buckets.cap_s[r, bucket]
-            if touches:
-                work_s -= jumping_s(i, r, join, bucket, lattice, costs)
-            resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
-            by_time = first_divisor_by_time(
-                work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size
-            )
-            by_memory = first_divisor_by_memory(
-                costs.least_a[i, r] - buckets.least_a[bucket, r],
-                costs.least_b[i, r] - buckets.least_b[bucket, r],
-                costs.least_shared[i, r] - buckets.least_shared[bucket, r] if costs.least_shared.shape[0] > 0 else 0.0,
-                buckets.least_sum[bucket],
-                cluster,
-            )
-            index = max(by_time, by_memory, cluster.first_divisor[r])
-            if index < cluster.end_divisor[r]:
-                devices = min(devices, degree[r] * divisors[index])
-                replicas = min(replicas, divisors[index])
-        total = buckets.least_sum[bucket] + replicas
-        if buckets.least_devices[bucket] + devices <= target.device_limit[i] and total <= target.data_parallel_limit[i]:
-            scratch.near_bucket[kept] = bucket
-            scratch.near_tally[kept] = (
-                buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
-            )
-            scratch.near_sum[kept] = total
-            scratch.near_touch[kept] = touches
-            kept += 1
-    return kept
+        work_s = costs.need_s[i, r] - buckets.cap_s[r, bucket]
+        if touches:
+            work_s -= jumped_s(i, r, join, bucket, lattice, costs, scratch)
+        resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
+        by_time = first_divisor_by_time(work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size)
+        by_memory = first_divisor_by_memory(
+            costs.least_a[i, r] - buckets.least_a[bucket, r],
+            costs.least_b[i, r] - buckets.least_b[bucket, r],
+            costs.least_shared[i, r] - buckets.least_shared[bucket, r] if costs.least_shared.shape[0] > 0 else 0.0,
+            buckets.least_sum[bucket],
+            cluster,
+        )
+        index = max(by_time, by_memory, cluster.first_divisor[r])
+        if index < cluster.end_divisor[r]:
+            devices = min(devices, degree[r] * divisors[index])
+            replicas = min(replicas, divisors[index])
+    total = buckets.least_sum[bucket] + replicas
+    if buckets.least_devices[bucket] + devices > target.device_limit[i] or total > target.data_parallel_limit[i]:
+        return int(UNREACHABLE), int(UNREACHABLE), False
+    tally = buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
+    return int(tally), int(total), touches

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel, shared_kernel
 from piper_ray.cost.stage import held_bytes, one_device_s
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
@@ -23,13 +23,11 @@ from piper_ray.engine.kernels.types import (
 
 NO, YES, UNKNOWN = 0, 1, 2
 _SLOTS = 1024
-_FEW_FITS, _MANY_FITS = 4093, 262139
-"""Slots for answers: primes, as their numbers are taken by division."""
+_FITS = ((64, 4093), (256, 65521))
+_MANY_FITS = 262139
+"""Slots for answers, up to so many downsets, and for more: primes, as their numbers are taken by division."""
 
 _MOST_IN_FLIGHT = 2**24
-
-_SMALL = 256
-"""Downsets up to which few will do."""
 
 GUARD = 1e-12
 """Of a stage's time. Sums round differently with d: what lies closer than that to a known answer is asked anew, so that
@@ -62,6 +60,7 @@ class StepCache(NamedTuple):
     step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
     extra_s: FloatArray  # float64[slots, steps]
     saved_bytes: FloatArray  # float64[slots, steps]
+    least_price: FloatArray  # float64[slots], s per byte: of the first step; infinite without any
     fits: FitCache
 
 
@@ -70,7 +69,7 @@ def make_step_cache(tables: Tables) -> StepCache:
     options, downsets = tables.options, tables.lattice.bits.shape[0]
     most = max(1, int(np.diff(options.choice_start[options.class_start]).max(initial=0)))
     slots = options.degree.size * _SLOTS
-    fits = _FEW_FITS if downsets <= _SMALL else _MANY_FITS
+    fits = next((slots for most, slots in _FITS if downsets <= most), _MANY_FITS)
     return StepCache(
         y=np.zeros(slots, np.int64),
         d=np.zeros(slots, np.int64),
@@ -79,6 +78,7 @@ def make_step_cache(tables: Tables) -> StepCache:
         step_vertex=np.empty((slots, most), np.int64),
         extra_s=np.empty((slots, most)),
         saved_bytes=np.empty((slots, most)),
+        least_price=np.empty(slots),
         fits=FitCache(np.zeros(fits, np.int64), np.zeros(fits, np.int64), np.zeros(fits), np.zeros(fits)),
     )
 
@@ -89,12 +89,13 @@ def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) 
     of_degree = d if options.choices_share[r] == 1 else 0
     slot = r * _SLOTS + (y + 31 * of_degree) % _SLOTS
     if cache.y[slot] != y or cache.d[slot] != of_degree:
-        _fill_slot(cache, options, slot, r, of_degree, y)
+        fill_slot(cache, options, slot, r, of_degree, y)
     return slot
 
 
-@inner_kernel
-def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
+@shared_kernel
+def fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
+    """Puts the steps of (r, d, y) into the slot. d: 0 where it makes no difference."""
     first, last = options.class_start[r], options.class_start[r + 1]
     classes = last - first
     start = np.zeros(classes + 1, np.int64)
@@ -116,6 +117,7 @@ def _fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: in
     reached, extra, saved = hull_steps(Items(start, cost, memory), start[:classes])
     cache.y[slot], cache.d[slot] = y, d
     cache.steps[slot] = reached.size
+    cache.least_price[slot] = extra[0] / saved[0] if reached.size > 0 else np.inf
     for k in range(reached.size):
         cache.step_class[slot, k] = owner[reached[k]]
         cache.step_vertex[slot, k] = options.class_vertex[owner[reached[k]]]
@@ -260,7 +262,7 @@ def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) ->
     return int(slot)
 
 
-@inner_kernel
+@shared_kernel
 def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> tuple[int, float]:
     """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is; its time.
 
@@ -268,8 +270,7 @@ def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) 
     """
     vertices, items = stage_items(stage, d, y, tables)
     choice = np.empty(vertices.size, np.int64)
-    any_within = vertices.size >= 0  # of a literal True all that gets it would be compiled once more
-    found = least_cost(items, tables.cluster.memory_bytes, budget_s, any_within, choice)
+    found = least_cost(items, tables.cluster.memory_bytes, budget_s, True, choice)
     if found == TOO_HARD:
         return UNKNOWN, found
     return (YES if found <= budget_s else NO), found

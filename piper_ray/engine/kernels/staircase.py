@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel, leaf_kernel, part_kernel
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time
 from piper_ray.engine.kernels.front import first_above, put, span_dominated
@@ -156,7 +156,7 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
         )
         if within.devices < 1 or within.data_parallel_sum < 1:
             continue
-        size = int(np.int64(0))  # of a literal 0 all that gets it would be compiled once more
+        size = 0
         for number in range(stages.start[i], stages.start[i + 1]):
             j = stages.inner[number]
             if fronts.states[j] == 0 or fronts.devices[fronts.start[j] + fronts.states[j] - 1] >= within.devices:
@@ -177,7 +177,7 @@ def evaluate_all(threshold_s: float, device_limit: int, sum_limit: int, known: S
     return FEASIBLE if fronts.states[last] > 0 else INFEASIBLE
 
 
-@part_kernel
+@inlined_kernel
 def _extend(number: int, stage: StageKey, size: int, within: Within, known: StageTables) -> int:
     """Adds the states with this first stage, listed under ``number``; returns the new size, or _TOO_HARD."""
     i, j, r = stage

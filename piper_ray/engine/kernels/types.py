@@ -149,8 +149,7 @@ class BucketArrays(NamedTuple):
 
     used: IndexArray  # int64[1]: buckets in use
     level_first: IndexArray  # int64[levels]: first bucket of a finished level; past all buckets for the others
-    member_start: IndexArray  # int64[buckets + 1], into member
-    member: IndexArray  # int64[m]: live downsets
+    member_start: IndexArray  # int64[buckets + 1], into the members
     least_tally: IndexArray  # int64[buckets]
     least_devices: IndexArray  # int64[buckets]: least_tally // device_weight
     least_sum: IndexArray  # int64[buckets]
@@ -162,6 +161,30 @@ class BucketArrays(NamedTuple):
     least_b: FloatArray
     least_shared: FloatArray  # float64[buckets, r], or [0, r]
     missing: IndexArray
+    all_dominated_by: BitArray  # uint64[buckets, words]: what every member is dominated by
+
+
+class MemberArrays(NamedTuple):
+    """Live downsets in the order of their buckets: to be read one after another."""
+
+    downset: IndexArray  # int64[m]
+    place: IndexArray  # int64[m]: of a live downset among these
+    bits: BitArray  # uint64[m, words]
+    cap_s: FloatArray  # float64[m, r]
+    dominated_by: BitArray  # uint64[m, words]: vertices v with which J + v does as well, for every I that has v
+
+
+class GroupArrays(NamedTuple):
+    """Groups of consecutive buckets of one level, and bounds that hold for each bucket. Grouped like buckets above."""
+
+    used: IndexArray  # int64[1]
+    level_first: IndexArray  # int64[levels]
+    bucket_start: IndexArray  # int64[groups + 1]
+    least_tally: IndexArray
+    least_devices: IndexArray
+    least_sum: IndexArray
+    cap_s: FloatArray  # float64[r, groups]
+    all_dominated_by: BitArray  # uint64[groups, words]
 
 
 class StateArrays(NamedTuple):
@@ -170,7 +193,9 @@ class StateArrays(NamedTuple):
     tables: Tables
     target: Target
     fronts: FrontArrays
+    members: MemberArrays
     buckets: BucketArrays
+    groups: GroupArrays
 
 
 class Earlier(NamedTuple):

@@ -98,16 +98,23 @@ class _Counter:
             if part != poset:
                 total *= self.count(part)
                 continue
-            # Either v is outside, and so are its ancestors, or it is inside with its descendants. The most related v,
-            # and of those the most central one, leaves the smallest two parts.
-            v = max(_bits(part), key=lambda v: self._centrality(v, part))
+            # Either v is outside, and so are its ancestors, or it is inside with its descendants.
+            v = self._pivot(part)
             total *= self.count(part & ~self.above(v)) + self.count(part & ~self.below(v))
         self._known[poset] = total
         return total
 
-    def _centrality(self, v: int, part: int) -> tuple[int, int]:
-        below, above = (self._descendants[v] & part).bit_count(), (self._ancestors[v] & part).bit_count()
-        return (self._related[v] & part).bit_count(), -abs(below - above)
+    def _pivot(self, part: int) -> int:
+        """The most related vertex, and of those the most central one: it leaves the smallest two parts."""
+        most, least_apart, pivot = -1, 0, -1
+        for v in _bits(part):
+            related = (self._related[v] & part).bit_count()
+            if related < most:
+                continue
+            apart = abs((self._descendants[v] & part).bit_count() - (self._ancestors[v] & part).bit_count())
+            if related > most or apart < least_apart:
+                most, least_apart, pivot = related, apart, v
+        return pivot
 
     def _components(self, poset: int) -> list[int]:
         parts = []
@@ -115,19 +122,23 @@ class _Counter:
             part, frontier = 0, poset & -poset
             while frontier:
                 part |= frontier
-                grown = 0
+                reached = part
                 for v in _bits(frontier):
-                    grown |= self._related[v]
-                frontier = grown & poset & ~part
+                    reached |= self._related[v]
+                    if poset & ~reached == 0:  # as mostly, after a few vertices
+                        part = poset
+                        break
+                frontier = reached & poset & ~part
             parts.append(part)
             poset &= ~part
         return parts
 
 
 def _bits(mask: int) -> list[int]:
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
+    """The vertices of a mask, ascending."""
+    written = bin(mask)[:1:-1]
+    found, at = [], written.find("1")
+    while at >= 0:
+        found.append(at)
+        at = written.find("1", at + 1)
     return found

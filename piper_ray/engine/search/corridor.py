@@ -10,20 +10,17 @@ from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.downsets import Lattice
 
-_SHARE = 0.1
-"""Of all downsets: what an evaluation takes grows with its square."""
 
-
-def around(lattice: Lattice, borders: BitArray) -> BoolArray:
+def around(lattice: Lattice, borders: BitArray, share: float) -> BoolArray:
     """bool[m]: the empty set, V, and the downsets that differ by fewest vertices from one of ``borders``,
-    uint64[borders, words], as many as are a small share of all.
+    uint64[borders, words], as many as are this share of all at most.
     """
     bits = lattice.arrays.bits
     apart = np.full(lattice.size, lattice.graph.size, np.int64)
     for border in borders:
         np.minimum(apart, np.bitwise_count(bits ^ border).sum(axis=1, dtype=np.int64), out=apart)
     upto = np.cumsum(np.bincount(apart))
-    widest = max(1, int(np.searchsorted(upto, _SHARE * lattice.size, side="right")) - 1)
+    widest = max(1, int(np.searchsorted(upto, share * lattice.size, side="right")) - 1)
     allowed: BoolArray = apart <= widest
     allowed[[0, -1]] = True
     return allowed

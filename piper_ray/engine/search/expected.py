@@ -34,8 +34,8 @@ _IN_THE_MIDDLE, _AT_THE_PLAN = 2.5, 0.8
 """A search takes as long as so many evaluations in the middle of its bracket, and so many at its first plan: most are
 far from there and quick. The latter do not count where potentials leave little to be looked at."""
 
-_ROUNDS = 12
-"""Of looking for potentials, where that is worthwhile."""
+_ROUNDS, _LONGEST_ROUND_S = 12, 0.1
+"""Of looking for potentials, where that is worthwhile; where one takes longer, it is not looked into."""
 
 _NARROW, _WIDE = 1.02, 1.07
 """Upper over lower bound: up to where the first plan is never evaluated, and from where it always is."""
@@ -63,8 +63,8 @@ def expected_between_s(problem: Problem, lower_s: float, upper_s: float | None) 
         seconds = _IN_THE_MIDDLE * expected_evaluation_s(problem, middle_s)
         if middle_s <= 0.0:
             return seconds
-        cover = StageCover.of(problem)
-        if cover is not None and are_worthwhile(problem, cover, middle_s):
+        cover = StageCover.of(problem) if StageCover.least_round_s(problem) <= _LONGEST_ROUND_S else None
+        if cover is not None and cover.round_s <= _LONGEST_ROUND_S and are_worthwhile(problem, cover, middle_s):
             return seconds + _ROUNDS * cover.round_s
         often = min(1.0, (upper_s / lower_s - _NARROW) / (_WIDE - _NARROW))
         if often > 0.0:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from piper_ray.engine.evaluation.outcome import Outcome
+from piper_ray.engine.evaluation.outcome import BUCKET_S, Outcome, work_s
 from piper_ray.engine.evaluation.potentials import Potentials, StageCover
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.tables.problem import Problem
-
-_BUCKET_S, _CANDIDATE_S, _STAGE_S = 5e-8, 2e-7, 1.5e-6
-"""What an evaluation takes for each, knapsacks and all: roughly, and the same on every machine."""
 
 _TRIAL_ROUNDS, _FULL_ROUNDS = 3, 60
 
@@ -30,6 +26,9 @@ _LIVE_SHARE = 0.2
 
 _WORTHWHILE = 0.4
 """Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
+
+_USELESS = 0.5
+"""Of all downsets: where so many have states in spite of potentials, these are not looked for again."""
 
 _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 """Thresholds at which the lower bound is looked for, rounds at each, and how close (relative) is close."""
@@ -77,19 +76,16 @@ class Pricing:
 
     def record(self, outcome: Outcome) -> None:
         """An evaluation was made."""
-        tested = outcome.tested
-        self._latest_s = float(
-            _BUCKET_S * tested[BUCKETS_TESTED]
-            + _CANDIDATE_S * tested[CANDIDATES_TESTED]
-            + _STAGE_S * tested[STAGES_COSTED]
-        )
+        if self._worthwhile and not outcome.feasible and outcome.live_downsets > _USELESS * self._downsets:
+            self._worthwhile, self._given_up = False, True
+        self._latest_s = work_s(outcome.tested)
         self._spent_s += self._latest_s
         self._live = outcome.live_downsets
         self._settled = self._settled or outcome.feasible
 
     def start_anew(self) -> None:
         """Evaluations are far cheaper from now on: what they took tells nothing, nor how many downsets there are."""
-        self._spent_s, self._live, self._bounded = 0.0, 0, True
+        self._spent_s, self._latest_s, self._live, self._bounded = 0.0, 0.0, 0, True
 
     def lower_bound_s(self, threshold_s: float) -> float | None:
         """No plan is faster, by potentials; None where they are not worth their time, and once it was asked for.
@@ -127,8 +123,11 @@ class Pricing:
     @property
     def _whole_s(self) -> float:
         """Of an evaluation in which every downset is live, roughly."""
-        downsets = self.problem.workload.lattice.size
-        return downsets * (downsets / BUCKET_SIZE) * _BUCKET_S
+        return self._downsets * (self._downsets / BUCKET_SIZE) * BUCKET_S
+
+    @property
+    def _downsets(self) -> int:
+        return self.problem.workload.lattice.size
 
     def _tried(self, cover: StageCover, threshold_s: float) -> bool:
         """Whether a few rounds leave much less to waste than work alone does."""
@@ -140,7 +139,9 @@ class Pricing:
 
     def _bound_s(self, cover: StageCover, threshold_s: float) -> float:
         devices = self.problem.cluster.devices
-        bound_s, self._last = bound_by_cover(cover, devices, threshold_s, self._last, self.check)
+        # Evaluations took little so far, mostly: so may a bound, which seldom is near the best plan's time.
+        rounds = min(_BOUND_ROUNDS, max(_TRIAL_ROUNDS, int(self._spent_s / (_ASKED * cover.round_s))))
+        bound_s, self._last = bound_by_cover(cover, devices, threshold_s, self._last, self.check, rounds)
         return bound_s
 
     def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> Potentials:

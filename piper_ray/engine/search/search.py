@@ -15,7 +15,7 @@ from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.potentials import Potentials
-from piper_ray.engine.evaluation.state_tables import StateTables
+from piper_ray.engine.evaluation.state_tables import StateTables, has_one_degree
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.kernels.types import BitArray
@@ -41,8 +41,13 @@ from piper_ray.model.stop import StoppedBy, StopSearch
 
 _COARSE_GAP = 1e-4
 
-_FIRST_STEP, _LAST_STEP = 1e-2, 1e-3
+_LONGEST_STEP, _SHORTEST_STEP = 1e-2, 1e-4
 """From one plan near borders to the next, relative."""
+
+_NEAR, _FARTHER = (0.1, 1e-2), (0.3, 1e-3)
+"""The share of all downsets that count as near borders, with whose square grows what an evaluation takes; and the first
+step.
+"""
 
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
@@ -79,6 +84,7 @@ class Search:
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
         self._completion: Completion | None = None
+        self._preferred: tuple[float, Outcome] | None = None  # at a threshold: fewest devices, then stages
         self._borders: BitArray | None = None  # of the incumbent: downsets where its stages end
         self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
         self._pricing = Pricing(self.problem, self.limits.check)
@@ -141,16 +147,10 @@ class Search:
             self.bracket.record_infeasible(threshold_s)
             return
         if self._is_dear():
-            self._descend_near_borders()
             self._live_in_vain = 0
-            if self.bracket.upper is None or self.bracket.is_done(self.limits.gap):
-                return
-            threshold_s = self.bracket.upper  # for which no potentials were found: they are not wanted
-        known = self._completion
+            self._settle_incumbent()
+            return
         outcome = self._evaluate(threshold_s, potentials=potentials)
-        self._pricing.record(outcome)
-        if self._completion is not known:
-            self._pricing.start_anew()
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s)
             self._report()
@@ -161,6 +161,29 @@ class Search:
         value_s = self._take(self.problem, outcome.stages, "evaluation")
         self.bracket.record_feasible(threshold_s, value_s, outcome.devices / self.planning.instance.devices)
         self._improve_on_chain(order_through(self.problem, outcome.stages))
+
+    def _settle_incumbent(self) -> None:
+        """Evaluates the best plan's own value: its states tell which downsets can be completed, and an evaluation just
+        below it may end the search.
+
+        With several degrees plans near borders are cheap once that is known. With one a downset has one state, and to
+        tell stages apart costs nothing: so better plans come first, as this was the last evaluation at this value.
+        """
+        one_degree = has_one_degree(self.problem.tables)
+        self._descend_near_borders(*_NEAR)
+        if one_degree:
+            self._descend_near_borders(*_FARTHER)
+        threshold_s = self.bracket.upper
+        if threshold_s is None or self.bracket.is_done(self.limits.gap):
+            return
+        outcome = self._evaluate(threshold_s, fewest_stages=one_degree)
+        if one_degree:
+            self._preferred = threshold_s, outcome
+        self._report()
+        self._take(self.problem, outcome.stages, "evaluation")
+        if not one_degree:
+            self._descend_near_borders(*_FARTHER)
+        self.bracket.phase = Phase.DESCENDING
 
     def _is_dear(self) -> bool:
         """Whether infeasible evaluations have been dear, and no plan near the best one was evaluated yet: then the
@@ -175,18 +198,18 @@ class Search:
             and not self._pricing.wanted
         )
 
-    def _descend_near_borders(self) -> None:
-        """Better plans whose stages end near where the best one's do, from one to the next."""
+    def _descend_near_borders(self, share: float, step: float) -> None:
+        """Better plans whose stages end near where the best one's do, from one to the next. share: of all downsets."""
         if self._borders is None or self.bracket.upper is None:
             return
         lattice, devices = self.problem.workload.lattice, self.problem.cluster.devices
-        allowed, step = within(around(lattice, self._borders), devices), _FIRST_STEP
-        while step >= _LAST_STEP:
+        allowed = within(around(lattice, self._borders, share), devices)
+        while step >= _SHORTEST_STEP:
             threshold_s = self.bracket.upper * (1.0 - step)
             outcome = self._evaluate_within(allowed, threshold_s) if threshold_s > self.bracket.lower else None
             if outcome is not None and outcome.feasible:
                 self._take(self.problem, outcome.stages, "near")
-                allowed = within(around(lattice, self._borders), devices)
+                allowed, step = within(around(lattice, self._borders, share), devices), min(2.0 * step, _LONGEST_STEP)
             else:
                 step *= 0.5
 
@@ -209,7 +232,11 @@ class Search:
         """
         upper_s = self.bracket.upper
         assert upper_s is not None
-        outcome = self._evaluate(upper_s, fewest_stages=True, potentials=self._pricing.potentials(upper_s))
+        if self._preferred is not None and self._preferred[0] == upper_s:
+            self.incumbent = self.planning.valued(self.problem, self._preferred[1].stages)
+            return
+        potentials = self._pricing.potentials(upper_s)
+        outcome = self._evaluate(upper_s, fewest_stages=True, potentials=potentials, is_last=True)
         self.incumbent = self.planning.valued(self.problem, outcome.stages)
         self._report()
 
@@ -255,8 +282,11 @@ class Search:
 
     def _evaluate_within(self, borders: Completion, threshold_s: float) -> Outcome:
         """Of plans whose stages end at these."""
+        completion = borders
+        if self._completion is not None and self._completion.serves(threshold_s):
+            completion = borders.within(self._completion)
         backend = self.evaluations.backend
-        return evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=borders)
+        return evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=completion)
 
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
@@ -270,10 +300,17 @@ class Search:
         return value_s
 
     def _evaluate(
-        self, threshold_s: float, *, fewest_stages: bool = False, potentials: Potentials | None = None
+        self,
+        threshold_s: float,
+        *,
+        fewest_stages: bool = False,
+        is_last: bool = False,
+        potentials: Potentials | None = None,
     ) -> Outcome:
-        """Its figures become the last of ``stats``. potentials: at this threshold."""
-        completion = self._completion
+        """Its figures become the last of ``stats``. potentials: at this threshold. is_last: none comes after it that
+        its states could help.
+        """
+        completion = known = self._completion
         if potentials is not None:
             completion = Completion.by_potentials(potentials, self.problem).within(completion)
         surely_feasible = fewest_stages or threshold_s == self.bracket.upper
@@ -284,7 +321,7 @@ class Search:
             fewest_stages=fewest_stages,
             next_s=None if surely_feasible else self.bracket.next_if_infeasible(threshold_s),
             on_progress=watch,
-            on_finished=keep_nothing if fewest_stages else self._learn(threshold_s),
+            on_finished=keep_nothing if is_last else self._learn(threshold_s),
             completion=completion,
         )
         self.stats.append(
@@ -299,6 +336,9 @@ class Search:
                 stages_costed=int(outcome.tested[STAGES_COSTED]),
             )
         )
+        self._pricing.record(outcome)
+        if self._completion is not known:
+            self._pricing.start_anew()
         return outcome
 
     def _watch(self, threshold_s: float) -> EvaluationWatch:

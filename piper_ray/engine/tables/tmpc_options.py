@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from piper_ray.engine.lattice.bits import bit_rows, offsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 
-_Figure = Callable[[Sequence[Tmpc]], float]
+_NO_FIGURES = (0.0, 0.0, 0.0, 0.0, 0.0)
 _Difference = tuple[float, float, float, float]
 """Of an option from the fastest: time (s), a, b and shared (bytes)."""
 
@@ -115,7 +116,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
     return TmpcOptions(
         tuple(variants),
         tmpcs,
-        _least(graph, tmpcs, charges),
+        _least(graph, tmpcs, charge_lists_of, in_edges, out_edges),
         arrays,
         _floats(tensor.forward_bytes + tensor.backward_bytes for tensor in tensors),
         any(tmpc.shared_bytes > 0.0 for tmpc in flat),
@@ -204,33 +205,56 @@ def _choices_share(of_variant: Sequence[tuple[Tmpc, ...]]) -> bool:
     return any(tmpc.shared_bytes != options[0].shared_bytes for options in of_variant for tmpc in options)
 
 
-def _least(graph: LayerGraph, tmpcs: Sequence[Sequence[Sequence[Tmpc]]], charges: _Charges) -> VertexCosts:
-    n, r = graph.size, len(tmpcs)
+def _least(
+    graph: LayerGraph,
+    tmpcs: Sequence[Sequence[Sequence[Tmpc]]],
+    charge_lists_of: Sequence[Sequence[Sequence[Sequence[float]]]],
+    in_edges: Sequence[Sequence[int]],
+    out_edges: Sequence[Sequence[int]],
+) -> VertexCosts:
+    """charge_lists_of: of each variant, vertex and option what it pays for the vertex's in-edges, then for its
+    out-edges."""
+    figures_of = attrgetter("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
+    n, r, edges = graph.size, len(tmpcs), len(graph.edges)
+    least: list[tuple[float, ...]] = []
+    fast: list[tuple[float, ...]] = []
+    in_bytes, out_bytes = [[0.0] * edges for _ in tmpcs], [[0.0] * edges for _ in tmpcs]
+    for column, (of_variant, charges_of_variant) in enumerate(zip(tmpcs, charge_lists_of, strict=True)):
+        for v, (options, charges) in enumerate(zip(of_variant, charges_of_variant, strict=True)):
+            if not options:
+                least.append(_NO_FIGURES)
+                fast.append(_NO_FIGURES)
+                continue
+            least.append(tuple(map(min, zip(*map(figures_of, options), strict=True))))
+            fast.append(figures_of(fastest(options)))
+            charged = map(min, zip(*charges, strict=True))
+            for e in in_edges[v]:
+                in_bytes[column][e] = next(charged)
+            for e in out_edges[v]:
+                out_bytes[column][e] = next(charged)
 
-    def per_vertex(figure: _Figure) -> FloatArray:
-        table = np.zeros((n, r))
-        for column, of_variant in enumerate(tmpcs):
-            for v, options in enumerate(of_variant):
-                table[v, column] = figure(options) if options else 0.0
-        return table
+    def tables(of_rows: list[tuple[float, ...]]) -> list[FloatArray]:
+        """float64[n, r] for each figure, from rows by variant and vertex."""
+        return list(np.ascontiguousarray(np.array(of_rows, np.float64).reshape(r, n, len(_NO_FIGURES)).T))
 
-    in_bytes, out_bytes = np.zeros((len(graph.edges), r)), np.zeros((len(graph.edges), r))
-    for column, of_variant in enumerate(tmpcs):
-        for e, (tail, head, _) in enumerate(graph.edges):
-            in_bytes[e, column] = min((charges.incoming(e, tmpc) for tmpc in of_variant[head]), default=0.0)
-            out_bytes[e, column] = min((charges.outgoing(e, tmpc) for tmpc in of_variant[tail]), default=0.0)
+    def by_edge(of_columns: list[list[float]]) -> FloatArray:
+        return np.ascontiguousarray(np.array(of_columns, np.float64).reshape(r, edges).T)
+
+    work_s, weights_bytes, least_a, least_b, least_shared = tables(least)
+    _, _, fast_a, fast_b, fast_shared = tables(fast)
+    missing = [[int(not of_variant[v]) for of_variant in tmpcs] for v in range(n)]
     return VertexCosts(
-        work_s=per_vertex(lambda options: min(tmpc.time_per_sample_s for tmpc in options)),
-        weights_bytes=per_vertex(lambda options: min(tmpc.weights_bytes for tmpc in options)),
-        least_a=per_vertex(lambda options: min(tmpc.activation_bytes for tmpc in options)),
-        least_b=per_vertex(lambda options: min(tmpc.fixed_bytes for tmpc in options)),
-        fast_a=per_vertex(lambda options: fastest(options).activation_bytes),
-        fast_b=per_vertex(lambda options: fastest(options).fixed_bytes),
-        least_shared=per_vertex(lambda options: min(tmpc.shared_bytes for tmpc in options)),
-        fast_shared=per_vertex(lambda options: fastest(options).shared_bytes),
-        missing=np.array([[int(not of_variant[v]) for of_variant in tmpcs] for v in range(n)], np.int64).reshape(n, r),
-        in_bytes=in_bytes,
-        out_bytes=out_bytes,
+        work_s=work_s,
+        weights_bytes=weights_bytes,
+        least_a=least_a,
+        least_b=least_b,
+        fast_a=fast_a,
+        fast_b=fast_b,
+        least_shared=least_shared,
+        fast_shared=fast_shared,
+        missing=np.array(missing, np.int64).reshape(n, r),
+        in_bytes=by_edge(in_bytes),
+        out_bytes=by_edge(out_bytes),
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
     from piper_ray.workloads.formats.planned import Planned
+
+    Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 
 # The readers, and pydantic with them, are imported when something is read: `import piper_ray` stays light.
 
@@ -354,6 +356,26 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
     return _checked(path, read_solution(document, instance, faults), faults)
 
 
+def _reader_of(document: Mapping[str, object]) -> tuple[Reader | None, bool]:
+    """What reads a document, by its keys, and whether it is a compact workload.
+
+    The other forms' modules are not loaded for one: that would take longer than reading it.
+    """
+    from piper_ray.workloads.formats import workload
+
+    if workload.KEYS & document.keys():
+        return workload.read_workload, True
+
+    from piper_ray.workloads.formats import dnn_partitioning
+
+    if dnn_partitioning.KEYS & document.keys():
+        return dnn_partitioning.read_dnn_partitioning, False
+
+    from piper_ray.workloads.formats import upstream
+
+    return upstream.read_upstream if upstream.KEYS & document.keys() else None, False
+
+
 def _from_document(
     source: str,
     document: Mapping[str, object],
@@ -363,22 +385,18 @@ def _from_document(
     folder: Path | None,
 ) -> Instance:
     """folder: of the file; None for what is in none."""
-    from piper_ray.workloads.formats import dnn_partitioning, upstream, workload
     from piper_ray.workloads.formats.faults import Faults
 
     if in_flight is not None:
         raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
     faults = Faults(repeated_keys(document))
-    if workload.KEYS & document.keys():
-        instance = workload.read_workload(_with_base(source, document, folder or Path()), overrides, name, faults)
-    elif dnn_partitioning.KEYS & document.keys():
-        instance = dnn_partitioning.read_dnn_partitioning(document, overrides, name, faults)
-    elif upstream.KEYS & document.keys():
-        instance = upstream.read_upstream(document, overrides, name, faults)
-    else:
+    read, is_ours = _reader_of(document)
+    if read is None:
         kind = advice(document)
         problem = "not a workload" if kind is None else f"not a workload but {kind}"
         refuse(source, "", f"{problem}; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
+    whole = _with_base(source, document, folder or Path()) if is_ours else document
+    instance = read(whole, overrides, name, faults)
     if folder is None:
         faults.notes.clear()  # who writes a program means its figures
     return _checked_instance(source, instance, faults)

@@ -469,7 +469,8 @@ class RayBackend:
 
 
 def _worker_bytes(states: StateTables) -> float:
-    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts and buckets."""
+    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts, members and buckets."""
     downsets = states.fronts.start.size
     bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
-    return _PROCESS_BYTES + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
+    member_bytes = sum(array.nbytes for array in states.members)
+    return _PROCESS_BYTES + member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)

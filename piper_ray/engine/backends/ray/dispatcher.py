@@ -380,7 +380,7 @@ class Dispatcher:
             what, arrays = batch.what, [array for shared in batch.shared for array in shared.arrays.values()]
         else:
             first, last = batch.span(command.chunk)
-            what, arrays = f"downsets {first:,} to {last - 1:,}", [*batch.states.fronts, *batch.states.buckets]
+            what, arrays = f"downsets {first:,} to {last - 1:,}", batch.states.grown
         size_bytes = sum(array.nbytes for array in arrays)
         self._forget(batch)
         batch.answer.set_exception(

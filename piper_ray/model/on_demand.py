@@ -1,0 +1,53 @@
+"""Fields of dataclasses whose values are found when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class _Asked(NamedTuple):
+    """What finds a value."""
+
+    find: Callable[[], Any]
+
+
+def when_asked(find: Callable[[], T]) -> T:
+    """Stands for what ``find`` returns, in a field that is ``on_demand``."""
+    return cast(T, _Asked(find))
+
+
+def on_demand(*names: str) -> Callable[[type[T]], type[T]]:
+    """Of a dataclass: these fields may be ``when_asked``. Whoever reads, compares or pickles one has its value."""
+
+    def decorate(of: type[T]) -> type[T]:
+        for name in names:
+            setattr(of, name, _Field(name))
+        setattr(of, "__getstate__", _found)  # noqa: B010 - mypy knows of no other state
+        return of
+
+    return decorate
+
+
+class _Field:
+    """Keeps the value, or what finds it, under the field's own name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        kept = vars(instance)
+        if isinstance(kept[self._name], _Asked):
+            kept[self._name] = kept[self._name].find()
+        return kept[self._name]
+
+    def __set__(self, instance: object, value: object) -> None:
+        vars(instance)[self._name] = value
+
+
+def _found(instance: object) -> dict[str, Any]:
+    return {name: getattr(instance, name) for name in vars(instance)}
