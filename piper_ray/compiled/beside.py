@@ -43,9 +43,14 @@ def compile_beside(module: str, function: str) -> int | None:
             stderr=subprocess.DEVNULL,
             close_fds=True,
         )
-        threading.Thread(target=process.wait, name="piper-ray-compiling", daemon=True).start()
+        threading.Thread(target=_wait_for, args=(process,), name="piper-ray-compiling", daemon=True).start()
         return process.pid
     return None
+
+
+def _wait_for(process: subprocess.Popen[bytes]) -> None:
+    with process:  # which closes its end of the pipe: Python would warn of it
+        process.wait()
 
 
 def main(module: str, function: str) -> None:

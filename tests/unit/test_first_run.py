@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +130,15 @@ def test_one_second_process_at_a_time(own_folder: Path) -> None:
     )
     claims.release(folders, _THE_SECOND_PROCESS)
     assert second.returncode == 0
+
+
+def test_a_second_process_that_has_ended_leaves_nothing_open(own_folder: Path) -> None:
+    """Python would warn of it, which fails a test."""
+    del own_folder
+    assert beside.compile_beside("gc", "collect") is not None
+    for thread in threading.enumerate():
+        if thread.name == "piper-ray-compiling":
+            thread.join()
 
 
 def test_no_second_process_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
