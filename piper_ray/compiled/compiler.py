@@ -19,13 +19,15 @@ from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple, final
 
 import llvmlite.binding
-from numba.core import ir
+from llvmlite.ir import Constant
+from numba.core import ir, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.lowering import Lower
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
+from numba.np import arrayobj
 
 
 class Origin(NamedTuple):
@@ -147,6 +149,24 @@ class _KernelLower(Lower):
         self._singly_assigned_vars |= {each.target.name for each in begin if assigned[each.target.name] == 1}
 
 
+@contextmanager
+def _indexing_from_the_front() -> Iterator[None]:
+    """No index that a kernel works out is negative, only constants may be. Numba looks at the sign of each, and keeps
+    the lengths of all arrays at hand for that."""
+    wrapping = arrayobj.fix_integer_index
+
+    def fix_integer_index(context: Any, builder: Any, index_type: Any, index: Any, size: Any) -> Any:
+        if index_type.signed and not isinstance(index, Constant):
+            return context.cast(builder, index, index_type, types.intp)
+        return wrapping(context, builder, index_type, index, size)
+
+    arrayobj.fix_integer_index = fix_integer_index
+    try:
+        yield
+    finally:
+        arrayobj.fix_integer_index = wrapping
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _KernelLowering(NativeLowering):
     _name = "kernel_lowering"
@@ -166,7 +186,8 @@ class _KernelLowering(NativeLowering):
         )
         library.counts_references = state.flags.nrt
         state.flags.no_compile = is_merged
-        super().run_pass(state)
+        with _indexing_from_the_front():
+            super().run_pass(state)
         library.symbol = state["cr"].fndesc.llvm_func_name
         if is_merged:
             library.finalize()

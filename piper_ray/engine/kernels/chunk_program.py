@@ -178,8 +178,8 @@ def _at_most(one: IndexArray, other: IndexArray) -> bool:
 def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArray, end_s: FloatArray) -> float:
     """Seconds of a batch: until every rank has done its passes and synchronised.
 
-    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch, in which each pass's end
-    stands afterwards; its last entry stands for what nobody waits for.
+    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch, in which pass a's end
+    stands at a + 1 afterwards; its first entry stands for what nobody waits for, pass -1.
     """
     duration = np.empty((seconds.shape[0], 4))
     for k in range(seconds.shape[0]):
@@ -187,13 +187,13 @@ def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArr
         duration[k, BACKWARD] = seconds[k, 1] + seconds[k, 2]
         duration[k, INPUTS] = seconds[k, 1]
         duration[k, WEIGHTS] = seconds[k, 2]
-    end_s[-1] = 0.0
+    end_s[0] = 0.0
     for a in range(program.kind.size):
-        start_s = max(end_s[program.before[a]], end_s[program.awaited[a]])
-        end_s[a] = start_s + duration[program.stage[a], program.kind[a]]
+        start_s = max(end_s[program.before[a] + 1], end_s[program.awaited[a] + 1])
+        end_s[a + 1] = start_s + duration[program.stage[a], program.kind[a]]
     batch_s = 0.0
     for r in range(program.last.size):
-        batch_s = max(batch_s, end_s[program.last[r]] + sync_s[r])
+        batch_s = max(batch_s, end_s[program.last[r] + 1] + sync_s[r])
     return batch_s
 
 
@@ -208,7 +208,7 @@ def critical_path(
     """
     rank = 0
     for r in range(1, program.last.size):
-        if end_s[program.last[r]] + sync_s[r] > end_s[program.last[rank]] + sync_s[rank]:
+        if end_s[program.last[r] + 1] + sync_s[r] > end_s[program.last[rank] + 1] + sync_s[rank]:
             rank = r
     counts[:] = 0.0
     a = program.last[rank]
@@ -221,10 +221,10 @@ def critical_path(
         if k in (BACKWARD, WEIGHTS):
             counts[stage, 2] += 1.0
         x, y = program.before[a], program.awaited[a]
-        if end_s[x] == end_s[y]:
+        if end_s[x + 1] == end_s[y + 1]:
             a = x if along_rank or y < 0 else y
             if a < 0:
                 a = max(x, y)
         else:
-            a = x if end_s[x] > end_s[y] else y
+            a = x if end_s[x + 1] > end_s[y + 1] else y
     return rank

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import leaf_kernel
-from piper_ray.engine.kernels.bounds import bit_position
+from piper_ray.engine.kernels.bounds import lowest_position
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 
@@ -58,7 +58,7 @@ def enumerate_downsets(graph: Neighbours, room: Downsets) -> int:
                 while rest != 0:
                     low = rest & (~rest + np.uint64(1))
                     rest ^= low
-                    v = word * 64 + bit_position(low)
+                    v = word * 64 + lowest_position(low)
                     if count == parent.size:
                         return -1
                     for w in range(words):

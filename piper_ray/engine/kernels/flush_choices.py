@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel
-from piper_ray.engine.kernels.bounds import bit_position
+from piper_ray.engine.kernels.bounds import lowest_position
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
@@ -40,7 +40,7 @@ def stage_items(
         while rest != 0:
             low = rest & (~rest + np.uint64(1))
             rest ^= low
-            v = word * 64 + bit_position(low)
+            v = word * 64 + lowest_position(low)
             layers += 1
             options += tables.option_start[r, v + 1] - tables.option_start[r, v]
     vertices = np.empty(layers, np.int64)
@@ -52,7 +52,7 @@ def stage_items(
         while rest != 0:
             low = rest & (~rest + np.uint64(1))
             rest ^= low
-            v = word * 64 + bit_position(low)
+            v = word * 64 + lowest_position(low)
             vertices[k] = v
             for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
                 charge = tables.charge_start[o]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.bounds import bit_position, is_subset
+from piper_ray.engine.kernels.bounds import is_subset, lowest_position
 from piper_ray.engine.kernels.flush_ahead import AheadArrays, most_behind
 from piper_ray.engine.kernels.flush_choices import FEW
 from piper_ray.engine.kernels.flush_paths import Figures, empty_tail, least_batch_s, with_stage
@@ -321,7 +321,7 @@ def _next_alive(alive: BitArray, rank: int) -> int:
     while rest == 0:
         word += 1
         rest = alive[word]
-    return word * 64 + bit_position(rest & (~rest + np.uint64(1)))
+    return word * 64 + lowest_position(rest)
 
 
 @inlined_kernel

@@ -29,17 +29,19 @@ from piper_ray.engine.kernels.scan import (
     sum_crossing,
 )
 from piper_ray.engine.kernels.selection import (
+    ENOUGH,
     GUARD,
     NO,
+    TOO_SHORT,
     UNKNOWN,
     YES,
     StepCache,
     exact_fit,
     fit_slot,
-    quick_fit,
+    relaxed_extra,
     steps_slot,
 )
-from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables
+from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables, Target
 
 _PASSES = 32
 
@@ -72,27 +74,56 @@ def stage_fits(
     if fast_bytes <= cluster.memory_bytes and options.uniform[r] == 1:
         return YES
     left_s, guard_s = budget_s - used_s, GUARD * budget_s
-    excess_bytes, slot = fast_bytes - cluster.memory_bytes, -1
+    excess_bytes = fast_bytes - cluster.memory_bytes
     if excess_bytes > 0.0:
         slot = steps_slot(steps, options, r, d, y)
         # As if every layer could save memory at the price of the cheapest step.
         if left_s + guard_s < excess_bytes * steps.least_price[slot]:
             return NO
+        least_s, rounded_s = relaxed_extra(lattice.bits[j], lattice.bits[i], r, slot, excess_bytes, options, steps)
+        if least_s > left_s:
+            return NO
+        if rounded_s <= left_s and options.uniform[r] == 1:
+            return YES
     known = fit_slot(steps.fits, stage, d, y, tables)
-    if left_s >= steps.fits.enough_s[known] + guard_s:
+    more_s = steps.fits.more_s
+    if left_s >= more_s[known, ENOUGH] + guard_s:
         return YES
-    if left_s <= steps.fits.too_short_s[known] - guard_s:
+    if left_s <= more_s[known, TOO_SHORT] - guard_s:
         return NO
-    fits, found_s = YES, budget_s
-    if excess_bytes > 0.0:
-        fits = quick_fit(lattice.bits[j], lattice.bits[i], options.class_bits, steps, slot, excess_bytes, left_s)
-    if fits == UNKNOWN or (fits == YES and options.uniform[r] == 0):
-        fits, found_s = exact_fit(stage, d, y, tables, budget_s)
+    fits, found_s = exact_fit(stage, d, y, tables, budget_s)
     if fits == YES:
-        steps.fits.enough_s[known] = min(steps.fits.enough_s[known], found_s - used_s)
+        more_s[known, ENOUGH] = min(more_s[known, ENOUGH], found_s - used_s)
     elif fits == NO:
-        steps.fits.too_short_s[known] = max(steps.fits.too_short_s[known], left_s)
+        more_s[known, TOO_SHORT] = max(more_s[known, TOO_SHORT], left_s)
     return fits
+
+
+@inlined_kernel
+def _begin_front(i: int, target: Target, scratch: Scratch) -> None:
+    """An empty one: what is past the device limit counts as dominated."""
+    beyond = (target.device_limit[i] + 1) * target.device_weight
+    for block in range((target.data_parallel_limit[i] >> scratch.sum_shift) + 1):
+        scratch.least_upto[block] = beyond
+
+
+@inlined_kernel
+def _undercuts(tally: int, total: int, size: int, scratch: Scratch) -> bool:
+    """Whether no state of the front is at most (tally, total) in both, and the device limit is kept. The sum is within
+    its limit."""
+    if scratch.least_upto[total >> scratch.sum_shift] <= tally:
+        return False
+    return scratch.sum_shift == 0 or not is_dominated(scratch.front_tally, scratch.front_sum, size, tally, total)
+
+
+@inlined_kernel
+def _add(tally: int, total: int, size: int, sum_limit: int, scratch: Scratch) -> int:
+    """Puts a state that undercuts all others into the front; returns its new size."""
+    block = (total + (1 << scratch.sum_shift) - 1) >> scratch.sum_shift
+    while block <= sum_limit >> scratch.sum_shift and scratch.least_upto[block] > tally:
+        scratch.least_upto[block] = tally
+        block += 1
+    return insert(scratch.front_tally, scratch.front_sum, size, tally, total)
 
 
 @inlined_kernel
@@ -115,13 +146,10 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
     a_bytes, b_bytes = costs.least_a[i, r] - costs.least_a[j, r], costs.least_b[i, r] - costs.least_b[j, r]
     shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r] if costs.least_shared.shape[0] > 0 else 0.0
     sum_limit = target.data_parallel_limit[i]
-    # The largest tally within the device limit, whatever its stages.
-    tally_limit = (target.device_limit[i] + 1) * target.device_weight - 1
     per_replica = options.degree[r] * target.device_weight
     # States come with falling tallies and rising sums, and more behind a stage never takes less memory: so the least d
-    # that fits only rises from state to state, with it the sum, and the place in the front where that sum belongs. What
-    # is inserted leaves those before it where they are. fits_upto: a y with which d is known to fit.
-    index, fits_upto, above = by_time, 0, 0
+    # that fits only rises from state to state. fits_upto: a y with which d is known to fit.
+    index, fits_upto = by_time, 0
     for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
         later_sum = fronts.data_parallel_sum[state]
         base_tally = fronts.tally[state] + target.stage_weight
@@ -130,11 +158,7 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
         tally, total = base_tally + per_replica * d, later_sum + d
         if total > sum_limit:
             break
-        if tally > tally_limit:
-            continue
-        while above < size and scratch.front_sum[above] <= total:
-            above += 1
-        if above > 0 and scratch.front_tally[above - 1] <= tally:
+        if not _undercuts(tally, total, size, scratch):
             continue
         by_memory = first_divisor_by_memory(a_bytes, b_bytes, shared_bytes, later_sum, cluster)
         if by_memory > index:
@@ -144,11 +168,7 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
             tally, total = base_tally + per_replica * d, later_sum + d
             if total > sum_limit:
                 return size
-            if tally > tally_limit:
-                break
-            while above < size and scratch.front_sum[above] <= total:
-                above += 1
-            if above > 0 and scratch.front_tally[above - 1] <= tally:
+            if not _undercuts(tally, total, size, scratch):
                 break
             y = in_flight(later_sum, d)
             if y > fits_upto:
@@ -160,7 +180,7 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
                     index, fits_upto = index + 1, 0
                     continue
                 fits_upto = y
-            size = insert(scratch.front_tally, scratch.front_sum, size, tally, total)
+            size = _add(tally, total, size, sum_limit, scratch)
             break
         if index >= end:
             break
@@ -203,7 +223,7 @@ def _evaluate_downset(
         left = 0
         for at in range(grouped):
             group, tally, total = in_groups.number[at], in_groups.tally[at], in_groups.total[at]
-            if is_dominated(scratch.front_tally, scratch.front_sum, size, tally, total):
+            if not _undercuts(tally, total, size, scratch):
                 continue
             if tally >= ceiling:
                 in_groups.number[left], in_groups.tally[left], in_groups.total[left] = group, tally, total
@@ -217,7 +237,7 @@ def _evaluate_downset(
         chosen, left = 0, 0
         for at in range(opened):
             bucket, tally, total = listed.number[at], listed.tally[at], listed.total[at]
-            if is_dominated(scratch.front_tally, scratch.front_sum, size, tally, total):
+            if not _undercuts(tally, total, size, scratch):
                 continue
             if tally >= ceiling:
                 listed.number[left], listed.tally[left], listed.total[left] = bucket, tally, total
@@ -230,12 +250,12 @@ def _evaluate_downset(
         for at in range(chosen):
             bucket = near.number[at]
             # What the first of them yield dominates many of the others.
-            if is_dominated(scratch.front_tally, scratch.front_sum, size, near.tally[at], near.total[at]) or meets(
+            if not _undercuts(near.tally[at], near.total[at], size, scratch) or meets(
                 buckets.all_dominated_by[bucket], arrays.tables.lattice.bits[i]
             ):
                 continue
             tally, total, touches = refine(i, bucket, arrays, scratch)
-            if tally != UNREACHABLE and not is_dominated(scratch.front_tally, scratch.front_sum, size, tally, total):
+            if tally != UNREACHABLE and _undercuts(tally, total, size, scratch):
                 size = _try_members(i, bucket, touches, size, arrays, scratch)
     return size
 
@@ -245,11 +265,12 @@ def _may_add(i: int, bucket: int, r: int, work_s: float, size: int, arrays: Stat
     """Whether a stage of so much work may, behind it the best of the bucket, be part of a state that I lacks."""
     target, buckets = arrays.target, arrays.buckets
     degree = degree_at_least(work_s, 1.0 / target.threshold_s, scratch.degrees)
-    devices, total = arrays.tables.options.degree[r] * degree, buckets.least_sum[bucket] + degree
-    if buckets.least_devices[bucket] + devices > target.device_limit[i] or total > target.data_parallel_limit[i]:
+    total = buckets.least_sum[bucket] + degree
+    if total > target.data_parallel_limit[i]:
         return False
+    devices = int(arrays.tables.options.degree[r] * degree)
     tally = buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
-    return not is_dominated(scratch.front_tally, scratch.front_sum, size, int(tally), int(total))
+    return _undercuts(int(tally), int(total), size, scratch)
 
 
 @inlined_kernel
@@ -299,9 +320,9 @@ def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: in
     Of it ``earlier`` holds the ``known`` states from place ``read`` on.
     """
     target, before = arrays.target, earlier.states
+    _begin_front(i, target, scratch)
     for k in range(known):
-        scratch.front_tally[k] = before.tallies[read + k]
-        scratch.front_sum[k] = before.sums[read + k]
+        _add(before.tallies[read + k], before.sums[read + k], k, target.data_parallel_limit[i], scratch)
     end_bucket = arrays.buckets.used[0]
     if earlier.buckets < end_bucket and target.device_limit[i] >= 1 and target.data_parallel_limit[i] >= 1:
         return _evaluate_downset(i, arrays, earlier.buckets, end_bucket, known, scratch)

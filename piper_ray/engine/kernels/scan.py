@@ -7,7 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
-from piper_ray.engine.kernels.bounds import bit_position, first_divisor_by_memory, first_divisor_by_time
+from piper_ray.engine.kernels.bounds import (
+    bit_position,
+    first_divisor_by_memory,
+    first_divisor_by_time,
+    lowest_position,
+)
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -28,6 +33,9 @@ _MUCH_CROSSING = 64
 """Edges times variants from which on sums over their heads are quicker than the edges one by one."""
 
 UNREACHABLE = np.int64(2**62)
+_BLOCKS = 128
+"""Of sums: with so few a front is quickly begun, and with as many sums one look tells what a state has to undercut."""
+
 _GUARD = 1e-9
 
 
@@ -44,6 +52,8 @@ class Scratch(NamedTuple):
 
     front_tally: IndexArray  # int64[data-parallel limit + 2]
     front_sum: IndexArray
+    least_upto: IndexArray  # int64[blocks]: least tally in the front with a sum of b << sum_shift at most; see level.py
+    sum_shift: int
     degrees: FloatArray  # float64[x + 1]: the least divisor >= x, infinite for the last
     stage_devices: FloatArray  # float64[buckets]
     open_groups: Listed
@@ -70,6 +80,8 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
     return Scratch(
         front_tally=np.empty(states, np.int64),
         front_sum=np.empty(states, np.int64),
+        least_upto=np.empty(_BLOCKS, np.int64),
+        sum_shift=max(0, states.bit_length() - (_BLOCKS - 1).bit_length()),
         degrees=replicas,
         stage_devices=np.empty(buckets),
         open_groups=_room_to_list(buckets),
@@ -182,7 +194,7 @@ def sum_crossing(i: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scr
         heads = scratch.edge_heads[word]
         while heads != 0:
             low = heads & (~heads + np.uint64(1))
-            v = 64 * word + bit_position(low)
+            v = 64 * word + lowest_position(low)
             for r in range(variants):
                 scratch.upto_head_s[v, r] = scratch.head_s[v, r] + (
                     scratch.upto_head_s[before, r] if before >= 0 else 0.0
@@ -214,7 +226,7 @@ def find_jumping(
             left_out = scratch.edge_heads[word] & ~inner[row, word] & within
             while left_out != 0:
                 low = left_out & (~left_out + np.uint64(1))
-                v = 64 * word + bit_position(low)
+                v = 64 * word + lowest_position(low)
                 for r in range(variants):
                     scratch.jumping_s[r] -= scratch.head_s[v, r]
                 left_out ^= low
@@ -258,7 +270,7 @@ def _list_cuts(i: int, listed: int, lattice: LatticeArrays, scratch: Scratch) ->
             scratch.heads[word] |= ends
             while ends != 0:
                 low = ends & (~ends + np.uint64(1))
-                level = min(level, lattice.vertex_level[64 * word + bit_position(low)])
+                level = min(level, lattice.vertex_level[64 * word + lowest_position(low)])
                 ends ^= low
         _insert_jump(listed + k, level, lattice.edge_tail.size + tensor, scratch.jump_level, scratch.jump_order)
     return count

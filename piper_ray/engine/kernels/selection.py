@@ -8,6 +8,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel, shared_kernel
 from piper_ray.cost.stage import held_bytes, one_device_s
+from piper_ray.engine.kernels.bounds import lowest_position
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -22,6 +23,7 @@ from piper_ray.engine.kernels.types import (
 )
 
 NO, YES, UNKNOWN = 0, 1, 2
+TOO_SHORT, ENOUGH = 0, 1
 _SLOTS = 1024
 _FITS = ((64, 4093), (256, 65521))
 _MANY_FITS = 262139
@@ -39,10 +41,9 @@ class FitCache(NamedTuple):
     one before.
     """
 
-    stage: IndexArray  # int64[slots]: outer * m + inner of the slot's stage, and 1 more; 0 if there is none
-    how: IndexArray  # int64[slots]: its variant and y, and d where that matters
-    too_short_s: FloatArray  # float64[slots]: with so much more time on one device it does not fit
-    enough_s: FloatArray  # float64[slots]: with so much it does
+    key: IndexArray  # int64[slots, 2]: outer * m + inner of the slot's stage, and 1 more; 0 if there is none. Then its
+    # variant and y, and d where that matters
+    more_s: FloatArray  # float64[slots, 2]: with so much more time on one device it does not fit; with so much it does
 
 
 class StepCache(NamedTuple):
@@ -57,10 +58,12 @@ class StepCache(NamedTuple):
     d: IndexArray  # int64[slots]
     steps: IndexArray  # int64[slots]: how many
     step_class: IndexArray  # int64[slots, steps]
-    step_vertex: IndexArray  # int64[slots, steps]: the class's only vertex, or -1 if it has several
     extra_s: FloatArray  # float64[slots, steps]
     saved_bytes: FloatArray  # float64[slots, steps]
+    place: IndexArray  # int64[slots, steps]: by choice, in the classes' order, where its step is; -1 if there is none
     least_price: FloatArray  # float64[slots], s per byte: of the first step; infinite without any
+    of_class: IndexArray  # int64[classes]: vertices of the stage that is asked about; 0 between calls
+    wanted: BitArray  # uint64[words]: the steps of their classes; 0 between calls
     fits: FitCache
 
 
@@ -75,11 +78,13 @@ def make_step_cache(tables: Tables) -> StepCache:
         d=np.zeros(slots, np.int64),
         steps=np.zeros(slots, np.int64),
         step_class=np.empty((slots, most), np.int64),
-        step_vertex=np.empty((slots, most), np.int64),
         extra_s=np.empty((slots, most)),
         saved_bytes=np.empty((slots, most)),
+        place=np.empty((slots, most), np.int64),
         least_price=np.empty(slots),
-        fits=FitCache(np.zeros(fits, np.int64), np.zeros(fits, np.int64), np.zeros(fits), np.zeros(fits)),
+        of_class=np.zeros(options.choice_start.size - 1, np.int64),
+        wanted=np.zeros(most // 64 + 1, np.uint64),
+        fits=FitCache(np.zeros((fits, 2), np.int64), np.zeros((fits, 2))),
     )
 
 
@@ -97,7 +102,7 @@ def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) 
 def fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
     """Puts the steps of (r, d, y) into the slot. d: 0 where it makes no difference."""
     first, last = options.class_start[r], options.class_start[r + 1]
-    classes = last - first
+    classes, first_choice = last - first, options.choice_start[first]
     start = np.zeros(classes + 1, np.int64)
     for c in range(classes):
         choices = options.choice_start[first + c + 1] - options.choice_start[first + c]
@@ -118,65 +123,67 @@ def fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int
     cache.y[slot], cache.d[slot] = y, d
     cache.steps[slot] = reached.size
     cache.least_price[slot] = extra[0] / saved[0] if reached.size > 0 else np.inf
+    for choice in range(options.choice_start[last] - first_choice):
+        cache.place[slot, choice] = -1
     for k in range(reached.size):
-        cache.step_class[slot, k] = owner[reached[k]]
-        cache.step_vertex[slot, k] = options.class_vertex[owner[reached[k]]]
+        of_class = owner[reached[k]]
+        cache.step_class[slot, k] = of_class
         cache.extra_s[slot, k] = extra[k]
         cache.saved_bytes[slot, k] = saved[k]
+        # Each class has one item, and an option more than choices, the fastest.
+        cache.place[slot, reached[k] - (of_class - first) - 1] = k
 
 
 @inlined_kernel
-def step_vertices(inner: BitArray, outer: BitArray, class_bits: BitArray, cache: StepCache, slot: int, k: int) -> int:
-    """How many vertices of the stage ``outer`` without ``inner`` can take step k of a slot."""
-    v = cache.step_vertex[slot, k]
-    count = 0
-    if v >= 0:
-        word = v >> 6
-        if ((outer[word] & ~inner[word]) >> np.uint64(v & 63)) & np.uint64(1) != 0:
-            count = 1
-        return count
-    of_class = cache.step_class[slot, k]
-    for word in range(outer.size):
-        rest = outer[word] & ~inner[word] & class_bits[of_class, word]
-        while rest != 0:
-            rest &= rest - np.uint64(1)
-            count += 1
-    return count
+def relaxed_extra(
+    inner: BitArray, outer: BitArray, r: int, slot: int, excess_bytes: float, options: OptionArrays, cache: StepCache
+) -> tuple[float, float]:
+    """What the stage ``outer`` without ``inner`` takes more, in s, than with its fastest options, to save
+    ``excess_bytes`` > 0: no choice takes less than the first, and if the variant is uniform, one takes no more than the
+    second. Both infinite if none saves as much.
 
-
-@leaf_kernel
-def quick_fit(
-    inner: BitArray,
-    outer: BitArray,
-    class_bits: BitArray,
-    cache: StepCache,
-    slot: int,
-    excess_bytes: float,
-    budget_s: float,
-) -> int:
-    """Whether the stage ``outer`` without ``inner``, of a uniform variant, can save ``excess_bytes`` in ``budget_s``
-    more work.
-
-    ``slot`` holds the steps of the stage's (variant, d, y). Counts start from every vertex at its fastest option, whose
-    memory exceeds the limit by ``excess_bytes`` > 0. Decides by the LP relaxation over classes and by rounding it up;
-    UNKNOWN if the two disagree.
+    ``slot`` holds the steps of the stage's (variant, d, y). By the LP relaxation over classes and by rounding it up.
     """
-    spent_s = 0.0
-    for k in range(cache.steps[slot]):
-        count = step_vertices(inner, outer, class_bits, cache, slot, k)
-        if count == 0:
-            continue
-        extra, saved = cache.extra_s[slot, k], cache.saved_bytes[slot, k]
-        if count * saved >= excess_bytes:
-            share = excess_bytes / saved
-            if spent_s + share * extra > budget_s:
-                return NO
-            return YES if spent_s + np.ceil(share) * extra <= budget_s else UNKNOWN
-        excess_bytes -= count * saved
-        spent_s += count * extra
-        if spent_s > budget_s:
-            return NO
-    return NO
+    of_class, wanted = cache.of_class, cache.wanted
+    first_choice = options.choice_start[options.class_start[r]]
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            c = options.class_of[r, 64 * word + lowest_position(low)]
+            if c < 0:
+                continue
+            if of_class[c] == 0:
+                for choice in range(options.choice_start[c] - first_choice, options.choice_start[c + 1] - first_choice):
+                    k = cache.place[slot, choice]
+                    if k >= 0:
+                        wanted[k >> 6] |= np.uint64(1) << np.uint64(k & 63)
+            of_class[c] += 1
+    spent_s, least_s, rounded_s = 0.0, np.inf, np.inf
+    for word in range((cache.steps[slot] + 63) >> 6):
+        rest = wanted[word]
+        wanted[word] = 0
+        while rest != 0 and least_s == np.inf:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            k = 64 * word + lowest_position(low)
+            count = of_class[cache.step_class[slot, k]]
+            extra_s, saved_bytes = cache.extra_s[slot, k], cache.saved_bytes[slot, k]
+            if count * saved_bytes >= excess_bytes:
+                share = excess_bytes / saved_bytes
+                least_s, rounded_s = spent_s + share * extra_s, spent_s + np.ceil(share) * extra_s
+            excess_bytes -= count * saved_bytes
+            spent_s += count * extra_s
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            c = options.class_of[r, 64 * word + lowest_position(low)]
+            if c >= 0:
+                of_class[c] = 0
+    return least_s, rounded_s
 
 
 @leaf_kernel
@@ -193,8 +200,12 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
     lattice, options, r = tables.lattice, tables.options, stage.variant
     inner, outer = lattice.bits[stage.inner], lattice.bits[stage.outer]
     size, width = 0, 0
-    for v in range(options.in_start.size - 1):
-        if _contains(outer, v) and not _contains(inner, v):
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            v = 64 * word + lowest_position(low)
             size += 1
             width += options.option_start[r, v + 1] - options.option_start[r, v]
     vertices = np.empty(size, np.int64)
@@ -202,10 +213,15 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
     cost = np.empty(width)
     memory = np.empty(width)
     k, at = 0, 0
-    for v in range(options.in_start.size - 1):
-        if not _contains(outer, v) or _contains(inner, v):
-            continue
-        vertices[k] = v
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            vertices[k] = 64 * word + lowest_position(low)
+            k += 1
+    for k in range(size):
+        v = vertices[k]
         for o in range(options.option_start[r, v], options.option_start[r, v + 1]):
             total = one_device_s(options.option_p_s[o], options.option_resync_s[o], d)
             charge = options.charge_start[o]
@@ -220,8 +236,7 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
             cost[at] = total
             memory[at] = held_bytes(options.option_a[o], options.option_b[o], options.option_shared[o], y, d)
             at += 1
-        k += 1
-        start[k] = at
+        start[k + 1] = at
     if size > 0 and lattice.tensor_bits.shape[0] > 0:
         tensors_s = cut_tensors_s(inner, outer, lattice, tables.costs)
         for o in range(start[1]):
@@ -255,10 +270,11 @@ def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) ->
     of_degree = d if sharing or tables.options.uniform[r] == 0 else 0
     which = i * tables.lattice.bits.shape[0] + j + 1
     how = (of_degree * tables.options.degree.size + r) * _MOST_IN_FLIGHT + y
-    slot = (31 * (which % fits.stage.size) + how) % fits.stage.size
-    if fits.stage[slot] != which or fits.how[slot] != how:
-        fits.stage[slot], fits.how[slot] = which, how
-        fits.too_short_s[slot], fits.enough_s[slot] = -np.inf, np.inf
+    slots = fits.key.shape[0]
+    slot = (31 * (which % slots) + how) % slots
+    if fits.key[slot, 0] != which or fits.key[slot, 1] != how:
+        fits.key[slot, 0], fits.key[slot, 1] = which, how
+        fits.more_s[slot, TOO_SHORT], fits.more_s[slot, ENOUGH] = -np.inf, np.inf
     return int(slot)
 
 

@@ -14,7 +14,7 @@ from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.scan import jumping_s
-from piper_ray.engine.kernels.selection import StepCache, stage_items, step_vertices, steps_slot
+from piper_ray.engine.kernels.selection import StepCache, relaxed_extra, stage_items, steps_slot
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, StageKey, Tables
 
 _FACTOR = 0x9E3779B97F4A7C15 & (2**40 - 1)
@@ -125,19 +125,8 @@ def _relaxed(candidate: Candidate, tables: Tables, steps: StepCache) -> tuple[fl
     if excess_bytes <= 0.0:
         return 0.0, 0.0 if options.uniform[r] == 1 else np.inf
     slot = steps_slot(steps, options, r, d, y)
-    spent_s = 0.0
-    for k in range(steps.steps[slot]):
-        count = step_vertices(inner, outer, options.class_bits, steps, slot, k)
-        if count == 0:
-            continue
-        extra_s, saved_bytes = steps.extra_s[slot, k], steps.saved_bytes[slot, k]
-        if count * saved_bytes >= excess_bytes:
-            share = excess_bytes / saved_bytes
-            rounded_s = spent_s + np.ceil(share) * extra_s
-            return spent_s + share * extra_s, rounded_s if options.uniform[r] == 1 else np.inf
-        excess_bytes -= count * saved_bytes
-        spent_s += count * extra_s
-    return np.inf, np.inf
+    low_s, high_s = relaxed_extra(inner, outer, r, slot, excess_bytes, options, steps)
+    return low_s, high_s if options.uniform[r] == 1 else np.inf
 
 
 @inner_kernel

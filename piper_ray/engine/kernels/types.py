@@ -83,8 +83,7 @@ class OptionArrays(NamedTuple):
     out_start: IndexArray  # int64[n + 1], into out_edge
     out_edge: IndexArray
     class_start: IndexArray  # int64[r + 1], into the class_* arrays
-    class_bits: BitArray  # uint64[classes, words]: its vertices
-    class_vertex: IndexArray  # int64[classes]: its vertex if it has just one, else -1
+    class_of: IndexArray  # int64[r, n]: a vertex's class; -1 if it has one option at most
     choice_start: IndexArray  # int64[classes + 1], into the choice_* arrays: options beside the fastest
     choice_p_s: FloatArray  # what the option costs more than the fastest, s
     choice_a: FloatArray  # by how much its a and b exceed the fastest option's, bytes

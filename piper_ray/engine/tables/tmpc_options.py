@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant, undominated
-from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, OptionArrays
-from piper_ray.engine.lattice.bits import bit_rows, offsets
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, OptionArrays
+from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 
@@ -79,7 +79,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
     starts = offsets(count for row in option_count for count in row)
     n = graph.size
     charge_lists = [charge for of_variant in charge_lists_of for of_vertex in of_variant for charge in of_vertex]
-    classes = _Classes(n)
+    classes = _Classes()
     uniform = []
     for of_variant, charges_of_variant in zip(tmpcs, charge_lists_of, strict=True):
         uniform.append(all(map(_is_uniform, of_variant, charges_of_variant)))
@@ -103,8 +103,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         out_start=offsets(len(edges) for edges in out_edges),
         out_edge=np.array([edge for edges in out_edges for edge in edges], np.int64),
         class_start=np.array(classes.start, np.int64),
-        class_bits=classes.bits(),
-        class_vertex=classes.only_vertex(),
+        class_of=np.array(classes.of_vertex, np.int64).reshape(len(variants), n),
         choice_start=offsets(len(key) for key in classes.keys),
         choice_p_s=_floats(choice[0] for key in classes.keys for choice in key),
         choice_a=_floats(choice[1] for key in classes.keys for choice in key),
@@ -150,17 +149,17 @@ class _Charges:
 class _Classes:
     """Groups the vertices of a uniform variant whose options differ from the fastest by the same amounts."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self.start = [0]
         self.keys: list[tuple[_Difference, ...]] = []
-        self._members: list[list[int]] = []
+        self.of_vertex: list[int] = []
 
     def add_variant(self, of_variant: Sequence[tuple[Tmpc, ...]]) -> None:
         first = len(self.keys)
         index: dict[tuple[_Difference, ...], int] = {}
-        for v, options in enumerate(of_variant):
+        for options in of_variant:
             if len(options) < 2:
+                self.of_vertex.append(-1)
                 continue
             fast = fastest(options)
             key = tuple(
@@ -176,15 +175,8 @@ class _Classes:
             if key not in index:
                 index[key] = len(self.keys)
                 self.keys.append(key)
-                self._members.append([])
-            self._members[index[key]].append(v)
+            self.of_vertex.append(index[key])
         self.start.append(first + len(index))
-
-    def bits(self) -> BitArray:
-        return bit_rows(self._members, self._size)
-
-    def only_vertex(self) -> IndexArray:
-        return np.array([group[0] if len(group) == 1 else -1 for group in self._members], np.int64)
 
 
 def fastest(options: Sequence[Tmpc]) -> Tmpc:
