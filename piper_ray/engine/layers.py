@@ -18,7 +18,7 @@ from piper_ray.engine.search.search import Search
 from piper_ray.engine.tables.problem import Problem, build_problem
 from piper_ray.engine.wide_layers import WideFindings, has_room, pays, solve_wide_layers
 from piper_ray.model.errors import InvalidPlan, LimitError, UsageError
-from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, Listener, Note
+from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, Listener, Note, silent
 from piper_ray.model.figures import duration_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -84,7 +84,7 @@ def _solve_on_all(
     ):
         backend.listen(request.listener)
         planning = Planning(instance, made.outline.contraction)
-        told = _Foretold(problem, request.listener)
+        told = silent if request.listener is silent else _Foretold(problem, request.listener)
         search = Search(planning, problem, evaluations, request.limits, told, request.started_s)
         if known is not None:
             lattice_s += known.seconds

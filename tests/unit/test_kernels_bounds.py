@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.cost.stage import in_flight
-from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
+from piper_ray.engine.kernels.bounds import (
+    bit_position,
+    first_divisor_by_memory,
+    first_divisor_by_time,
+    is_subset,
+    lowest_position,
+)
 from piper_ray.engine.kernels.types import ClusterArrays
 from piper_ray.engine.lattice.bits import bit_rows
 from piper_ray.model.instance import divisors
@@ -128,3 +134,11 @@ def test_is_subset(small_set: set[int], large_set: set[int]) -> None:
     rows = bit_rows([small_set, large_set, small_set & large_set], 150)
     assert is_subset(rows[0], rows[1]) == (small_set <= large_set)
     assert is_subset(rows[2], rows[1])
+
+
+def test_positions_of_bits() -> None:
+    rng = Random(3)
+    for lowest in range(64):
+        bits = np.uint64((rng.getrandbits(63 - lowest) << (lowest + 1) | 1 << lowest) & 2**64 - 1)
+        assert lowest_position(bits) == lowest
+        assert bit_position(bits) == int(bits).bit_length() - 1

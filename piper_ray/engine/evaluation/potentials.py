@@ -40,8 +40,8 @@ _FAR_TOO_MANY = 2.0
 _NEARLY = 0.9
 """Of the largest ratio in a round: what is less is no column worth having."""
 
-_BOX, _LEAST_BOX, _LARGEST_BOX = 0.1, 1e-3, 1.0
-_GROW, _SHRINK = 1.5, 0.7
+_BOX, _LEAST_BOX, _LARGEST_BOX = 0.05, 1e-3, 0.3
+_GROW, _SHRINK = 1.5, 0.5
 _ENOUGH = 1e-4
 """A round that could gain no more, relative, is the last."""
 

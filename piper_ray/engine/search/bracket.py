@@ -13,7 +13,7 @@ _LAST_STEP = 5.0
 _CHAIN_QUALITY = 0.75  # a chain's best plan is seldom further from the best of all
 _NARROW = 0.01
 _FEWER = 0.99
-_FIRST_DESCENT = 2.5e-5
+_FIRST_DESCENT = 4e-4
 _LONGER = 4.0
 
 
@@ -26,7 +26,7 @@ class Phase(Enum):
     HALVING: the bracket, once a step was feasible.
     CHALLENGING: the best plan, by turns with halving from 1 % on: an infeasible evaluation just below it ends the
     search.
-    DESCENDING: from a plan that is likely to be near the best: just below it, then 0.0025 %, 0.01 %, 0.04 %, ... below
+    DESCENDING: from a plan that is likely to be near the best: just below it, then 0.04 %, 0.16 %, 0.64 %, ... below
     the one that came out, until one is infeasible.
     """
 
