@@ -59,6 +59,10 @@ which most have states."""
 _LOWER = 0.99
 """A plan so much faster than the last one that was bounded from both sides leaves much less."""
 
+_LEFT = 0.9
+"""Where limits from both sides leave so large a share of all downsets states, those of a threshold hardly below leave
+as many."""
+
 
 @dataclass
 class Search:
@@ -78,7 +82,9 @@ class Search:
 
     def __post_init__(self) -> None:
         self._first_bound_s = self.problem.lower_bound_s()
-        self.bracket = Bracket(lower=self._first_bound_s, ceiling=ceiling_s(self.planning.instance))
+        self.bracket = Bracket(
+            lower=self._first_bound_s, ceiling=ceiling_s(self.planning.instance), work=self.problem.work_s()
+        )
         self.incumbent = self.known
         self.proved = False  # the incumbent is optimal
         self.stopped_by: StoppedBy | None = None
@@ -152,7 +158,7 @@ class Search:
             return
         outcome = self._evaluate(threshold_s, potentials=potentials)
         if not outcome.feasible:
-            self.bracket.record_infeasible(threshold_s)
+            self.bracket.record_infeasible(threshold_s, outcome.reach)
             self._report()
             if outcome.live_downsets >= _MANY_LIVE:
                 self._live_in_vain += outcome.live_downsets
@@ -218,12 +224,19 @@ class Search:
 
         def learn(states: StateTables) -> None:
             live = states.fronts.states
-            if live[-1] > 0 and np.count_nonzero(live) >= _MANY_LIVE:
+            if live[-1] > 0 and self._tells_more(threshold_s, int(np.count_nonzero(live))):
                 found = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
                 self._completion = found.within(self._completion)
                 self._live_in_vain = 0
 
         return learn
+
+    def _tells_more(self, threshold_s: float, live_downsets: int) -> bool:
+        """Whether a feasible evaluation's states are worth a pass for limits from both sides."""
+        known = self._completion
+        if known is not None and threshold_s > _LOWER * known.threshold_s:
+            return live_downsets < _LEFT * self.problem.workload.lattice.size
+        return live_downsets >= _MANY_LIVE
 
     def _prefer_small(self) -> None:
         """Of the plans of least time the one of fewest devices, then stages, then first in the tables' order.
