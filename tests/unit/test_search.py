@@ -123,6 +123,7 @@ def test_a_dear_search_finds_the_same(seed: int, degrees: tuple[int, ...], monke
     edges = {(u, v): 0.5 for v in range(4, 12) for u in rng.sample(range(v - v % 4), 2)}
     instance = build(rows, edges, devices=9, microbatches=12, memory_bytes=60.0)
     plain = solve(instance, options=ONE_THREAD)
+    monkeypatch.setattr("piper_ray.engine.search.search._FEW", 0)
     monkeypatch.setattr("piper_ray.engine.search.search._SPENT", 1e-9)
     monkeypatch.setattr("piper_ray.engine.search.search._MANY_LIVE", 1)
     settle, settled, log = Search._settle_incumbent, list[Search](), Log()

@@ -52,6 +52,9 @@ step.
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
 
+_FEW = 1000
+"""Downsets of which no evaluation is dear, whatever share of them has states."""
+
 _SPENT = 0.1
 """Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in
 which most have states."""
@@ -199,6 +202,7 @@ class Search:
         upper, known = self.bracket.upper, self._completion
         return (
             upper is not None
+            and self.problem.workload.lattice.size > _FEW
             and self._live_in_vain >= _SPENT * self.problem.workload.lattice.size
             and (known is None or upper < _LOWER * known.threshold_s)
             and not self._pricing.wanted
@@ -246,11 +250,11 @@ class Search:
         upper_s = self.bracket.upper
         assert upper_s is not None
         if self._preferred is not None and self._preferred[0] == upper_s:
-            self.incumbent = self.planning.valued(self.problem, self._preferred[1].stages)
+            self.incumbent = self.planning.valued(self.problem, self._preferred[1].stages, self.incumbent)
             return
         potentials = self._pricing.potentials(upper_s)
         outcome = self._evaluate(upper_s, fewest_stages=True, potentials=potentials, is_last=True)
-        self.incumbent = self.planning.valued(self.problem, outcome.stages)
+        self.incumbent = self.planning.valued(self.problem, outcome.stages, self.incumbent)
         self._report()
 
     def _improve_on_chain(self, order: Sequence[int]) -> None:
