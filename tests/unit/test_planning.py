@@ -105,6 +105,7 @@ def test_a_plan_that_is_known_keeps_its_value() -> None:
     whole = tables(instance)
     shared, stages = Planning(instance, whole.contraction), traced(whole.problem, 30.0)
     known = shared.valued(whole.problem, stages)
+    assert shared.chose_best(whole.problem, stages)
     assert shared.valued(whole.problem, stages, known) is known
     other = ValuedPlan(Plan(()), 1.0)
     assert shared.valued(whole.problem, stages, other) == known
@@ -127,6 +128,7 @@ def test_the_choice_that_was_found_does_where_the_best_is_too_hard(monkeypatch: 
     assert [stage.layers for stage in found.stages] == [stage.layers for stage in expected.stages]
     at_once = Planning(instance, whole.contraction)
     assert at_once.plan(whole.problem, stages) == at_once.plan(whole.problem, stages)
+    assert not at_once.chose_best(whole.problem, stages)
     assert len(asked) == 6 * len(stages), "a choice within another budget may be another"
     del asked[2 * len(stages) :]
     assert asked[1::2] == [stage.budget_s for stage in stages]

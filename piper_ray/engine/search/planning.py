@@ -42,6 +42,11 @@ class _StageKey(NamedTuple):
     data_parallel_degree: int
     in_flight: int
 
+    @classmethod
+    def of(cls, traced: TracedStage) -> _StageKey:
+        d = traced.data_parallel_degree
+        return cls(traced.outer, traced.inner, traced.variant, d, in_flight(traced.later_sum, d))
+
 
 @dataclass
 class _Made:
@@ -73,6 +78,11 @@ class Planning:
         plan = self.plan(problem, stages)
         return known if known is not None and plan == known.plan else ValuedPlan.of(self.instance, plan)
 
+    def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
+        """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
+        made = self._made.of(problem)
+        return all(_StageKey.of(stage) in made for stage in stages)
+
     @cached_property
     def _position(self) -> Mapping[int, int]:
         return {layer.id: index for index, layer in enumerate(self.instance.layers)}
@@ -82,9 +92,7 @@ class Planning:
         return self.contraction.members(self.instance)
 
     def _stage(self, problem: Problem, traced: TracedStage) -> Stage:
-        d = traced.data_parallel_degree
-        key = _StageKey(traced.outer, traced.inner, traced.variant, d, in_flight(traced.later_sum, d))
-        made = self._made.of(problem)
+        key, made = _StageKey.of(traced), self._made.of(problem)
         if key in made:
             return made[key]
         choices, are_best = _choices(problem, traced)
