@@ -29,7 +29,8 @@ def key(number: int) -> EvaluationKey:
 
 def outcome(number: int) -> Outcome:
     stages = tuple(TracedStage(i + number, i, 1, 2, number, 1.0 / (i + 3)) for i in range(number % 4))
-    return Outcome(bool(stages), number, stages, 5 * number, 7 * number, np.arange(4, dtype=np.int64) * number)
+    tested = np.arange(4, dtype=np.int64) * number
+    return Outcome(bool(stages), number, stages, 1.0 / (number + 1), 5 * number, 7 * number, tested)
 
 
 def levels(number: int) -> LevelStates:

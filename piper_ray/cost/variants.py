@@ -96,6 +96,8 @@ def link_ranges(
     Together they are least .. most.
     """
     cluster = instance.cluster.levels()[-1]
+    if len(cluster.links) == 1:
+        return ((least, most),)
     starts, known = [least], None
     for d in restrictions.data_parallel_degrees(instance):
         if least <= d <= most and 1 < d <= max(1, instance.devices // degree):  # one replica has nothing to synchronise
@@ -156,16 +158,17 @@ def undominated(tmpcs: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
     Memory is a*y + b + shared/d with y, d >= 1. It is linear in y and in 1/d, so no more at y = 1, for d = 1 and for d
     without bound, and no more a, mean no more memory anywhere.
     """
-    kept: list[Tmpc] = []
-    for index, tmpc in enumerate(tmpcs):
-        beaten = any(
-            never_worse(other, tmpc) and (position < index or not never_worse(tmpc, other))
-            for position, other in enumerate(tmpcs)
-            if position != index
-        )
-        if not beaten:
-            kept.append(tmpc)
-    return tuple(kept)
+    return tuple(tmpc for index, tmpc in enumerate(tmpcs) if not _is_beaten(tmpcs, index))
+
+
+def _is_beaten(tmpcs: tuple[Tmpc, ...], index: int) -> bool:
+    tmpc = tmpcs[index]
+    for position, other in enumerate(tmpcs):
+        if position == index or not never_worse(other, tmpc):
+            continue
+        if position < index or not never_worse(tmpc, other):
+            return True
+    return False
 
 
 def never_worse(one: Tmpc, other: Tmpc) -> bool:

@@ -22,7 +22,14 @@ counters = arrays.arrays(np.int64, st.integers(0, 5), elements=any_count)
 keys = st.builds(EvaluationKey.of, any_float, any_float, st.booleans())
 stages = st.builds(TracedStage, any_count, any_count, any_count, any_count, any_count, any_float)
 outcomes = st.builds(
-    Outcome, st.booleans(), any_count, st.lists(stages, max_size=4).map(tuple), any_count, any_count, counters
+    Outcome,
+    st.booleans(),
+    any_count,
+    st.lists(stages, max_size=4).map(tuple),
+    st.floats(0.0, 1.0),
+    any_count,
+    any_count,
+    counters,
 )
 
 

@@ -14,7 +14,7 @@ from piper_ray.engine.evaluation.ahead import Ahead
 from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.outcome import Outcome
 
-OUTCOME = Outcome(True, 3, (), 1, 1, np.zeros(4, np.int64))
+OUTCOME = Outcome(True, 3, (), 1.0, 1, 1, np.zeros(4, np.int64))
 PATIENCE_S = 60.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -171,3 +172,59 @@ def test_phases_propose_what_four_flags_did(
         if rng.random() < 0.2:  # a chain without one
             bracket.doubt()
             flagged.doubtful = flagged.upper is None
+
+
+@given(
+    positive,
+    st.floats(1.0, 5.0),
+    st.lists(st.floats(1.0, 1e4), min_size=1, max_size=20),
+    st.integers(0, 2**32),
+)
+def test_closes_wherever_states_reach(lower: float, bound: float, factors: list[float], seed: int) -> None:
+    """Any share of the work may be reached, and the lower bound may be far above what all work takes."""
+    plans = [lower * bound * factor for factor in factors]
+    bracket, rng = Bracket(lower * bound, max(plans) * 1.5, work=lower), Random(seed)
+    while not bracket.closed:
+        threshold = bracket.propose()
+        assert bracket.lower < threshold <= bracket.ceiling
+        keep = [value for value in plans if value <= threshold]
+        if keep:
+            bracket.record_feasible(threshold, rng.choice(keep), rng.random())
+        else:
+            bracket.record_infeasible(threshold, rng.choice([0.0, rng.random(), 1.0]))
+            assert bracket.lower == threshold
+    assert bracket.upper is not None
+    assert min(plans) <= bracket.upper <= min(plans) * (1 + 2 * PROOF)
+
+
+@given(st.floats(1.05, 6.0))
+def test_even_waste_points_to_the_first_plan(best: float) -> None:
+    """Each layer wastes the same share: so what is reached tells where all is, and the first plan is near it."""
+    bracket, asked = Bracket(1.0, 1e4, work=1.0), []
+    while bracket.upper is None:
+        threshold = bracket.propose()
+        asked.append(threshold)
+        if threshold >= best:
+            bracket.record_feasible(threshold, best)
+        else:
+            bracket.record_infeasible(threshold, (1.0 - 1.0 / threshold) / (1.0 - 1.0 / best))
+    assert asked[-1] <= best * 1.051
+    assert len(asked) <= 7
+
+
+def test_steps_go_further_each_time_they_fall_short() -> None:
+    """All but a last layer is reached at any threshold: it takes more than the others told."""
+    bracket, asked = Bracket(1.0, 1e4, work=1.0), []
+    for _ in range(9):
+        asked.append(bracket.propose())
+        bracket.record_infeasible(asked[-1], 1.0)
+    grown = [after / before for before, after in pairwise(asked)]
+    by_steps, by_reach = [1.01, 1.04, 1.16], [1.0 + 0.05 * 1.5**times for times in range(5)]
+    assert grown == pytest.approx(sorted(by_steps + by_reach))
+
+
+def test_the_next_threshold_is_open_while_states_tell_it() -> None:
+    bracket = Bracket(1.0, 100.0, work=1.0)
+    assert bracket.next_if_infeasible(bracket.propose()) is None
+    bracket.record_plan(50.0)
+    assert bracket.next_if_infeasible(bracket.propose()) is not None

@@ -40,6 +40,7 @@ def test_the_same_plan_with_and_without(towers: int, height: int, seed: int, mon
     instance, events = uneven_towers(towers, height, seed), list[Event]()
     without = piper_ray.solve(instance)
     monkeypatch.setattr(search, "_SPENT", 1e-9)
+    monkeypatch.setattr(search, "_FEW", 0)
     monkeypatch.setattr(search, "_MANY_LIVE", 1)
     monkeypatch.setattr(Pricing, "wanted", property(lambda _: False))
 

@@ -16,11 +16,12 @@ from piper_ray.engine.lattice.contraction import Contraction, without_contractio
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.search import planning
 from piper_ray.engine.search.chain import order_through
-from piper_ray.engine.search.planning import Planning
+from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import build, random_instance, tmpc, two_towers
@@ -82,6 +83,34 @@ def test_merged_layers_run_as_they_cost_nothing() -> None:
             assert all(stage.tmpc_ids[layer] == "vanilla" for layer in stage.layers)
 
 
+def test_a_planning_makes_each_plan_as_if_it_were_its_first() -> None:
+    """Of several thresholds, which share stages, and of problems whose stages have the same numbers."""
+    for seed in range(10):
+        instance = random_instance(seed, most_layers=5, most_devices=8)
+        best = brute_force(instance)
+        if best is None:
+            continue
+        whole = tables(instance)
+        shared = Planning(instance, whole.contraction)
+        roomy = whole.problem.with_cluster(whole.problem.cluster._replace(memory_bytes=1e12))
+        for factor in (4.0, 2.0, 1.5, 1.0, 1.0):
+            stages = traced(whole.problem, factor * float(best.time_per_sample_s) + 1e-9)
+            for problem in (whole.problem, roomy):
+                alone = Planning(instance, whole.contraction).plan(problem, stages)
+                assert shared.plan(problem, stages) == alone
+
+
+def test_a_plan_that_is_known_keeps_its_value() -> None:
+    instance = two_towers(2, devices=4, memory_bytes=60.0)
+    whole = tables(instance)
+    shared, stages = Planning(instance, whole.contraction), traced(whole.problem, 30.0)
+    known = shared.valued(whole.problem, stages)
+    assert shared.chose_best(whole.problem, stages)
+    assert shared.valued(whole.problem, stages, known) is known
+    other = ValuedPlan(Plan(()), 1.0)
+    assert shared.valued(whole.problem, stages, other) == known
+
+
 def test_the_choice_that_was_found_does_where_the_best_is_too_hard(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = two_towers(2, devices=4, memory_bytes=60.0)
     whole = tables(instance)
@@ -97,6 +126,11 @@ def test_the_choice_that_was_found_does_where_the_best_is_too_hard(monkeypatch: 
     monkeypatch.setattr(planning, "least_cost", too_hard)
     found = Planning(instance, whole.contraction).plan(whole.problem, stages)
     assert [stage.layers for stage in found.stages] == [stage.layers for stage in expected.stages]
+    at_once = Planning(instance, whole.contraction)
+    assert at_once.plan(whole.problem, stages) == at_once.plan(whole.problem, stages)
+    assert not at_once.chose_best(whole.problem, stages)
+    assert len(asked) == 6 * len(stages), "a choice within another budget may be another"
+    del asked[2 * len(stages) :]
     assert asked[1::2] == [stage.budget_s for stage in stages]
     for stage, value in zip(stages, evaluate(instance, found).stages, strict=True):
         assert value.time_s * stage.data_parallel_degree <= stage.budget_s * (1 + 1e-12)

@@ -55,6 +55,7 @@ def _outcome_row(outcome: Outcome) -> dict[str, object]:
         "feasible": bool(outcome.feasible),
         "devices": int(outcome.devices),
         "stages": [_stage_row(stage) for stage in outcome.stages],
+        "reach": outcome.reach,
         "live_downsets": int(outcome.live_downsets),
         "cells": int(outcome.cells),
         "tested": outcome.tested.tolist(),

@@ -12,7 +12,7 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
 from piper_ray.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 """Of a checkpoint's files; one higher whenever an older program could misread them."""
 
 _DIGEST = "digest"

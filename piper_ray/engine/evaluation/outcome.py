@@ -48,11 +48,15 @@ class TracedStage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """feasible: some plan keeps the threshold. devices: the fewest, if so. stages: one such plan, front to back."""
+    """feasible: some plan keeps the threshold. devices: the fewest, if so. stages: one such plan, front to back.
+
+    reach: the largest share of all work that a downset with states has; 1 if feasible.
+    """
 
     feasible: bool
     devices: int
     stages: tuple[TracedStage, ...]
+    reach: float
     live_downsets: int
     cells: int
     tested: IndexArray

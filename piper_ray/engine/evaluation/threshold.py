@@ -20,7 +20,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import trace_stages
 from piper_ray.engine.kernels.scan import CHOICES_ABANDONED
 from piper_ray.engine.kernels.selection import StepCache
-from piper_ray.engine.kernels.types import Earlier, IndexArray, LevelStates, Target, frozen
+from piper_ray.engine.kernels.types import Earlier, FloatArray, IndexArray, LevelStates, Target, frozen
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
 
@@ -83,10 +83,18 @@ def evaluate_threshold(
     feasible = bool(fronts.states[last_downset] > 0)
     live = int(np.count_nonzero(fronts.states))
     if not feasible:
-        return Outcome(False, 0, (), live, states.used, states.tested)
+        reach = _reach(problem.workload.sums.device_work_s, fronts.states)
+        return Outcome(False, 0, (), reach, live, states.used, states.tested)
     best = int(fronts.start[last_downset] + fronts.states[last_downset]) - 1
     stages = _trace(states, last_downset, best, problem.scratch)
-    return Outcome(True, int(fronts.tally[best]) // target.device_weight, stages, live, states.used, states.tested)
+    devices = int(fronts.tally[best]) // target.device_weight
+    return Outcome(True, devices, stages, 1.0, live, states.used, states.tested)
+
+
+def _reach(work_s: FloatArray, states: IndexArray) -> float:
+    """The largest share of all work that a downset with states has. work_s: float64[m]."""
+    all_s = float(work_s[-1])
+    return float(np.max(work_s, initial=0.0, where=states > 0)) / all_s if all_s > 0.0 else 0.0
 
 
 def _advance(on_progress: OnProgress, first: int, done: int) -> None:

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 def bit_rows(sets: Sequence[Iterable[int]], size: int) -> npt.NDArray[np.uint64]:
     """uint64[len(sets), ceil(size / 64)], at least one word wide."""
-    rows = np.zeros((len(sets), max(1, (size + 63) // 64)), np.uint64)
-    for row, members in enumerate(sets):
+    words = max(1, (size + 63) // 64)
+    rows = [[0] * words for _ in sets]
+    for row, members in zip(rows, sets, strict=True):
         for v in members:
-            rows[row, v >> 6] |= np.uint64(1 << (v & 63))
-    return rows
+            row[v >> 6] |= 1 << (v & 63)
+    return np.array(rows, np.uint64).reshape(len(sets), words)
 
 
 def members(row: npt.NDArray[np.uint64]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 
 _MOST_VISITS = 1_000_000
@@ -16,8 +18,8 @@ class _TooMuchWork(Exception):
 
 def count_downsets(graph: LayerGraph, most_visits: int = _MOST_VISITS) -> int | None:
     """The number of downsets, or None if the graph is too entangled to count within ``most_visits``."""
-    below = descendants(graph.successors)
-    return len(below) + 1 if _is_chain(below) else _count_all(below, most_visits)
+    is_chain = _is_chain(descendants(graph.successors))
+    return graph.size + 1 if is_chain else _count_all(graph.successors, most_visits)
 
 
 def count_pairs(graph: LayerGraph) -> int | None:
@@ -30,7 +32,7 @@ def count_pairs(graph: LayerGraph) -> int | None:
         return n * (n + 1) // 2
     twice = [tuple(heads) for heads in graph.successors]
     twice += [(*(head + n for head in heads), v) for v, heads in enumerate(graph.successors)]
-    nested, downsets = _count_all(descendants(twice), _MOST_VISITS), count_downsets(graph)
+    nested, downsets = _count_all(twice, _MOST_VISITS), count_downsets(graph)
     return nested - downsets if nested is not None and downsets is not None else None
 
 
@@ -38,7 +40,7 @@ def count_cuts(graph: LayerGraph) -> list[int] | None:
     """For each edge of ``graph.edges`` the number of downsets with its head and without its tail; None as above."""
     if graph.size > _MOST_VERTICES:
         return None
-    counter = _Counter(descendants(graph.successors), _MOST_VISITS)
+    counter = _Counter(graph.successors, _MOST_VISITS)
     everything = (1 << graph.size) - 1
     try:
         return [
@@ -53,26 +55,29 @@ def _is_chain(descendants: list[int]) -> bool:
     return all(below.bit_count() == v for v, below in enumerate(descendants))
 
 
-def _count_all(descendants: list[int], most_visits: int) -> int | None:
-    if len(descendants) > _MOST_VERTICES:
+def _count_all(successors: Sequence[Sequence[int]], most_visits: int) -> int | None:
+    if len(successors) > _MOST_VERTICES:
         return None
     try:
-        return _Counter(descendants, most_visits).count((1 << len(descendants)) - 1)
+        return _Counter(successors, most_visits).count((1 << len(successors)) - 1)
     except (_TooMuchWork, RecursionError):
         return None
 
 
 class _Counter:
-    """Downsets of sub-posets, as bit masks of vertices; what was counted once is known. Raises _TooMuchWork."""
+    """Downsets of sub-posets, as bit masks of vertices; what was counted once is known. Raises _TooMuchWork.
 
-    def __init__(self, descendants: list[int], most_visits: int) -> None:
-        n = len(descendants)
-        self._descendants = descendants
+    Vertices are numbered successors first.
+    """
+
+    def __init__(self, successors: Sequence[Sequence[int]], most_visits: int) -> None:
+        n = len(successors)
+        self._descendants = descendants(successors)
         self._ancestors = [0] * n
-        for v, mask in enumerate(descendants):
-            for w in _bits(mask):
-                self._ancestors[w] |= 1 << v
-        self._related = [descendants[v] | self._ancestors[v] | 1 << v for v in range(n)]
+        for v in reversed(range(n)):
+            for w in successors[v]:
+                self._ancestors[w] |= self._ancestors[v] | 1 << v
+        self._related = [self._descendants[v] | self._ancestors[v] | 1 << v for v in range(n)]
         self._known: dict[int, int] = {}
         self._visits_left = most_visits
 

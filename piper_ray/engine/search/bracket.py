@@ -16,13 +16,21 @@ _FEWER = 0.99
 _FIRST_DESCENT = 4e-4
 _LONGER = 4.0
 
+_QUICKLY = 4.0
+"""How steps grow where evaluations tell when to stop growing."""
+
+_FURTHER, _STILL_FURTHER = 0.05, 1.5
+"""A feasible evaluation takes little longer than an infeasible one as near the optimum, and tells more: so steps go
+further than to where the optimum seems to be, and still further each time that falls short."""
+
 
 class Phase(Enum):
     """How a bracket closes. DOUBTING: there may be no plan, so the ceiling is asked first; it ends with the first plan.
 
     STEPPING: near the lower bound an evaluation is cheap, because little may be wasted: so it steps up from below, by
     0.25 %, 0.5 %, 1 %, ..., until one is feasible, unless a chain's plan is far above: then it starts at 3/4 of that.
-    Far above the bound the ceiling tells whether there is a plan at all.
+    Far above the bound the ceiling tells whether there is a plan at all. Where it is known how far the states of an
+    evaluation reached, steps grow by four times, and end a little above where they would reach all layers.
     HALVING: the bracket, once a step was feasible.
     CHALLENGING: the best plan, by turns with halving from 1 % on: an infeasible evaluation just below it ends the
     search.
@@ -42,14 +50,16 @@ class Bracket:
     """lower: the largest value proved infeasible, or a bound. upper: the best plan's value; None before there is one.
 
     ceiling: no plan is slower than this. Where a plan leaves devices over, all phases but CHALLENGING ask first for
-    what these point to.
+    what these point to. work: what all layers take if nothing is wasted; 0 where nobody tells how far states reach.
     """
 
     lower: float
     ceiling: float
     upper: float | None = None
     phase: Phase = Phase.STEPPING
+    work: float = 0.0
     _step: float = _FIRST_STEP
+    _further: float = _FURTHER
     _pointed: float | None = None
     _descent: float = 0.0
 
@@ -93,15 +103,26 @@ class Bracket:
     def _below_any_plan(self) -> float:
         if self.phase is Phase.DOUBTING or self.lower <= 0.0 or self._step > _LAST_STEP:
             return self.ceiling
-        return min(self.lower * (1.0 + self._step), self.ceiling)
+        step = self.lower * (1.0 + self._step)
+        return min(step if self._pointed is None else min(step, self._pointed), self.ceiling)
 
     def next_if_infeasible(self, threshold: float) -> float | None:
-        """What would be proposed if ``threshold`` had no plan; None if that ended the search."""
+        """What would be proposed if ``threshold`` had no plan; None if that ended the search, or the states tell."""
+        if self._asks_how_far:
+            return None
         after = replace(self)
         after.record_infeasible(threshold)
         return None if after.closed or after.exhausted else after.propose()
 
-    def record_infeasible(self, threshold: float) -> None:
+    @property
+    def _asks_how_far(self) -> bool:
+        return self.work > 0.0 and self.upper is None and self.phase is Phase.STEPPING
+
+    def record_infeasible(self, threshold: float, reach: float = 0.0) -> None:
+        """No plan keeps the threshold. reach: the largest share of all work that some state had."""
+        if self._asks_how_far:
+            self._step_further(threshold, reach)
+            return
         if self.upper is not None and self.lower < _CHAIN_QUALITY * self.upper <= threshold:
             self.phase = Phase.HALVING  # the small steps belong to the lower bound that was
         self.lower = max(self.lower, threshold)
@@ -109,6 +130,19 @@ class Bracket:
         self._step *= 2.0
         if self.phase in (Phase.HALVING, Phase.CHALLENGING, Phase.DESCENDING):
             self.phase = self._closing(may_challenge=True)
+
+    def _step_further(self, threshold: float, reach: float) -> None:
+        """States end where they have wasted what a threshold leaves to waste. If the rest wastes as much of its work
+        as they did, all is reached where so much may be wasted.
+        """
+        if self._pointed is not None and threshold >= self._pointed:
+            self._further *= _STILL_FURTHER
+        else:
+            self._step *= _QUICKLY
+        self.lower = max(self.lower, threshold)
+        wasted = 1.0 - self.work / self.lower
+        needed = wasted / reach if reach > 0.0 else 1.0
+        self._pointed = self.work / (1.0 - needed) * (1.0 + self._further) if needed < 1.0 else None
 
     def record_bound(self, value: float) -> None:
         """No plan is faster, by a bound that is close: so steps above it begin small."""

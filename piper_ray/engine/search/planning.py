@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,19 +33,55 @@ class ValuedPlan(NamedTuple):
         return cls(plan, evaluate(instance, plan, schedule=PAPERS_SCHEDULE).time_per_sample_s)
 
 
+class _StageKey(NamedTuple):
+    """What decides a stage's choice of TMPCs, in one problem."""
+
+    outer: int
+    inner: int
+    variant: int
+    data_parallel_degree: int
+    in_flight: int
+
+    @classmethod
+    def of(cls, traced: TracedStage) -> _StageKey:
+        d = traced.data_parallel_degree
+        return cls(traced.outer, traced.inner, traced.variant, d, in_flight(traced.later_sum, d))
+
+
+@dataclass
+class _Made:
+    """The stages of one problem, the latest: one plan of a search shares most of them with the next."""
+
+    _problem: Problem | None = None
+    _stages: dict[_StageKey, Stage] = field(default_factory=dict)
+
+    def of(self, problem: Problem) -> dict[_StageKey, Stage]:
+        if problem is not self._problem:
+            self._problem, self._stages = problem, {}
+        return self._stages
+
+
 @dataclass(frozen=True)
 class Planning:
     """How stages of the contracted graph become plans of the instance. Runs each stage as fast as its memory allows."""
 
     instance: Instance
     contraction: Contraction
+    _made: _Made = field(default_factory=_Made, repr=False, compare=False)
 
     def plan(self, problem: Problem, stages: Sequence[TracedStage]) -> Plan:
         """Layers in file order."""
         return Plan(tuple(self._stage(problem, stage) for stage in stages))
 
-    def valued(self, problem: Problem, stages: Sequence[TracedStage]) -> ValuedPlan:
-        return ValuedPlan.of(self.instance, self.plan(problem, stages))
+    def valued(self, problem: Problem, stages: Sequence[TracedStage], known: ValuedPlan | None = None) -> ValuedPlan:
+        """known: a plan that this one may be."""
+        plan = self.plan(problem, stages)
+        return known if known is not None and plan == known.plan else ValuedPlan.of(self.instance, plan)
+
+    def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
+        """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
+        made = self._made.of(problem)
+        return all(_StageKey.of(stage) in made for stage in stages)
 
     @cached_property
     def _position(self) -> Mapping[int, int]:
@@ -56,10 +92,20 @@ class Planning:
         return self.contraction.members(self.instance)
 
     def _stage(self, problem: Problem, traced: TracedStage) -> Stage:
+        key, made = _StageKey.of(traced), self._made.of(problem)
+        if key in made:
+            return made[key]
+        choices, are_best = _choices(problem, traced)
+        stage = self._of_choices(problem, traced, choices)
+        if are_best:
+            made[key] = stage
+        return stage
+
+    def _of_choices(self, problem: Problem, traced: TracedStage, choices: Sequence[tuple[int, int]]) -> Stage:
         graph, options = problem.workload.lattice.graph, problem.workload.options
         variant = options.variants[traced.variant]
         tmpc_ids: dict[int, str] = {}
-        for v, option in _choices(problem, traced):
+        for v, option in choices:
             kept = graph.layer_ids[v]
             for layer_id in self._groups[kept]:
                 if layer_id == kept:
@@ -79,15 +125,18 @@ def items_of(problem: Problem, traced: TracedStage) -> tuple[IndexArray, Items]:
     return vertices, items
 
 
-def _choices(problem: Problem, traced: TracedStage) -> list[tuple[int, int]]:
-    """The stage's vertices, each with the number of the option that it runs: least time within the memory."""
+def _choices(problem: Problem, traced: TracedStage) -> tuple[list[tuple[int, int]], bool]:
+    """The stage's vertices, each with the number of the option that it runs: least time within the memory, if the
+    second value says so. Else that was too hard to tell, and they keep what the stage was found to keep.
+    """
     vertices, items = items_of(problem, traced)
     choice = np.empty(vertices.size, np.int64)
     limit, budget_s = problem.cluster.memory_bytes, traced.budget_s
     best = least_cost(items, limit, np.inf, False, choice)
-    if best == TOO_HARD:  # then the choice that the evaluation found will do
+    are_best = best != TOO_HARD
+    if not are_best:  # then the choice that the evaluation found will do
         best = least_cost(items, limit, budget_s, True, choice)
     if not 0.0 <= best < np.inf:
         raise AssertionError("a stage of the plan does not fit")
     options = choice - items.start[:-1]
-    return list(zip(vertices.tolist(), options.tolist(), strict=True))
+    return list(zip(vertices.tolist(), options.tolist(), strict=True)), are_best

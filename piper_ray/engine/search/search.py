@@ -52,12 +52,19 @@ step.
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
 
+_FEW = 1000
+"""Downsets of which no evaluation is dear, whatever share of them has states, nor by telling stages apart."""
+
 _SPENT = 0.1
 """Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in
 which most have states."""
 
 _LOWER = 0.99
 """A plan so much faster than the last one that was bounded from both sides leaves much less."""
+
+_LEFT = 0.9
+"""Where limits from both sides leave so large a share of all downsets states, those of a threshold hardly below leave
+as many."""
 
 
 @dataclass
@@ -78,13 +85,15 @@ class Search:
 
     def __post_init__(self) -> None:
         self._first_bound_s = self.problem.lower_bound_s()
-        self.bracket = Bracket(lower=self._first_bound_s, ceiling=ceiling_s(self.planning.instance))
+        self.bracket = Bracket(
+            lower=self._first_bound_s, ceiling=ceiling_s(self.planning.instance), work=self.problem.work_s()
+        )
         self.incumbent = self.known
         self.proved = False  # the incumbent is optimal
         self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
         self._completion: Completion | None = None
-        self._preferred: tuple[float, Outcome] | None = None  # at a threshold: fewest devices, then stages
+        self._preferred: tuple[float, Outcome] | None = None  # of all plans as fast: fewest devices, then stages
         self._borders: BitArray | None = None  # of the incumbent: downsets where its stages end
         self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
         self._pricing = Pricing(self.problem, self.limits.check)
@@ -117,7 +126,8 @@ class Search:
         A TMPC choice that is too hard to make exactly ends the search too. Raises ChoiceTooHard where no plan is known.
         """
         try:
-            self._improve_on_chain(order_of_graph(self.problem))
+            if self._has_chains:
+                self._improve_on_chain(order_of_graph(self.problem))
             self._begin_coarsely()
             while not self.bracket.is_done(self.limits.gap):
                 if self.bracket.lower > self.limits.within_s:
@@ -150,17 +160,23 @@ class Search:
             self._live_in_vain = 0
             self._settle_incumbent()
             return
-        outcome = self._evaluate(threshold_s, potentials=potentials)
+        # Where to tell stages apart costs little, the plan that turns out to be the best is at once the preferred one.
+        fewest_stages = self._is_small and self.bracket.upper is not None
+        outcome = self._evaluate(threshold_s, fewest_stages=fewest_stages, potentials=potentials)
         if not outcome.feasible:
-            self.bracket.record_infeasible(threshold_s)
+            self.bracket.record_infeasible(threshold_s, outcome.reach)
             self._report()
             if outcome.live_downsets >= _MANY_LIVE:
                 self._live_in_vain += outcome.live_downsets
             return
         self._report()
         value_s = self._take(self.problem, outcome.stages, "evaluation")
+        if fewest_stages and self.planning.chose_best(self.problem, outcome.stages):
+            # What is first among the plans at a threshold is first among those that are as fast as it.
+            self._preferred = value_s, outcome
         self.bracket.record_feasible(threshold_s, value_s, outcome.devices / self.planning.instance.devices)
-        self._improve_on_chain(order_through(self.problem, outcome.stages))
+        if self._has_chains:
+            self._improve_on_chain(order_through(self.problem, outcome.stages))
 
     def _settle_incumbent(self) -> None:
         """Evaluates the best plan's own value: its states tell which downsets can be completed, and an evaluation just
@@ -185,6 +201,10 @@ class Search:
             self._descend_near_borders(*_FARTHER)
         self.bracket.phase = Phase.DESCENDING
 
+    @property
+    def _is_small(self) -> bool:
+        return self.problem.workload.lattice.size <= _FEW
+
     def _is_dear(self) -> bool:
         """Whether infeasible evaluations have been dear, and no plan near the best one was evaluated yet: then the
         states at that one's own value tell which downsets can be completed, which makes all that follows cheap.
@@ -193,6 +213,7 @@ class Search:
         upper, known = self.bracket.upper, self._completion
         return (
             upper is not None
+            and not self._is_small
             and self._live_in_vain >= _SPENT * self.problem.workload.lattice.size
             and (known is None or upper < _LOWER * known.threshold_s)
             and not self._pricing.wanted
@@ -218,12 +239,19 @@ class Search:
 
         def learn(states: StateTables) -> None:
             live = states.fronts.states
-            if live[-1] > 0 and np.count_nonzero(live) >= _MANY_LIVE:
+            if live[-1] > 0 and self._tells_more(threshold_s, int(np.count_nonzero(live))):
                 found = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
                 self._completion = found.within(self._completion)
                 self._live_in_vain = 0
 
         return learn
+
+    def _tells_more(self, threshold_s: float, live_downsets: int) -> bool:
+        """Whether a feasible evaluation's states are worth a pass for limits from both sides."""
+        known = self._completion
+        if known is not None and threshold_s > _LOWER * known.threshold_s:
+            return live_downsets < _LEFT * self.problem.workload.lattice.size
+        return live_downsets >= _MANY_LIVE
 
     def _prefer_small(self) -> None:
         """Of the plans of least time the one of fewest devices, then stages, then first in the tables' order.
@@ -233,18 +261,20 @@ class Search:
         upper_s = self.bracket.upper
         assert upper_s is not None
         if self._preferred is not None and self._preferred[0] == upper_s:
-            self.incumbent = self.planning.valued(self.problem, self._preferred[1].stages)
+            self.incumbent = self.planning.valued(self.problem, self._preferred[1].stages, self.incumbent)
             return
         potentials = self._pricing.potentials(upper_s)
         outcome = self._evaluate(upper_s, fewest_stages=True, potentials=potentials, is_last=True)
-        self.incumbent = self.planning.valued(self.problem, outcome.stages)
+        self.incumbent = self.planning.valued(self.problem, outcome.stages, self.incumbent)
         self._report()
+
+    @property
+    def _has_chains(self) -> bool:
+        return is_worth_a_chain(self.problem.workload.lattice)
 
     def _improve_on_chain(self, order: Sequence[int]) -> None:
         """The best plan whose stages are runs of ``order``."""
         workload, degrees = self.problem.workload, self.problem.cluster.divisors.tolist()
-        if not is_worth_a_chain(workload.lattice):
-            return
         graph, options = workload.lattice.graph, workload.options
         chain = chain_problem(self.planning.instance, graph, options, order, degrees)
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)

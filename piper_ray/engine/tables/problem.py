@@ -76,6 +76,12 @@ class Problem:
         cache: StepCache = self._scratch.cache
         return cache
 
+    def work_s(self) -> float:
+        """What a plan would take that uses all there is and wastes nothing, in s per sample."""
+        sums, cluster = self.workload.sums, self.cluster
+        by_devices = float(sums.device_work_s[-1]) / cluster.devices
+        return max(by_devices, float(sums.replica_work_s[-1]) / cluster.data_parallel_limit)
+
     def lower_bound_s(self) -> float:
         """No plan is faster, in s per sample."""
         sums, least, cluster = self.workload.sums, self.workload.options.least, self.cluster

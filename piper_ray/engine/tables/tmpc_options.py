@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,8 @@ from piper_ray.cost.variants import Variant, undominated
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, OptionArrays
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, Charges, Options
 from piper_ray.model.instance import Instance, Tmpc
-
-_NO_FIGURES = (0.0, 0.0, 0.0, 0.0, 0.0)
-_Difference = tuple[float, float, float, float]
-"""Of an option from the fastest: time (s), a, b and shared (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -70,113 +67,79 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
     """Flattens the variants' TMPCs, without the dominated ones, in vertex order."""
     tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
     in_edges, out_edges = _incident_edges(graph)
-    charges = _Charges(instance, graph, in_edges, out_edges)
-    charge_lists_of = [
-        [[charges.of(v, tmpc) for tmpc in of_vertex] for v, of_vertex in enumerate(of_variant)] for of_variant in tmpcs
-    ]
-    flat = [tmpc for of_variant in tmpcs for of_vertex in of_variant for tmpc in of_vertex]
-    option_count = [[len(of_vertex) for of_vertex in of_variant] for of_variant in tmpcs]
-    starts = offsets(count for row in option_count for count in row)
-    n = graph.size
-    charge_lists = [charge for of_variant in charge_lists_of for of_vertex in of_variant for charge in of_vertex]
-    classes = _Classes()
-    uniform = []
-    for of_variant, charges_of_variant in zip(tmpcs, charge_lists_of, strict=True):
-        uniform.append(all(map(_is_uniform, of_variant, charges_of_variant)))
-        classes.add_variant(of_variant)
-
+    options = Options.of(tmpcs, graph.size)
+    charges = Charges.of(instance, graph, tmpcs, in_edges, out_edges)
+    classes = _Classes.of(options)
+    figures, choices = np.ascontiguousarray(options.figures.T), np.ascontiguousarray(classes.choices.T)
     arrays = OptionArrays(
         degree=np.array([variant.degree for variant in variants], np.int64),
-        uniform=np.array(uniform, np.int64),
-        option_start=np.stack([starts[r * n : (r + 1) * n + 1] for r in range(len(variants))])
-        if variants
-        else np.zeros((0, n + 1), np.int64),
-        option_p_s=_floats(tmpc.time_per_sample_s for tmpc in flat),
-        option_resync_s=_floats(tmpc.weights_bytes for tmpc in flat),
-        option_a=_floats(tmpc.activation_bytes for tmpc in flat),
-        option_b=_floats(tmpc.fixed_bytes for tmpc in flat),
-        option_shared=_floats(tmpc.shared_bytes for tmpc in flat),
-        charge_start=offsets(len(charge) for charge in charge_lists)[:-1].copy(),
-        charge_s=_floats(charge for of_option in charge_lists for charge in of_option),
+        uniform=1 - np.maximum(options.differ(WEIGHTS), charges.differ),
+        option_start=options.option_start(),
+        option_p_s=figures[TIME],
+        option_resync_s=figures[WEIGHTS],
+        option_a=figures[A],
+        option_b=figures[B],
+        option_shared=figures[SHARED],
+        charge_start=charges.start,
+        charge_s=charges.size,
         in_start=offsets(len(edges) for edges in in_edges),
         in_edge=np.array([edge for edges in in_edges for edge in edges], np.int64),
         out_start=offsets(len(edges) for edges in out_edges),
         out_edge=np.array([edge for edges in out_edges for edge in edges], np.int64),
-        class_start=np.array(classes.start, np.int64),
-        class_of=np.array(classes.of_vertex, np.int64).reshape(len(variants), n),
-        choice_start=offsets(len(key) for key in classes.keys),
-        choice_p_s=_floats(choice[0] for key in classes.keys for choice in key),
-        choice_a=_floats(choice[1] for key in classes.keys for choice in key),
-        choice_b=_floats(choice[2] for key in classes.keys for choice in key),
-        choice_shared=_floats(choice[3] for key in classes.keys for choice in key),
-        choices_share=np.array([_choices_share(of_variant) for of_variant in tmpcs], np.int64),
+        class_start=classes.start,
+        class_of=classes.of_vertex,
+        choice_start=classes.choice_start,
+        choice_p_s=choices[TIME],
+        choice_a=choices[A],
+        choice_b=choices[B],
+        choice_shared=choices[SHARED],
+        choices_share=options.differ(SHARED),
     )
     tensors = [instance.tensors[index] for _, index in graph.tensors]
     return TmpcOptions(
         tuple(variants),
         tmpcs,
-        _least(graph, tmpcs, charge_lists_of, in_edges, out_edges),
+        _least(options, charges),
         arrays,
         _floats(tensor.forward_bytes + tensor.backward_bytes for tensor in tensors),
-        any(tmpc.shared_bytes > 0.0 for tmpc in flat),
+        bool(np.any(figures[SHARED] > 0.0)),
     )
 
 
-class _Charges:
-    """Bytes c + extra that a vertex pays for each of its edges, by TMPC."""
+class _Classes(NamedTuple):
+    """The vertices of each variant whose options differ from the fastest by the same amounts."""
 
-    def __init__(
-        self, instance: Instance, graph: LayerGraph, in_edges: list[list[int]], out_edges: list[list[int]]
-    ) -> None:
-        self._in_edges, self._out_edges = in_edges, out_edges
-        # An edge's ends name the layers that its figures are filed under. One with a contracted end costs nothing.
-        self._edge = [instance.edges[index] for _, _, index in graph.edges]
+    start: IndexArray  # int64[r + 1]
+    of_vertex: IndexArray  # int64[r, n], -1 for those with one option at most
+    choice_start: IndexArray  # int64[classes + 1]
+    choices: FloatArray  # float64[.., 5]: figures of the options beside the fastest, less the fastest's
 
-    def incoming(self, e: int, tmpc: Tmpc) -> float:
-        edge = self._edge[e]
-        return edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0)
-
-    def outgoing(self, e: int, tmpc: Tmpc) -> float:
-        edge = self._edge[e]
-        return edge.communication_bytes + tmpc.backward_sync_bytes.get(edge.target, 0.0)
-
-    def of(self, v: int, tmpc: Tmpc) -> list[float]:
-        return [self.incoming(e, tmpc) for e in self._in_edges[v]] + [
-            self.outgoing(e, tmpc) for e in self._out_edges[v]
-        ]
-
-
-class _Classes:
-    """Groups the vertices of a uniform variant whose options differ from the fastest by the same amounts."""
-
-    def __init__(self) -> None:
-        self.start = [0]
-        self.keys: list[tuple[_Difference, ...]] = []
-        self.of_vertex: list[int] = []
-
-    def add_variant(self, of_variant: Sequence[tuple[Tmpc, ...]]) -> None:
-        first = len(self.keys)
-        index: dict[tuple[_Difference, ...], int] = {}
-        for options in of_variant:
-            if len(options) < 2:
-                self.of_vertex.append(-1)
-                continue
-            fast = fastest(options)
-            key = tuple(
-                (
-                    tmpc.time_per_sample_s - fast.time_per_sample_s,
-                    tmpc.activation_bytes - fast.activation_bytes,
-                    tmpc.fixed_bytes - fast.fixed_bytes,
-                    tmpc.shared_bytes - fast.shared_bytes,
-                )
-                for tmpc in options
-                if tmpc is not fast
-            )
-            if key not in index:
-                index[key] = len(self.keys)
-                self.keys.append(key)
-            self.of_vertex.append(index[key])
-        self.start.append(first + len(index))
+    @classmethod
+    def of(cls, options: Options) -> _Classes:
+        of_option = np.repeat(options.fastest, np.diff(options.start)[options.filled])
+        others = np.flatnonzero(of_option != np.arange(of_option.size))
+        apart = options.figures[others] - options.figures[of_option[others]]
+        apart[:, WEIGHTS] = 0.0  # a stage's choice costs the same for all weights, or is not made by classes
+        apart += 0.0  # of two zeros one
+        bounds = np.searchsorted(others, options.start)
+        of_vertex = np.full((options.variants, options.vertices), -1, np.int64)
+        starts, first_choices = [0], list[tuple[int, int]]()
+        for variant in range(options.variants):
+            classes: dict[bytes, int] = {}
+            for vertex in range(options.vertices):
+                group = variant * options.vertices + vertex
+                begin, end = int(bounds[group]), int(bounds[group + 1])
+                if begin == end:
+                    continue
+                key = apart[begin:end].tobytes()
+                if key not in classes:
+                    classes[key] = len(first_choices)
+                    first_choices.append((begin, end))
+                of_vertex[variant, vertex] = classes[key]
+            starts.append(len(first_choices))
+        rows = [row for begin, end in first_choices for row in range(begin, end)]
+        choice_start = offsets(end - begin for begin, end in first_choices)
+        return cls(np.array(starts, np.int64), of_vertex, choice_start, apart[rows])
 
 
 def fastest(options: Sequence[Tmpc]) -> Tmpc:
@@ -184,69 +147,27 @@ def fastest(options: Sequence[Tmpc]) -> Tmpc:
     return min(options, key=lambda tmpc: (tmpc.time_per_sample_s, tmpc.activation_bytes))
 
 
-def _is_uniform(options: Sequence[Tmpc], charges: Sequence[list[float]]) -> bool:
-    """Whether no weight and no charge depends on the option chosen."""
-    return all(
-        tmpc.weights_bytes == options[0].weights_bytes and charge == charges[0]
-        for tmpc, charge in zip(options, charges, strict=True)
-    )
+def _least(options: Options, charges: Charges) -> VertexCosts:
+    fast = options.figures[options.fastest]
 
+    def least(figure: int) -> FloatArray:
+        return options.by_vertex(options.least[:, figure])
 
-def _choices_share(of_variant: Sequence[tuple[Tmpc, ...]]) -> bool:
-    """Whether some vertex has options that differ in what replicas share out."""
-    return any(tmpc.shared_bytes != options[0].shared_bytes for options in of_variant for tmpc in options)
+    def of_fastest(figure: int) -> FloatArray:
+        return options.by_vertex(fast[:, figure])
 
-
-def _least(
-    graph: LayerGraph,
-    tmpcs: Sequence[Sequence[Sequence[Tmpc]]],
-    charge_lists_of: Sequence[Sequence[Sequence[Sequence[float]]]],
-    in_edges: Sequence[Sequence[int]],
-    out_edges: Sequence[Sequence[int]],
-) -> VertexCosts:
-    """charge_lists_of: of each variant, vertex and option what it pays for the vertex's in-edges, then for its
-    out-edges."""
-    figures_of = attrgetter("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
-    n, r, edges = graph.size, len(tmpcs), len(graph.edges)
-    least: list[tuple[float, ...]] = []
-    fast: list[tuple[float, ...]] = []
-    in_bytes, out_bytes = [[0.0] * edges for _ in tmpcs], [[0.0] * edges for _ in tmpcs]
-    for column, (of_variant, charges_of_variant) in enumerate(zip(tmpcs, charge_lists_of, strict=True)):
-        for v, (options, charges) in enumerate(zip(of_variant, charges_of_variant, strict=True)):
-            if not options:
-                least.append(_NO_FIGURES)
-                fast.append(_NO_FIGURES)
-                continue
-            least.append(tuple(map(min, zip(*map(figures_of, options), strict=True))))
-            fast.append(figures_of(fastest(options)))
-            charged = map(min, zip(*charges, strict=True))
-            for e in in_edges[v]:
-                in_bytes[column][e] = next(charged)
-            for e in out_edges[v]:
-                out_bytes[column][e] = next(charged)
-
-    def tables(of_rows: list[tuple[float, ...]]) -> list[FloatArray]:
-        """float64[n, r] for each figure, from rows by variant and vertex."""
-        return list(np.ascontiguousarray(np.array(of_rows, np.float64).reshape(r, n, len(_NO_FIGURES)).T))
-
-    def by_edge(of_columns: list[list[float]]) -> FloatArray:
-        return np.ascontiguousarray(np.array(of_columns, np.float64).reshape(r, edges).T)
-
-    work_s, weights_bytes, least_a, least_b, least_shared = tables(least)
-    _, _, fast_a, fast_b, fast_shared = tables(fast)
-    missing = [[int(not of_variant[v]) for of_variant in tmpcs] for v in range(n)]
     return VertexCosts(
-        work_s=work_s,
-        weights_bytes=weights_bytes,
-        least_a=least_a,
-        least_b=least_b,
-        fast_a=fast_a,
-        fast_b=fast_b,
-        least_shared=least_shared,
-        fast_shared=fast_shared,
-        missing=np.array(missing, np.int64).reshape(n, r),
-        in_bytes=by_edge(in_bytes),
-        out_bytes=by_edge(out_bytes),
+        work_s=least(TIME),
+        weights_bytes=least(WEIGHTS),
+        least_a=least(A),
+        least_b=least(B),
+        fast_a=of_fastest(A),
+        fast_b=of_fastest(B),
+        least_shared=least(SHARED),
+        fast_shared=of_fastest(SHARED),
+        missing=options.missing(),
+        in_bytes=charges.in_least,
+        out_bytes=charges.out_least,
     )
 
 

@@ -1,0 +1,133 @@
+"""TMPCs side by side: their figures, what each is charged for edges, and what is least among those of a vertex."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.model.instance import Instance, Tmpc
+
+TIME, WEIGHTS, A, B, SHARED = range(5)
+"""Figures of an option."""
+
+_figures = attrgetter("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
+
+TmpcTable: TypeAlias = Sequence[Sequence[Sequence[Tmpc]]]
+"""The options by variant and vertex."""
+
+
+class Options(NamedTuple):
+    """Those of one variant and vertex are a group, which may be empty. Groups come by variant, then by vertex."""
+
+    variants: int
+    vertices: int
+    start: IndexArray  # int64[groups + 1]
+    figures: FloatArray  # float64[options, 5], see above
+    filled: IndexArray  # int64[filled], the groups that are not empty
+    fastest: IndexArray  # int64[filled], an option: least time; of equally fast ones (they trade a for b) the least a
+    least: FloatArray  # float64[filled, 5]
+    most: FloatArray
+
+    @classmethod
+    def of(cls, tmpcs: TmpcTable, vertices: int) -> Options:
+        counts = [len(of_vertex) for of_variant in tmpcs for of_vertex in of_variant]
+        rows = [_figures(tmpc) for of_variant in tmpcs for of_vertex in of_variant for tmpc in of_vertex]
+        start, figures = offsets(counts), np.array(rows, np.float64).reshape(len(rows), 5)
+        filled = np.flatnonzero(counts)
+        order = np.lexsort((figures[:, A], figures[:, TIME], np.repeat(np.arange(len(counts)), counts)))
+        return cls(
+            variants=len(tmpcs),
+            vertices=vertices,
+            start=start,
+            figures=figures,
+            filled=filled,
+            fastest=order[start[filled]],
+            least=np.minimum.reduceat(figures, start[filled]),
+            most=np.maximum.reduceat(figures, start[filled]),
+        )
+
+    def option_start(self) -> IndexArray:
+        """int64[r, n + 1]: of each vertex, and the end of the last."""
+        groups = np.arange(self.variants)[:, None] * self.vertices + np.arange(self.vertices + 1)
+        starts: IndexArray = self.start[groups]
+        return starts
+
+    def missing(self) -> IndexArray:
+        """int64[n, r]: 1 where a vertex has no option."""
+        empty = (np.diff(self.start) == 0).astype(np.int64)
+        return np.ascontiguousarray(empty.reshape(self.variants, self.vertices).T)
+
+    def differ(self, figure: int) -> IndexArray:
+        """int64[r]: 1 where the options of some vertex differ in a figure."""
+        found = np.zeros(self.variants * self.vertices, np.int64)
+        found[self.filled] = self.least[:, figure] != self.most[:, figure]
+        of_variant: IndexArray = found.reshape(self.variants, self.vertices).max(axis=1, initial=0)
+        return of_variant
+
+    def by_vertex(self, of_filled: FloatArray) -> FloatArray:
+        """float64[n, r] out of a figure of each filled group; 0 for the others."""
+        found = np.zeros(self.variants * self.vertices)
+        found[self.filled] = of_filled
+        return np.ascontiguousarray(found.reshape(self.variants, self.vertices).T)
+
+
+class Charges(NamedTuple):
+    """Bytes c + extra that each option pays for each edge of its vertex: those that come in, then those that go out."""
+
+    start: IndexArray  # int64[options]: first of its charges
+    size: FloatArray  # float64[..], bytes
+    in_least: FloatArray  # float64[e, r]: of what the vertex at an edge's head pays the least; 0 if it has no option
+    out_least: FloatArray  # so of the vertex at its tail
+    differ: IndexArray  # int64[r]: 1 where the options of some vertex do
+
+    @classmethod
+    def of(
+        cls,
+        instance: Instance,
+        graph: LayerGraph,
+        tmpcs: TmpcTable,
+        in_edges: Sequence[Sequence[int]],
+        out_edges: Sequence[Sequence[int]],
+    ) -> Charges:
+        # An edge's ends name the layers that its figures are filed under. One with a contracted end costs nothing.
+        edges = [instance.edges[index] for _, _, index in graph.edges]
+        sources = [[edges[e].source for e in of_vertex] for of_vertex in in_edges]
+        targets = [[edges[e].target for e in of_vertex] for of_vertex in out_edges]
+        # Of a variant each edge has a place where it comes in, and behind all of these one where it goes out.
+        places = [[*ins, *(len(edges) + e for e in outs)] for ins, outs in zip(in_edges, out_edges, strict=True)]
+        none = repeat(0.0)
+        extra: list[float] = []
+        at: list[int] = []
+        counts: list[int] = []
+        ends = [0]
+        for of_variant in tmpcs:
+            for of_vertex, before, after, own in zip(of_variant, sources, targets, places, strict=True):
+                for tmpc in of_vertex:
+                    extra += map(tmpc.forward_sync_bytes.get, before, none)
+                    extra += map(tmpc.backward_sync_bytes.get, after, none)
+                    at += own
+                    counts.append(len(own))
+            ends.append(len(at))
+        variant = np.repeat(np.arange(len(tmpcs)), np.diff(ends))
+        place = np.array(at, np.int64)
+        sizes = np.array([edge.communication_bytes for edge in edges] * 2, np.float64)
+        size = sizes[place] + np.array(extra, np.float64)
+        least = np.full((len(tmpcs), 2 * len(edges)), np.inf)
+        most = np.full((len(tmpcs), 2 * len(edges)), -np.inf)
+        np.minimum.at(least, (variant, place), size)
+        np.maximum.at(most, (variant, place), size)
+        paid = np.where(most < least, 0.0, least).reshape(len(tmpcs), 2, len(edges))
+        return cls(
+            start=offsets(counts)[:-1].copy(),
+            size=size,
+            in_least=np.ascontiguousarray(paid[:, 0].T),
+            out_least=np.ascontiguousarray(paid[:, 1].T),
+            differ=np.any(least < most, axis=1).astype(np.int64),
+        )
