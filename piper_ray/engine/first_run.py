@@ -59,8 +59,35 @@ def of_papers_schedule() -> None:
 
 
 def of_papers_frontier() -> None:
-    """The choice of TMPCs."""
+    """The choice of TMPCs, which evaluations of listed stages call, and what reads or makes evaluations."""
+    from piper_ray.engine.kernels.selection import fill_slot, make_step_cache
+    from piper_ray.engine.kernels.stages import ChoiceCache, StageArrays
+    from piper_ray.engine.kernels.staircase import (
+        CurveArrays,
+        Exactness,
+        StageTables,
+        ValuedFronts,
+        WorkBounds,
+        best_state,
+        walk,
+    )
+    from piper_ray.engine.tables.nothing import tables_of_nothing
+
     _knapsack()
+    tables = tables_of_nothing()
+    steps, integers, seconds = make_step_cache(tables), np.zeros(1, np.int64), np.zeros(1)
+    compile_for(fill_slot, steps, tables.options, 0, 0, 0, 1)
+    known = StageTables(
+        tables,
+        StageArrays(integers, integers, np.zeros((1, 1))),
+        WorkBounds(seconds, seconds),
+        steps,
+        ChoiceCache(integers, seconds, seconds),
+        ValuedFronts(integers, integers, integers, integers, seconds, integers, integers, seconds),
+    )
+    compile_for(best_state, known, True)
+    curve = CurveArrays(integers, seconds, seconds, True, 1)
+    compile_for(walk, curve, 0, 1, known, Exactness(1.0, 1.0, 1.0), 1, 1)
 
 
 def of_flush() -> None:
