@@ -2,29 +2,26 @@
 
 Meanwhile nothing is collected: what is loaded stays, and the collector would look through it again and again. Numpy's
 OpenBLAS gets no threads of its own: they begin with a tenth of a second of spinning each, and what is multiplied here
-is too small for them. Pydantic looks for no plugins among all that is installed: none is meant for our models.
+is too small for them.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
-from types import MappingProxyType
 
-_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"})
-"""Read as modules are loaded. What the user has set stays, and no process that the command starts inherits ours."""
+_THREADS = "OPENBLAS_NUM_THREADS"
+"""Read as numpy is loaded. What the user has set stays, and no process that the command starts inherits ours."""
 
 _at_end = ExitStack()
 
 
 def begin_loading() -> None:
     """For a process that runs one command and ends."""
-    for name, value in _ENVIRONMENT.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            _at_end.callback(os.environ.pop, name, None)
+    if _THREADS not in os.environ:
+        os.environ[_THREADS] = "1"
+        _at_end.callback(os.environ.pop, _THREADS, None)
     if gc.isenabled():
         gc.disable()
         _at_end.callback(gc.enable)
