@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from piper_ray.cli.interrupts import Interrupts, listening
+from piper_ray.cli.loading import begin_loading
 from piper_ray.cli.streams import lasting, open_standard_streams
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from piper_ray.version import __version__
@@ -29,6 +30,7 @@ def main() -> int:
 def program() -> NoReturn:
     """``main`` as a process, which ends here and now: what Python does at its end may take long, and a signal that came
     then would have the last word."""
+    begin_loading()
     open_standard_streams()
     with listening():
         code = main()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar, final
 
+from piper_ray.cli.loading import end_loading
 from piper_ray.model.stop import Stop, StopSearch
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -136,6 +137,7 @@ class Interrupts:
         Raises KeyboardInterrupt after a signal if there is nothing yet. From here on a signal raises nothing, so that
         the answer can be written.
         """
+        end_loading()
         self._raising = False
         running = _Running(work)
         # A cluster that is let go may take the process with it, and goes with the process anyhow.

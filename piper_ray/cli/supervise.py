@@ -26,6 +26,7 @@ from typing import final
 import typer
 
 from piper_ray.cli.interrupts import STOPPING
+from piper_ray.cli.loading import end_loading
 from piper_ray.model.errors import ClusterError, PiperRayError
 
 OPTION = "--supervise"
@@ -76,6 +77,7 @@ def supervise(
     For the main thread only. Raises ClusterError after len(pauses_s) + 1 deaths in a row with no new content of the
     checkpoint (or none that can be listed).
     """
+    end_loading()
     known: set[str] = set()
     deaths = 0
     with _Signals() as signals:

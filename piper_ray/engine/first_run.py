@@ -32,9 +32,12 @@ def compiling_told(
 
 
 def of_papers_schedule() -> None:
-    """The choice of TMPCs, which the evaluation's kernel calls, and the way back to a plan."""
+    """The choice of TMPCs, which the evaluation's kernel calls, what its states leave outside, and the way back to a
+    plan."""
     from piper_ray.engine.kernels.buckets import empty_buckets, empty_groups, no_members
+    from piper_ray.engine.kernels.completion import bound_completions
     from piper_ray.engine.kernels.evaluation import trace_stages
+    from piper_ray.engine.kernels.scan import make_scratch
     from piper_ray.engine.kernels.selection import exact_fit, fill_slot, make_step_cache
     from piper_ray.engine.kernels.types import FrontArrays, StageKey, StateArrays, Target, frozen
     from piper_ray.engine.tables.nothing import tables_of_nothing
@@ -47,13 +50,44 @@ def of_papers_schedule() -> None:
     fronts = FrontArrays(*(np.zeros(1, np.int64) for _ in FrontArrays._fields))
     sizes = tables.lattice, tables.costs
     arrays = StateArrays(tables, target, fronts, no_members(*sizes), empty_buckets(1, *sizes), empty_groups(1, *sizes))
-    compile_for(trace_stages, 0, 0, arrays, steps, np.zeros((1, 5), np.int64))
+    left = np.zeros(1, np.int64)  # which the kernel writes
+    outside = arrays._replace(target=target._replace(device_limit=left))
+    compile_for(bound_completions, 0, 1, outside, make_scratch(tables, 1, steps), left, left, left)
     _simulation()
+    # Last: the first process, which has waited for what is outside, compiles it meanwhile.
+    compile_for(trace_stages, 0, 0, arrays, steps, np.zeros((1, 5), np.int64))
 
 
 def of_papers_frontier() -> None:
-    """The choice of TMPCs."""
+    """The choice of TMPCs, which evaluations of listed stages call, and what reads or makes evaluations."""
+    from piper_ray.engine.kernels.selection import fill_slot, make_step_cache
+    from piper_ray.engine.kernels.stages import ChoiceCache, StageArrays
+    from piper_ray.engine.kernels.staircase import (
+        CurveArrays,
+        Exactness,
+        StageTables,
+        ValuedFronts,
+        WorkBounds,
+        best_state,
+        walk,
+    )
+    from piper_ray.engine.tables.nothing import tables_of_nothing
+
     _knapsack()
+    tables = tables_of_nothing()
+    steps, integers, seconds = make_step_cache(tables), np.zeros(1, np.int64), np.zeros(1)
+    compile_for(fill_slot, steps, tables.options, 0, 0, 0, 1)
+    known = StageTables(
+        tables,
+        StageArrays(integers, integers, np.zeros((1, 1))),
+        WorkBounds(seconds, seconds),
+        steps,
+        ChoiceCache(integers, seconds, seconds),
+        ValuedFronts(integers, integers, integers, integers, seconds, integers, integers, seconds),
+    )
+    compile_for(best_state, known, True)
+    curve = CurveArrays(integers, seconds, seconds, True, 1)
+    compile_for(walk, curve, 0, 1, known, Exactness(1.0, 1.0, 1.0), 1, 1)
 
 
 def of_flush() -> None:
@@ -82,8 +116,10 @@ def _knapsack() -> None:
 
 
 def _simulation() -> None:
+    from piper_ray.simulate.kernels.circles import gaining_circle
     from piper_ray.simulate.kernels.events import Program, simulate_events
 
     integers, seconds = np.zeros(1, np.int64), np.zeros(1)
     arrays = {name: seconds if name.endswith("_s") else integers for name in Program._fields}
     compile_for(simulate_events, Program(**arrays | {"microbatches": 1, "latency_s": 0.0}))  # type: ignore[arg-type]
+    compile_for(gaining_circle, integers, integers, seconds, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, 
 from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.links import replicas_bytes_per_s, transfer_bytes_per_s
-from piper_ray.simulate.memory import held_microbatches, memory_steps, weight_versions
+from piper_ray.simulate.memory import MemorySteps, Versions, held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
@@ -200,11 +201,14 @@ def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) 
     replicas = scene.placed.replicas
     if in_flight is None and set(replicas) == {1}:
         return flush_lists(scene.schedule, len(scene.placed.ranks), microbatches)
+    known: dict[tuple[int, int], Actions] = {}  # by stage and microbatches: replicas are many, and nearly all alike
     lists = []
     for rank in scene.placed.ranks:
         (stage,) = rank.stages
         own = len(range(rank.replica, microbatches, replicas[stage]))
-        lists.append(gpipe(own) if in_flight is None else one_f_one_b(own, in_flight[stage]))
+        if (stage, own) not in known:
+            known[stage, own] = gpipe(own) if in_flight is None else one_f_one_b(own, in_flight[stage])
+        lists.append(known[stage, own])
     return lists
 
 
@@ -298,37 +302,57 @@ def _ranks(
     transit_s = np.clip(timeline.start_s, start_s, end_s) - np.clip(
         timeline.start_s - timeline.transit_s, start_s, end_s
     )
+    on_the_way_s = share * timeline.communication_s
     found = []
-    for number, rank in enumerate(timeline.layout.ranks):
-        mine = timeline.of_rank(number)
-        communication_s = float(np.sum(share[mine] * timeline.communication_s[mine]))
-        compute_s = float(np.sum(inside_s[mine])) - communication_s
-        waiting_s = float(np.sum(transit_s[mine]))
-        if all_reduces:
-            communication_s += all_reduces[number].end_s - all_reduces[number].start_s
-            compute_s += optimizers[number].end_s - optimizers[number].start_s
-        busy_s = compute_s + communication_s + waiting_s
-        figures = scene.figures[rank.stages[0]]
-        versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
-        held = held_microbatches(timeline, number)
-        memory = memory_steps(timeline, scene.figures, number, versions, held)
-        found.append(
-            RankSimulation(
-                name=rank.name,
-                stages=rank.stages,
-                replica=rank.replica,
-                devices=figures.tensor_parallel_degree,
-                compute_s=compute_s,
-                communication_s=communication_s,
-                waiting_s=waiting_s,
-                bubble_s=max(0.0, end_s - start_s - busy_s),
-                in_flight=tuple(int(microbatches.max(initial=0)) for microbatches in held.microbatches),
-                peak_memory_bytes=memory.peak_bytes,
-                fixed_memory_bytes=memory.fixed_bytes,
-                versions=versions,
+    for ranks in _alike(timeline):
+        mine = slice(timeline.first[ranks.start], timeline.first[ranks.stop])
+        rows = len(ranks), (mine.stop - mine.start) // len(ranks)
+        communications_s = on_the_way_s[mine].reshape(rows).sum(axis=1).tolist()
+        passes_s = inside_s[mine].reshape(rows).sum(axis=1).tolist()
+        waits_s = transit_s[mine].reshape(rows).sum(axis=1).tolist()
+        held = held_microbatches(timeline, ranks[0])
+        in_flight = tuple(int(microbatches.max(initial=0)) for microbatches in held.microbatches)
+        memories: dict[Versions | None, MemorySteps] = {}
+        figures = scene.figures[timeline.layout.ranks[ranks[0]].stages[0]]
+        for number, communication_s, pass_s, waiting_s in zip(ranks, communications_s, passes_s, waits_s, strict=True):
+            compute_s = pass_s - communication_s
+            if all_reduces:
+                communication_s += all_reduces[number].end_s - all_reduces[number].start_s
+                compute_s += optimizers[number].end_s - optimizers[number].start_s
+            busy_s = compute_s + communication_s + waiting_s
+            versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
+            if versions not in memories:
+                memories[versions] = memory_steps(timeline, scene.figures, number, versions, held)
+            rank = timeline.layout.ranks[number]
+            found.append(
+                RankSimulation(
+                    name=rank.name,
+                    stages=rank.stages,
+                    replica=rank.replica,
+                    devices=figures.tensor_parallel_degree,
+                    compute_s=compute_s,
+                    communication_s=communication_s,
+                    waiting_s=waiting_s,
+                    bubble_s=max(0.0, end_s - start_s - busy_s),
+                    in_flight=in_flight,
+                    peak_memory_bytes=memories[versions].peak_bytes,
+                    fixed_memory_bytes=memories[versions].fixed_bytes,
+                    versions=versions,
+                )
             )
-        )
     return tuple(found)
+
+
+def _alike(timeline: Timeline) -> list[range]:
+    """Ranks next to each other that run the same list, if at other times: of one place, with as many passes."""
+    passes = np.diff(timeline.first).tolist()
+    ranks = timeline.layout.ranks
+    starts = [
+        number
+        for number, rank in enumerate(ranks)
+        if number == 0 or ranks[number - 1].place != rank.place or passes[number - 1] != passes[number]
+    ]
+    return [range(start, end) for start, end in pairwise([*starts, len(ranks)])]
 
 
 def _pipeline_notes(scene: _Scene) -> list[str]:

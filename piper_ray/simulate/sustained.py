@@ -65,15 +65,16 @@ def rule_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
 def sustained_s(stream: Stream, in_flight: Sequence[int]) -> float:
     """Seconds for each microbatch in the long run; inf: the pipeline stops, as each waits for another."""
     rate_s = stream.promised_s
+    arcs = _arcs(stream)
+    later = arcs.later(in_flight)
     while True:
-        arcs = _arcs(stream, in_flight)
-        circle = _slower_circle(arcs, rate_s)
+        circle = _slower_circle(arcs, later, rate_s)
         if not len(circle):
             return rate_s
-        seconds, later = float(arcs.seconds[circle].sum()), int(arcs.later[circle].sum())
-        if later <= 0:
+        seconds, microbatches = float(arcs.seconds[circle].sum()), int(later[circle].sum())
+        if microbatches <= 0:
             return inf
-        rate_s = max(seconds / later, rate_s * (1.0 + _TOLERANCE))
+        rate_s = max(seconds / microbatches, rate_s * (1.0 + _TOLERANCE))
 
 
 def least_in_flight(stream: Stream, at_least: Sequence[int] = ()) -> tuple[int, ...] | None:
@@ -92,10 +93,10 @@ def least_in_flight(stream: Stream, at_least: Sequence[int] = ()) -> tuple[int, 
         start = tuple(map(max, start, at_least))
     heap = [(sum(start), start)]
     seen = {start}
+    arcs = _arcs(stream)
     for _ in range(_MOST_TRIALS):
         _, in_flight = heapq.heappop(heap)
-        arcs = _arcs(stream, in_flight)
-        circle = _slower_circle(arcs, rate_s)
+        circle = _slower_circle(arcs, arcs.later(in_flight), rate_s)
         if not len(circle):
             return in_flight
         for stage in sorted(set(arcs.keeps[circle].tolist()) - {_NOBODY}):
@@ -121,41 +122,49 @@ def _least_conceivable(stream: Stream, rate_s: float) -> tuple[int, ...] | None:
     return tuple(max(1, ceil(y * (1.0 - _TOLERANCE))) for y in needed)
 
 
-class _Arcs(NamedTuple):
-    """A pass starts no sooner than so many seconds after a pass of the microbatch that is ``later`` before its own.
+@dataclass(frozen=True, eq=False)
+class _Arcs:
+    """A pass starts no sooner than so many seconds after a pass of an earlier microbatch.
 
-    Arrays by arc. source, target: passes, 2 j is F of stage j, 2 j + 1 is B. keeps: the stage whose y allows the start.
+    Arrays by arc: hand-overs, then two for each stage. source, target: passes, 2 j is F of stage j, 2 j + 1 is B.
+    keeps: the stage whose y allows the start. replicas: by stage.
     """
 
     source: Integers
     target: Integers
     seconds: Floats
-    later: Integers
     keeps: Integers
+    replicas: Integers
+
+    def later(self, in_flight: Sequence[int]) -> Integers:
+        """By how many microbatches, with so many in flight at each stage."""
+        y, d = np.array(in_flight, np.int64), self.replicas
+        of_stages = np.stack([-(y - 1) * d, y * d], axis=1).ravel()
+        return np.concatenate([np.zeros(len(self.source) - len(of_stages), np.int64), of_stages])
 
 
-def _arcs(stream: Stream, in_flight: Sequence[int]) -> _Arcs:
-    rows: list[tuple[int, int, float, int, int]] = []
+def _arcs(stream: Stream) -> _Arcs:
+    rows: list[tuple[int, int, float, int]] = []
     for hand in stream.hands:
         forward, backward = stream.forward_s[hand.source], stream.backward_s[hand.target]
-        rows.append((2 * hand.source, 2 * hand.target, forward + hand.forward_s, 0, _NOBODY))
-        rows.append((2 * hand.target + 1, 2 * hand.source + 1, backward + hand.backward_s, 0, _NOBODY))
-    for stage, (d, y) in enumerate(zip(stream.replicas, in_flight, strict=True)):
-        rows.append((2 * stage, 2 * stage + 1, stream.forward_s[stage], -(y - 1) * d, _NOBODY))
-        rows.append((2 * stage + 1, 2 * stage, stream.backward_s[stage], y * d, stage))
-    source, target, seconds, later, keeps = zip(*rows, strict=True)
+        rows.append((2 * hand.source, 2 * hand.target, forward + hand.forward_s, _NOBODY))
+        rows.append((2 * hand.target + 1, 2 * hand.source + 1, backward + hand.backward_s, _NOBODY))
+    for stage in range(len(stream.replicas)):
+        rows.append((2 * stage, 2 * stage + 1, stream.forward_s[stage], _NOBODY))
+        rows.append((2 * stage + 1, 2 * stage, stream.backward_s[stage], stage))
+    source, target, seconds, keeps = zip(*rows, strict=True)
     return _Arcs(
         np.array(source, np.int64),
         np.array(target, np.int64),
         np.array(seconds, np.float64),
-        np.array(later, np.int64),
         np.array(keeps, np.int64),
+        np.array(stream.replicas, np.int64),
     )
 
 
-def _slower_circle(arcs: _Arcs, rate_s: float) -> Integers:
+def _slower_circle(arcs: _Arcs, later: Integers, rate_s: float) -> Integers:
     """The arcs of a circle that takes more than ``rate_s`` for each microbatch; none if there is no such circle."""
     allowed_s = rate_s * (1.0 + _TOLERANCE)
     # Passes of no time wait for each other too: any time at all closes such a circle.
-    gain = arcs.seconds + 1e-3 * _TOLERANCE * rate_s - allowed_s * arcs.later
-    return gaining_circle(arcs.source, arcs.target, gain, int(arcs.target.max()) + 1)
+    gain = arcs.seconds + 1e-3 * _TOLERANCE * rate_s - allowed_s * later
+    return gaining_circle(arcs.source, arcs.target, gain, 2 * len(arcs.replicas))

@@ -17,6 +17,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import AllReduce
 from piper_ray.simulate import steady, timeline
+from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.pass_times import pass_times
 from piper_ray.simulate.result import Simulation
@@ -169,6 +170,35 @@ def test_shares_add_up_and_memory_comes_back(name: ScheduleName, overlap: bool) 
             assert before.end_s == after.start_s
         busiest = found.ranks[found.busiest]
         assert found.step_s >= busiest.compute_s + busiest.communication_s
+
+
+@pytest.mark.parametrize("name", ["2bw", "pipedream", "1f1b", "gpipe"])
+def test_each_replica_has_the_figures_of_its_own_passes(name: str) -> None:
+    """Pass by pass, with replicas that have more of them than others."""
+    instance = chain([7.0, 5.0, 1.0, 2.0], microbatches=210, weights_bytes=GIB, edge_bytes=GIB / 4)
+    plan = cut([1, 1, 1, 1], [7, 5, 1, 2])
+    found = simulate(instance, plan, name, options=SimulationOptions(overlap_transfers=True))
+    assert len(np.unique(np.diff(found.timeline.first)[:7])) == (2 if found.schedule.asynchronous else 1)
+    start_s, end_s = found.window_s
+
+    def inside(first_s: float, last_s: float) -> float:
+        return max(0.0, min(last_s, end_s) - max(first_s, start_s))
+
+    line = found.timeline
+    for number, rank in enumerate(found.ranks):
+        work_s = wait_s = 0.0
+        held = most = 0
+        for action in range(line.first[number], line.first[number + 1]):
+            begun_s, ended_s = float(line.start_s[action]), float(line.end_s[action])
+            work_s += inside(begun_s, ended_s)
+            wait_s += inside(begun_s - float(line.transit_s[action]), begun_s)
+            held += 1 if line.kind[action] == ActionKind.F else -1
+            most = max(most, held)
+        summed_s = sum(each.end_s - each.start_s for each in found.all_reduces if each.rank == number)
+        assert rank.compute_s + rank.communication_s == pytest.approx(work_s + summed_s)
+        assert rank.waiting_s == pytest.approx(wait_s, abs=1e-9)
+        assert rank.in_flight == (most,)
+        assert rank.peak_memory_bytes == found.memory(number).peak_bytes
 
 
 def test_asynchronous_steps_keep_the_promise_of_evaluate_with_even_degrees() -> None:

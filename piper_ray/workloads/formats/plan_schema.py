@@ -27,9 +27,6 @@ _StoppedBy = Literal[
     "too many downsets to list",
 ]
 
-SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes; new fields do not raise it."""
-
 
 class _Documented(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)

@@ -6,7 +6,9 @@ from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.version import __version__
-from piper_ray.workloads.formats.plan_schema import SCHEMA_VERSION
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; new fields do not raise it."""
 
 Document = dict[str, object]
 

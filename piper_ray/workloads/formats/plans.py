@@ -11,7 +11,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import DEGREE_WORDS, Degree, LayerId, Open
-from piper_ray.workloads.formats.plan_schema import SCHEMA_VERSION
+from piper_ray.workloads.formats.plan_writer import SCHEMA_VERSION
 
 
 class _Stage(Open):
