@@ -42,8 +42,8 @@ _NEARLY = 0.9
 
 _BOX, _LEAST_BOX, _LARGEST_BOX = 0.05, 1e-3, 0.3
 _GROW, _SHRINK = 1.5, 0.5
-_ENOUGH, _WIDEN = 1e-4, 3.0
-"""A round that could gain no more, relative, is the last, once its box is as wide as the first: till then it widens."""
+_ENOUGH = 1e-4
+"""A round that could gain no more, relative, is the last."""
 
 _MOVE_S = 1.5e-6
 """Of a round, for each move of the labelling and kind of stage: roughly, and the same on every machine."""
@@ -261,19 +261,12 @@ class _Ascent:
                 self._cells = min(self._cells * _FINER, self._most_cells)
                 trial, box = best, _BOX
                 continue
-            trial = self._best_within(box, best)
-            while trial.sum() - total < _ENOUGH * total and box < _BOX:
-                box = min(_BOX, _WIDEN * box)
-                trial = self._best_within(box, best)
+            width = box * (best + 0.25 * best.mean())
+            trial = self.program.solve(np.maximum(0.0, best - width), best + width)
             promised = float(trial.sum())
             if promised - total < _ENOUGH * total:
                 break
         return best
-
-    def _best_within(self, box: float, best: FloatArray) -> FloatArray:
-        """By the stages known so far."""
-        width = box * (best + 0.25 * best.mean())
-        return self.program.solve(np.maximum(0.0, best - width), best + width)
 
     def _look(self, potential: FloatArray) -> float:
         """The largest ratio of all stages'; its stage, and others apart from it, become columns.
