@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from piper_ray.sweep.dataset import read_dataset
-from piper_ray.sweep.run import run_sweep
 from tests.cli_cases import ROOT, run
 from tests.sweep_support import SMALL, SMALL_POINTS, content, write_small
 
@@ -106,5 +105,5 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     done, of_all = (int(figure.replace(",", "")) for figure in told.groups())
     assert 0 < done < of_all
     assert run(*command[3:], "--resume", env={"RAY_ADDRESS": ""}).returncode == 0
-    run_sweep(source, tmp_path / "undisturbed")
+    assert run("sweep", source, "--storage", tmp_path / "undisturbed", env={"RAY_ADDRESS": ""}).returncode == 0
     assert content(tmp_path / "d") == content(tmp_path / "undisturbed")
