@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray import dump
 from piper_ray.sweep.dataset import read_dataset
 from tests.cli_cases import ROOT, run
-from tests.sweep_support import SMALL, SMALL_POINTS, content, write_small
+from tests.instances import two_towers
+from tests.sweep_support import SMALL_POINTS, content, write_small
 
 BEST = "Best plans, of equally fast ones those on the fewest devices"
 
@@ -86,7 +88,8 @@ def test_no_dataset_to_report(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
-    source = write_small(tmp_path, SMALL.replace("memory = [20", f"memory = [{', '.join(map(str, range(20, 27)))}"))
+    source = write_small(tmp_path)
+    dump(two_towers(48, devices=4, microbatches=4), tmp_path / "towers.json")  # takes seconds
     command = [sys.executable, "-m", "piper_ray", "sweep", str(source), "--storage", str(tmp_path / "d")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
     pipe = subprocess.PIPE
@@ -100,10 +103,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
         pytest.fail("it was over before the signal came")
     assert process.returncode == 130
     assert err.splitlines()[-1] == f"piper-ray: interrupted; to go on: piper-ray {' '.join(command[3:])} --resume"
-    told = re.match(r"([\d,]+) points? of ([\d,]+) on record", out)
+    told = re.match(rf"(\d+) points? of {SMALL_POINTS} on record", out)
     assert told is not None, out
-    done, of_all = (int(figure.replace(",", "")) for figure in told.groups())
-    assert 0 < done < of_all
+    assert 0 < int(told[1]) < SMALL_POINTS
     assert run(*command[3:], "--resume", env={"RAY_ADDRESS": ""}).returncode == 0
     assert run("sweep", source, "--storage", tmp_path / "undisturbed", env={"RAY_ADDRESS": ""}).returncode == 0
     assert content(tmp_path / "d") == content(tmp_path / "undisturbed")
