@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
+from piper_ray.engine.kernels import scan
 from piper_ray.engine.kernels.level import stage_fits
 from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
@@ -124,9 +125,12 @@ def states_of(states: LevelStates) -> list[set[State]]:
     return found
 
 
+@pytest.mark.parametrize("blocks", [2, 128])
 @pytest.mark.parametrize("seed", range(15))
-def test_fronts_against_the_plain_recurrence(seed: int) -> None:
-    """Where no downset is limited: exactly the same states, level by level, and also in steps over the buckets."""
+def test_fronts_against_the_plain_recurrence(seed: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no downset is limited: exactly the same states, level by level, and also in steps over the buckets. blocks:
+    of sums, each of one sum or of several."""
+    monkeypatch.setattr(scan, "_BLOCKS", blocks)
     made, rng = random_case(seed, most_tmpcs=2), Random(seed)
     for factor in (0.8, 1.0, 3.0):
         threshold_s = some_threshold_s(made, factor) * (1 + 1e-10)  # clear of the stages that take just as long

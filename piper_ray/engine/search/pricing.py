@@ -27,7 +27,7 @@ _LIVE_SHARE = 0.2
 _WORTHWHILE = 0.4
 """Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
 
-_USELESS = 0.5
+_USELESS = 0.9
 """Of all downsets: where so many have states in spite of potentials, these are not looked for again."""
 
 _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
