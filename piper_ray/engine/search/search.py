@@ -62,7 +62,7 @@ which most have states."""
 _LOWER = 0.99
 """A plan so much faster than the last one that was bounded from both sides leaves much less."""
 
-_LEFT = 0.9
+_LEFT = 0.99
 """Where limits from both sides leave so large a share of all downsets states, those of a threshold hardly below leave
 as many."""
 
