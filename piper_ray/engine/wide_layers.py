@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend, Display
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.forecast import downset_limit
+from piper_ray.engine.forecast import bytes_per_downset, downset_limit
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.layer_answers import Answers, without_plan
+from piper_ray.engine.partition.evaluation import Partitioning
+from piper_ray.engine.partition.setting import PartitionSetting
 from piper_ray.engine.preparation import Outline, PointShape, Preparation
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.search.partitioned import Outgrown, PartitionedSearch
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
-from piper_ray.engine.search.wide import WideSearch
+from piper_ray.engine.search.wide import CELLS, WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.errors import ChoiceTooHard, LimitError
+from piper_ray.model.errors import ChoiceTooHard, ClusterError, LimitError
 from piper_ray.model.events import StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
@@ -88,6 +91,8 @@ def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | Wid
             return found.stopped(StoppedBy.CHOICE_TOO_HARD)
         if workload is not None:
             return _solve_on(workload, request, outline, wide, backend, found.seconds)
+        if wide.outgrown and isinstance(backend, Partitioning):
+            return _solve_on_partitions(request, found, backend)
         if wide.incumbent is not None and wide.bracket.is_done(request.options.gap):
             return found.stopped(StoppedBy.GAP)
         return found
@@ -127,19 +132,58 @@ def _solve_on(
         return answers.at_the_end()
 
 
+def _solve_on_partitions(
+    request: SolveRequest, found: WideFindings, partitioning: Partitioning
+) -> Solution | WideFindings:
+    """Where downsets that count do not fit here: on as many machines as there are; what is known, if not there."""
+    wide, outline = found.search, found.outline
+    variants, limit_bytes = len(outline.variants), request.options.memory_limit_bytes
+    setting = PartitionSetting(wide.planning.instance, wide.graph, wide.options, tuple(wide.degrees), CELLS)
+    size_bytes = bytes_per_downset(wide.graph, variants)
+    search = PartitionedSearch(
+        wide,
+        lambda: partitioning.crew(setting, size_bytes, limit_bytes, request.limits.check),
+        _room(request, outline),
+        found.display,
+    )
+    found.partitioned = search
+    try:
+        search.run()
+    except StopSearch as stop:
+        return found.stopped(stop.reason)
+    except KeyboardInterrupt:
+        return found.stopped(StoppedBy.INTERRUPT)
+    except ChoiceTooHard:
+        if wide.incumbent is None:
+            raise
+        return found.stopped(StoppedBy.CHOICE_TOO_HARD)
+    except Outgrown:
+        request.note("more downsets count than fit on all machines together")
+        return found
+    except ClusterError as error:
+        if wide.incumbent is None:
+            raise
+        request.note(str(error))
+        return found
+    if wide.bracket.exhausted:
+        return without_plan(_NONE_FITS, found.stats())
+    return found.stopped(StoppedBy.GAP)
+
+
 def _all_downsets(outline: Outline) -> str:
     downsets = outline.contracted.downsets
     return "more downsets than can be counted quickly" if downsets is None else f"{downsets:,} downsets"
 
 
-@dataclass(frozen=True)
+@dataclass
 class WideFindings:
-    """What is known before there is a lattice, at whatever moment."""
+    """What is known before there is a lattice, or without one on any machine, at whatever moment."""
 
     search: WideSearch
     outline: Outline
     display: Display
     began_s: float = field(default_factory=time.perf_counter)
+    partitioned: PartitionedSearch | None = None
 
     @property
     def seconds(self) -> float:
@@ -165,24 +209,25 @@ class WideFindings:
         return Solution(
             status=Status.OPTIMAL if bracket.closed else Status.FEASIBLE,
             time_per_sample_s=time_s,
-            lower_bound_s=min(bracket.lower, time_s),
+            lower_bound_s=self.search.proved_s(time_s) if bracket.closed else min(bracket.lower, time_s),
             plan=incumbent.plan,
             stats=self.stats(),
             stopped_by=None if bracket.closed else reason,
         )
 
     def stats(self) -> SolveStats:
-        graph = self.outline.graph
+        graph, partitioned = self.outline.graph, self.partitioned
+        listed = 0 if partitioned is None else partitioned.downsets
         return SolveStats(
             layers=len(self.search.planning.instance.layers),
             contracted_layers=graph.size,
-            downsets=self.outline.contracted.downsets or 0,
+            downsets=listed or self.outline.contracted.downsets or 0,
             levels=graph.size + 1,
             pairs=None,
             threads=self.display.threads,
             lattice_s=0.0,
             stage_costs_s=0.0,
             search_s=self.seconds,
-            evaluations=(),
+            evaluations=() if partitioned is None else tuple(partitioned.stats),
             cluster=self.display.stats(),
         )

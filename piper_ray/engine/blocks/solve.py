@@ -22,10 +22,9 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.search.chain import chain_problem
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
-from piper_ray.engine.tables.problem import Problem
+from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.events import StepFinished
 from piper_ray.model.instance import Instance

@@ -13,7 +13,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.completion import bound_completions
 from piper_ray.engine.kernels.scan import UNREACHABLE, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.tables.problem import Problem
 
 _AT_ONCE = 512
@@ -23,6 +23,12 @@ _SHARE = 0.5
 """Of what the evaluation took: a pass that takes longer leaves out so little that it does not pay."""
 
 _GUARD = 1e-9
+
+
+def limits_by_potential(devices: int, own: FloatArray, of_all: float) -> IndexArray:
+    """int64[m]: devices that may go to downsets with so much potential, float64[m], of all there is."""
+    room = np.floor(devices - (of_all - own) + _GUARD)
+    return np.maximum(room, 0.0).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,7 @@ class Completion:
     def by_potentials(cls, potentials: Potentials, problem: Problem) -> Completion:
         """What is outside a downset takes as many devices as its potential, at least."""
         own = problem.workload.lattice.sums(potentials.of_vertex[:, None])[:, 0]
-        room = np.floor(problem.cluster.devices - (own[-1] - own) + _GUARD)
-        device_limit = np.maximum(room, 0.0).astype(np.int64)
+        device_limit = limits_by_potential(problem.cluster.devices, own, float(own[-1]))
         device_limit.setflags(write=False)
         return cls(potentials.threshold_s, device_limit)
 

@@ -136,7 +136,7 @@ class StageCover:
         check: Callable[[], None] = lambda: None,
     ) -> Potentials:
         """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
-        kinds = self._at(_kept_s(threshold_s))
+        kinds = self._at(kept_s(threshold_s))
         alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
         if not np.isfinite(alone).all():
             return Potentials(threshold_s, np.zeros(alone.size))
@@ -152,7 +152,7 @@ class StageCover:
 
     def kinds(self, potentials: Potentials, spare: float) -> StageKinds:
         """Those of which some stage may keep the threshold and waste no more than ``spare`` devices."""
-        kinds = self._at(_kept_s(potentials.threshold_s))
+        kinds = self._at(kept_s(potentials.threshold_s))
         inside = np.zeros(potentials.of_vertex.size, np.bool_)
         useful = []
         for kind, devices in enumerate(kinds.devices.tolist()):
@@ -208,7 +208,7 @@ class StageCover:
         return best[1], best[2]
 
 
-def _kept_s(threshold_s: float) -> float:
+def kept_s(threshold_s: float) -> float:
     """What a stage that keeps the threshold may take."""
     return max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
 

@@ -13,8 +13,8 @@ from piper_ray.engine.kernels.types import BitArray, IndexArray, frozen
 from piper_ray.engine.tables.problem import Problem
 
 _FIRST_ROOM = 4096
-_AT_ONCE = 256
-_STEPS_AT_ONCE = 5_000_000
+AT_ONCE = 256
+STEPS_AT_ONCE = 5_000_000
 """Of one kernel call, which cannot be interrupted."""
 
 _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
@@ -41,12 +41,15 @@ class Beam:
 
 
 class Reach:
-    """For one problem, whatever downsets its own lattice has. steps: those that the last search took, see ``Room``."""
+    """For one problem, whatever downsets its own lattice has. steps: those that the last search took, see ``Room``.
+    outgrown: it ended for want of room for downsets.
+    """
 
     def __init__(self, problem: Problem, cover: StageCover) -> None:
         self._problem, self._cover = problem, cover
         self._paths = cover.paths
         self.steps = 0
+        self.outgrown = False
 
     def downsets(
         self, potentials: Potentials, room: Room, beam: Beam | None = None, check: Callable[[], None] = _NO_CHECK
@@ -54,18 +57,11 @@ class Reach:
         """uint64[m, words]: all that plans within the potentials' threshold can use, or those along a beam; None if
         they need more than the room. Without V if there is no such plan. ``check`` may raise, to end it.
         """
-        n, cluster = self._paths.order.size, self._problem.cluster
-        spare = cluster.devices - potentials.devices
-        limits = ReachLimits(
-            potential=potentials.of_vertex,
-            spare=spare,
-            early=spare if beam is None else min(beam.early, spare),
-            data_parallel_sum=cluster.data_parallel_limit,
-            memory_bytes=cluster.memory_bytes,
-        )
-        self.steps = 0
+        n = self._paths.order.size
+        limits = self.limits(potentials, beam)
+        self.steps, self.outgrown = 0, False
         kinds = self.kinds(potentials)
-        reached = _empty_set(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
+        reached = empty_set_alone(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
         kept: list[IndexArray] = []
         for size in range(n + 1):
             sources = np.flatnonzero(reached.size[: int(reached.used[0])] == size)
@@ -75,20 +71,33 @@ class Reach:
             if size == n:
                 break
             sources = sources[np.lexsort(reached.bits[sources].T)]
-            for begin in range(0, sources.size, _AT_ONCE):
-                alike = sources[begin : begin + _AT_ONCE]
+            for begin in range(0, sources.size, AT_ONCE):
+                alike = sources[begin : begin + AT_ONCE]
                 number = 0
                 while number < alike.size * kinds.degree.size:
                     check()
-                    number = reach_from(alike, number, _STEPS_AT_ONCE, self._paths, kinds, limits, reached)
+                    number = reach_from(alike, number, STEPS_AT_ONCE, self._paths, kinds, limits, reached)
                     self.steps = int(reached.steps[0])
                     if self.steps > room.steps:
                         return None
                     if reached.used[0] == reached.devices.size:
                         if reached.devices.size > room.downsets:
+                            self.outgrown = True
                             return None
-                        reached = _grown(reached, min(room.downsets + 1, 4 * reached.devices.size))
+                        reached = grown(reached, min(room.downsets + 1, 4 * reached.devices.size))
         return reached.bits[np.concatenate(kept)]
+
+    def limits(self, potentials: Potentials, beam: Beam | None = None) -> ReachLimits:
+        """Of the search for downsets at these potentials."""
+        cluster = self._problem.cluster
+        spare = cluster.devices - potentials.devices
+        return ReachLimits(
+            potential=potentials.of_vertex,
+            spare=spare,
+            early=spare if beam is None else min(beam.early, spare),
+            data_parallel_sum=cluster.data_parallel_limit,
+            memory_bytes=cluster.memory_bytes,
+        )
 
     def kinds(self, potentials: Potentials) -> ReachKinds:
         """Stages of other kinds waste more than plans can spare."""
@@ -115,8 +124,8 @@ def _least_waste(reached: Reached, sources: IndexArray, potentials: Potentials) 
     return np.argsort(reached.devices[sources] - inside @ potentials.of_vertex, kind="stable")
 
 
-def _empty_set(room: int, words: int) -> Reached:
-    """The empty set alone."""
+def empty_set_alone(room: int, words: int) -> Reached:
+    """Reached, with room for so many."""
     reached = Reached(
         used=np.ones(1, np.int64),
         steps=np.zeros(1, np.int64),
@@ -130,11 +139,12 @@ def _empty_set(room: int, words: int) -> Reached:
     return reached
 
 
-def _grown(reached: Reached, room: int) -> Reached:
-    grown = _empty_set(room, reached.bits.shape[1])
+def grown(reached: Reached, room: int) -> Reached:
+    """The same, with room for more."""
+    larger = empty_set_alone(room, reached.bits.shape[1])
     count = int(reached.used[0])
     for name in ("bits", "size", "devices", "least_sum"):
-        getattr(grown, name)[:count] = getattr(reached, name)
-    grown.used[0], grown.steps[0], grown.slot[:] = count, reached.steps[0], -1
-    file_reached(grown)
-    return grown
+        getattr(larger, name)[:count] = getattr(reached, name)
+    larger.used[0], larger.steps[0], larger.slot[:] = count, reached.steps[0], -1
+    file_reached(larger)
+    return larger

@@ -62,7 +62,7 @@ class StateTables:
         self.tested: IndexArray = np.zeros(COUNTERS, np.int64)
         self.rates = rates or Rates()
         self.fronts.states[0] = 1
-        add_level(0, 1, self.arrays)
+        add_level(0, self.arrays)
 
     @property
     def arrays(self) -> StateArrays:
@@ -129,7 +129,7 @@ class StateTables:
         self.used = int(store_states(first, states, self.used, self.fronts))
         level_start = self.tables.lattice.level_start
         while self.level < level_start.size - 1 and level_start[self.level] < last:
-            add_level(int(level_start[self.level]), int(level_start[self.level + 1]), self.arrays)
+            add_level(self.level, self.arrays)
             self.level += 1
         self.tested += states.tested
 

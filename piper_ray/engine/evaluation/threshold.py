@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
+from piper_ray.engine.evaluation.potentials import kept_s
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import trace_stages
 from piper_ray.engine.kernels.scan import CHOICES_ABANDONED
@@ -102,16 +102,23 @@ def _advance(on_progress: OnProgress, first: int, done: int) -> None:
     on_progress(first + done)
 
 
+def limits_by_work(available: int, work_s: FloatArray, all_s: float, keep_s: float) -> IndexArray:
+    """int64[m]: of so many devices (or replicas) those that may go to downsets with so much work, float64[m], of
+    ``all_s``: the rest takes what is left, at least.
+    """
+    rest = np.minimum((all_s - work_s) / keep_s, 2.0**40)
+    room = np.floor(available - rest + _GUARD)
+    # A downset whose own work exceeds what its limit leaves has no state: 0 keeps it out of the loops.
+    needed = work_s / keep_s
+    return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
+
+
 def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completion: Completion | None) -> Target:
     sums, cluster = problem.workload.sums, problem.cluster
-    keep = max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
+    keep = kept_s(threshold_s)
 
-    def limit(available: int, work_s: np.ndarray) -> IndexArray:
-        rest = np.minimum((work_s[-1] - work_s) / keep, 2.0**40)
-        room = np.floor(available - rest + _GUARD)
-        # A downset whose own work exceeds what its limit leaves has no state: 0 keeps it out of the loops.
-        needed = work_s / keep
-        return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
+    def limit(available: int, work_s: FloatArray) -> IndexArray:
+        return limits_by_work(available, work_s, float(work_s[-1]), keep)
 
     device_limit = limit(cluster.devices, sums.device_work_s)
     if completion is not None and completion.serves(threshold_s):

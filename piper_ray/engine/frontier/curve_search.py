@@ -21,10 +21,11 @@ from piper_ray.engine.frontier.listed import ListedStages
 from piper_ray.engine.frontier.oracles import LatticeOracle
 from piper_ray.engine.frontier.points import FrontierStats
 from piper_ray.engine.search.bracket import Phase
-from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph
+from piper_ray.engine.search.chain import is_worth_a_chain, order_of_graph
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.watch import EvaluationWatch
+from piper_ray.engine.tables.problem import chain_problem
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.events import Bounds
 from piper_ray.model.instance import Instance

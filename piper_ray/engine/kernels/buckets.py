@@ -22,12 +22,13 @@ GROUP_SIZE = 16
 
 
 @kernel
-def add_level(first: int, last: int, arrays: StateArrays) -> None:
-    """Puts the live downsets among first .. last - 1 by least tally, in id order, into buckets of up to 32, and these
-    into groups of up to 16.
+def add_level(level: int, arrays: StateArrays) -> None:
+    """Puts the live downsets of a level by least tally, in id order, into buckets of up to 32, and these into groups of
+    up to 16. Levels come one after the other; some may be empty.
     """
     tables, target, fronts, members, buckets, groups = arrays
     lattice, costs = tables.lattice, tables.costs
+    first, last = lattice.level_start[level], lattice.level_start[level + 1]
     live = np.empty(last - first, np.int64)
     key = np.empty(last - first)
     count = 0
@@ -36,9 +37,6 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
             live[count] = i
             key[count] = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
             count += 1
-    level = 0
-    while lattice.level_start[level] < first:
-        level += 1
     first_bucket = buckets.used[0]
     buckets.level_first[level] = first_bucket
     order = stable_order(key, count)

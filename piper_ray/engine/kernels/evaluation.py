@@ -50,10 +50,10 @@ def evaluate_runs(
 ) -> tuple[int, int]:
     """Fronts of downsets, run after run from ``run`` on, stopping before one whose states do not fit.
 
-    run_start: int64[runs + 1]; run k holds downsets run_start[k] .. run_start[k + 1] - 1. are_levels: each is finished
-    when its fronts are there, with a bucket for each downset at most. earlier: of the downsets from the first run on.
-    scratch: of the calling thread, with room for all buckets. found: gets the front of downset i at i - base, behind
-    ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what the runs took.
+    run_start: int64[runs + 1]; run k holds downsets run_start[k] .. run_start[k + 1] - 1. are_levels: run k is level k,
+    finished when its fronts are there, with a bucket for each downset at most. earlier: of the downsets from the first
+    run on. scratch: of the calling thread, with room for all buckets. found: gets the front of downset i at i - base,
+    behind ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what the runs took.
     """
     known = earlier.states.counts
     before, read = run_start[run], 0
@@ -74,7 +74,7 @@ def evaluate_runs(
             end += size
         used = end
         if are_levels:
-            add_level(first, last, arrays)
+            add_level(run, arrays)
         for counter in range(COUNTERS):
             tested[counter] += scratch.tested[counter]
         run += 1

@@ -115,13 +115,31 @@ def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> GrownLattice:
 
 def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     """Some of the downsets: uint64[m, words], in any order, the empty set and V among them, each once."""
+    bits = bits[downset_order(bits)]
+    level_size, first = np.unique(np.bitwise_count(bits).sum(axis=1, dtype=np.int64), return_index=True)
+    level_start = np.append(first, bits.shape[0]).astype(np.int64)
+    vertex_level = np.searchsorted(level_size, _least_sizes(graph)).astype(np.int64)
+    return Lattice(graph, _listed_arrays(graph, bits, level_start, vertex_level))
+
+
+def part_of_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
+    """As ``listed_lattice``, of downsets in order, whichever: those of each size make a level, if there are any."""
+    sizes = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
+    level_start = np.searchsorted(sizes, np.arange(graph.size + 2)).astype(np.int64)
+    return Lattice(graph, _listed_arrays(graph, bits, level_start, _least_sizes(graph)))
+
+
+def downset_order(bits: BitArray) -> IndexArray:
+    """By size; of two sets of one size the one with the least vertex that is not in both comes first."""
     inside = np.unpackbits(bits.astype("<u8").view(np.uint8).reshape(bits.shape[0], -1), axis=1, bitorder="little")
-    sizes = inside.sum(axis=1, dtype=np.int64)
-    # Of two sets of one size the one with the least vertex that is not in both comes first.
     ranks = ~np.packbits(inside, axis=1).view(">u8").astype(np.uint64)
-    order = np.lexsort((*ranks.T[::-1], sizes))
-    bits = np.ascontiguousarray(bits[order])
-    level_size, first = np.unique(sizes[order], return_index=True)
+    return np.lexsort((*ranks.T[::-1], inside.sum(axis=1, dtype=np.int64))).astype(np.int64)
+
+
+def _listed_arrays(
+    graph: LayerGraph, bits: BitArray, level_start: IndexArray, vertex_level: IndexArray
+) -> LatticeArrays:
+    """Of downsets in order, each by itself."""
     edge_tail, edge_head = _ends(graph)
     crossing_start, crossing = edges_across(bits, edge_tail, edge_head)
     tensor_bits = _tensor_bits(graph)
@@ -129,19 +147,20 @@ def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     if graph.tensors:
         by_first_end = sorted(range(len(graph.tensors)), key=lambda tensor: (graph.tensors[tensor][0][0], tensor))
         cut_start, cut = tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
-    arrays = LatticeArrays(
-        bits=bits,
-        level_start=np.append(first, bits.shape[0]).astype(np.int64),
-        crossing_start=crossing_start,
-        crossing=crossing,
-        edge_tail=edge_tail,
-        edge_head=edge_head,
-        vertex_level=np.searchsorted(level_size, _least_sizes(graph)).astype(np.int64),
-        tensor_bits=tensor_bits,
-        cut_start=cut_start,
-        cut=cut,
+    return frozen(
+        LatticeArrays(
+            bits=np.ascontiguousarray(bits),
+            level_start=level_start,
+            crossing_start=crossing_start,
+            crossing=crossing,
+            edge_tail=edge_tail,
+            edge_head=edge_head,
+            vertex_level=vertex_level,
+            tensor_bits=tensor_bits,
+            cut_start=cut_start,
+            cut=cut,
+        )
     )
-    return Lattice(graph, frozen(arrays))
 
 
 def _ends(graph: LayerGraph) -> tuple[IndexArray, IndexArray]:

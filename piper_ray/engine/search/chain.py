@@ -8,12 +8,9 @@ from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
-from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
-from piper_ray.engine.tables.tmpc_options import TmpcOptions
-from piper_ray.model.instance import Instance
+from piper_ray.engine.tables.problem import Problem
 
 _CHAIN_SHARE = 4
 _GAP = 1e-6
@@ -22,16 +19,6 @@ _GAP = 1e-6
 def is_worth_a_chain(lattice: Lattice) -> bool:
     """A chain pays when the lattice has several times as many downsets."""
     return lattice.size >= _CHAIN_SHARE * lattice.graph.size
-
-
-def chain_problem(
-    instance: Instance, graph: LayerGraph, options: TmpcOptions, order: Sequence[int], degrees: Sequence[int]
-) -> Problem:
-    """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
-
-    degrees: data-parallel ones that a stage can have, ascending.
-    """
-    return build_problem(LatticeTables.build(chain_lattice(graph, order), options), instance, degrees)
 
 
 def search_chain(

@@ -18,9 +18,9 @@ from piper_ray.engine.kernels.scan import COUNTERS
 from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import Earlier, FloatArray, IndexArray, LevelStates
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.search.chain import chain_problem, is_worth_a_chain, order_of_graph
+from piper_ray.engine.search.chain import is_worth_a_chain, order_of_graph
 from piper_ray.engine.search.pricing import are_worthwhile
-from piper_ray.engine.tables.problem import Problem
+from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.instance import Instance
 

@@ -21,7 +21,6 @@ from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STA
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import (
-    chain_problem,
     is_worth_a_chain,
     order_of_graph,
     order_through,
@@ -33,7 +32,7 @@ from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.search.watch import EvaluationWatch
-from piper_ray.engine.tables.problem import Problem
+from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.events import Bounds, EvaluationFinished, IncumbentFound, Listener, silent
 from piper_ray.model.solution import EvaluationStats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.search.chain import chain_problem, order_through, search_chain
+from piper_ray.engine.search.chain import order_through, search_chain
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
-from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
+from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem, chain_problem
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
 from piper_ray.model.stop import StoppedBy, StopSearch
@@ -46,7 +46,10 @@ _FEW_STEPS, _MOST_STEPS = 40_000_000, 3_000_000_000
 
 @dataclass
 class WideSearch:
-    """``bracket`` and ``incumbent`` are valid at every moment, for other threads too."""
+    """``bracket`` and ``incumbent`` are valid at every moment, for other threads too.
+
+    outgrown: downsets that count were more than fit.
+    """
 
     planning: Planning
     graph: LayerGraph
@@ -61,6 +64,7 @@ class WideSearch:
         self._chain = self._on_chain(range(self.graph.size))
         self.bracket = Bracket(self._chain.lower_bound_s(), ceiling_s(self.planning.instance))
         self.incumbent: ValuedPlan | None = None
+        self.outgrown = False
 
     def live(self, most: int) -> LatticeTables | None:
         """Downsets with all that plans as good as ``incumbent`` can use; None where the bracket is as narrow as the gap
@@ -69,18 +73,33 @@ class WideSearch:
         Raises StopSearch once a limit is reached, ChoiceTooHard as ``evaluate_threshold``.
         """
         search_chain(
-            self._chain, self.backend, self._copy(), partial(self._take, origin="chain"), self.limits.gap, self._check
+            self._chain, self.backend, self._copy(), partial(self.take, origin="chain"), self.limits.gap, self.check
         )
-        cover = StageCover.of(self._chain, CELLS)
+        cover = self.cover
         if cover is None:
             return None
         reach, found = Reach(self._chain, cover), None
         if not self.bracket.is_done(self.limits.gap):
             lower_s, record = self.bracket.lower, self.bracket.record_bound
-            _, potentials = bound_by_cover(cover, self._devices, lower_s, None, self._check, _ROUNDS, record)
+            _, potentials = bound_by_cover(cover, self._devices, lower_s, None, self.check, _ROUNDS, record)
             potentials = self._look_along_beams(cover, reach, potentials, most)
             found = self._step_up(cover, reach, potentials, most)
         return found or self._as_good(cover, reach, most)
+
+    @cached_property
+    def cover(self) -> StageCover | None:
+        """Of the layers by stages; None where they are too entangled."""
+        return StageCover.of(self._chain, CELLS)
+
+    def proved_s(self, time_s: float) -> float:
+        """As ``Search.proved_s``, of a plan that takes so long and is proved to be the best."""
+        return min(max(self._chain.lower_bound_s(), time_s * (1.0 - PROOF)), time_s)
+
+    def improve_along(self, problem: Problem, stages: Sequence[TracedStage]) -> None:
+        """Plans whose stages are runs of an order through those of one that was found."""
+        chain = self._on_chain(order_through(problem, stages))
+        take = partial(self.take, origin="chain")
+        search_chain(chain, self.backend, self._copy(), take, self.limits.gap, self.check)
 
     @property
     def _devices(self) -> int:
@@ -92,19 +111,17 @@ class WideSearch:
             threshold_s = self.bracket.lower * (1.0 + step)
             if self.bracket.upper is not None and threshold_s >= self.bracket.upper:
                 break
-            potentials = self._potentials(cover, threshold_s, potentials)
+            potentials = self.potentials(cover, threshold_s, potentials)
             if potentials.devices > self._devices * (1.0 + PROOF):
                 self.bracket.record_bound(threshold_s)
                 continue
-            found = reach.downsets(potentials, room, _BEAM, self._check)
+            found = reach.downsets(potentials, room, _BEAM, self.check)
             if found is None or not self._is_whole(found):
                 continue
             problem, outcome = self._evaluate(found, threshold_s)
             if outcome.feasible:
-                self._take(problem, outcome.stages, origin="beam")
-                order = order_through(problem, outcome.stages)
-                take = partial(self._take, origin="chain")
-                search_chain(self._on_chain(order), self.backend, self._copy(), take, self.limits.gap, self._check)
+                self.take(problem, outcome.stages, origin="beam")
+                self.improve_along(problem, outcome.stages)
                 break
         return potentials
 
@@ -118,11 +135,14 @@ class WideSearch:
             most_s = self.bracket.ceiling if self.bracket.upper is None else self.bracket.upper
             # Where nothing takes any time there is no bound to step up from.
             threshold_s = min(self.bracket.lower * (1.0 + step), most_s) if self.bracket.lower > 0.0 else most_s
-            potentials = self._potentials(cover, threshold_s, potentials)
-            found = reach.downsets(potentials, Room(most, steps), check=self._check)
+            potentials = self.potentials(cover, threshold_s, potentials)
+            found = reach.downsets(potentials, Room(most, steps), check=self.check)
             if found is None:
                 step /= 4.0
                 if step < _LEAST_STEP:
+                    if reach.outgrown:
+                        self.outgrown = True
+                        return None
                     step, steps = _FIRST_STEP, 8 * steps
                     if steps > _MOST_STEPS:
                         return None
@@ -130,7 +150,7 @@ class WideSearch:
             if self._is_whole(found):
                 problem, outcome = self._evaluate(found, threshold_s)
                 if outcome.feasible:
-                    self._take(problem, outcome.stages, origin="evaluation")
+                    self.take(problem, outcome.stages, origin="evaluation")
                     return problem.workload
             self.bracket.record_bound(threshold_s)
             if reach.steps < _FEW_STEPS // 4:
@@ -142,13 +162,14 @@ class WideSearch:
         upper_s = self.bracket.upper
         if upper_s is None or not self.bracket.closed:
             return None
-        potentials = self._potentials(cover, upper_s, None)
-        found = reach.downsets(potentials, Room(most, _FEW_STEPS), check=self._check)
+        potentials = self.potentials(cover, upper_s, None)
+        found = reach.downsets(potentials, Room(most, _FEW_STEPS), check=self.check)
         return None if found is None else self._tables(found)
 
-    def _potentials(self, cover: StageCover, threshold_s: float, start: Potentials | None) -> Potentials:
+    def potentials(self, cover: StageCover, threshold_s: float, start: Potentials | None) -> Potentials:
+        """For plans that keep the threshold."""
         enough = self._devices * (1.0 + PROOF)
-        return cover.potentials(threshold_s, start=start, until=enough, rounds=_ROUNDS, check=self._check)
+        return cover.potentials(threshold_s, start=start, until=enough, rounds=_ROUNDS, check=self.check)
 
     def _is_whole(self, found: BitArray) -> bool:
         return int(np.bitwise_count(found).sum(axis=1).max()) == self.graph.size
@@ -157,8 +178,12 @@ class WideSearch:
         return LatticeTables.build(listed_lattice(self.graph, found), self.options)
 
     def _evaluate(self, found: BitArray, threshold_s: float) -> tuple[Problem, Outcome]:
-        problem = build_problem(self._tables(found), self.planning.instance, self.degrees)
-        return problem, evaluate_threshold(problem, self.backend, threshold_s, on_progress=self._check)
+        problem = self.problem_of(found)
+        return problem, evaluate_threshold(problem, self.backend, threshold_s, on_progress=self.check)
+
+    def problem_of(self, found: BitArray) -> Problem:
+        """Of these downsets, among them the empty set and V."""
+        return build_problem(self._tables(found), self.planning.instance, self.degrees)
 
     def _on_chain(self, order: Sequence[int]) -> Problem:
         return chain_problem(self.planning.instance, self.graph, self.options, order, self.degrees)
@@ -166,7 +191,8 @@ class WideSearch:
     def _copy(self) -> Bracket:
         return Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
 
-    def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
+    def take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
+        """Values the plan, in s, and keeps it if it is the best so far."""
         found = self.planning.valued(problem, stages)
         value_s, plan = found.time_per_sample_s, found.plan
         if self.incumbent is None or value_s < self.incumbent.time_per_sample_s:
@@ -177,7 +203,8 @@ class WideSearch:
             self.listener(IncumbentFound(origin, value_s, len(plan.stages), plan.devices, bounds))
         return value_s
 
-    def _check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
+    def check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
+        """Raises StopSearch where a limit is reached."""
         self.limits.check()
         if self.bracket.lower > self.limits.within_s:
             raise StopSearch(StoppedBy.TOO_SLOW)

@@ -21,7 +21,8 @@ from piper_ray.engine.kernels.types import (
     Tables,
     frozen,
 )
-from piper_ray.engine.lattice.downsets import Lattice
+from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.tables.rate import Rates
 from piper_ray.engine.tables.stage_sums import StageSums, build_sums, cost_arrays
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
@@ -129,6 +130,16 @@ def build_problem(workload: LatticeTables, instance: Instance, data_parallel_deg
         ),
     )
     return Problem(workload, tables, resync)
+
+
+def chain_problem(
+    instance: Instance, graph: LayerGraph, options: TmpcOptions, order: Sequence[int], degrees: Sequence[int]
+) -> Problem:
+    """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
+
+    degrees: data-parallel ones that a stage can have, ascending.
+    """
+    return build_problem(LatticeTables.build(chain_lattice(graph, order), options), instance, degrees)
 
 
 def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_parallel_degrees: Sequence[int]) -> FloatArray:

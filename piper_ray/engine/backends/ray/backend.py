@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.call import Call
     from piper_ray.engine.backends.ray.calls import Calls
     from piper_ray.engine.backends.ray.dispatcher import ChunkBatch, Dispatcher
+    from piper_ray.engine.backends.ray.partitions import RayCrew
+    from piper_ray.engine.partition.setting import PartitionSetting
 
 _HEARTBEAT_S = 0.1
 _BUSY = 0.6
@@ -108,6 +111,7 @@ class RayBackend:
         self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
+        self._of_crew: ClusterStats | None = None  # of the last one, if this solve had any
 
     @property
     def threads(self) -> int:
@@ -136,6 +140,7 @@ class RayBackend:
 
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
+        self._of_crew = None
         self._worked_s = self._waited_s = self._here_s = 0.0
         self._asked_at_s = (0.0, 0.0, 0.0)
         self._batches = self._chunks = 0
@@ -249,6 +254,36 @@ class RayBackend:
         cores = self._cpus_per_worker or 1
         return Calls(lambda: self._started(_PROCESS_BYTES + worker_bytes, cores), self._count_call)
 
+    @contextmanager
+    def crew(
+        self,
+        setting: PartitionSetting,
+        bytes_per_downset: float,
+        limit_bytes: float | None,
+        check: Callable[[], None],
+    ) -> Iterator[RayCrew | None]:
+        """As ``Partitioning.crew``. Workers of other kinds end: the crew has all that is free."""
+        from piper_ray.engine.backends.ray.partitions import RayCrew, free_machines, places
+
+        if self._session is None:
+            self._session = self._connected()
+        if self._starting is not None:
+            self._end_workers()
+        machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
+        where = places(free, bytes_per_downset, limit_bytes, self._workers)
+        if not where:
+            yield None
+            return
+        crew = RayCrew(setting, where, machines, check)
+        try:
+            yield crew
+        finally:
+            self._of_crew = crew.stats()
+            crew.close()
+
+    def _note(self, text: str) -> None:
+        self._listener(Note(text))
+
     def _count_call(self, call: Call) -> None:
         self._worked_s += call.worked_s
         self._batches += 1
@@ -256,6 +291,8 @@ class RayBackend:
 
     def stats(self) -> ClusterStats:
         """What was computed where, and what moved, for the solve under way or the last one."""
+        if self._of_crew is not None:
+            return self._of_crew
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, (), self._why_unused())

@@ -1,0 +1,246 @@
+"""Partitions of a lattice on the machines of a cluster: one actor on each, which keeps what it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
+from piper_ray.engine.backends.ray.machines import Machines, RayNode, RayView
+from piper_ray.engine.backends.ray.session import Session
+from piper_ray.engine.partition.evaluation import PartitionLost
+from piper_ray.engine.partition.partition import Partition
+from piper_ray.engine.partition.setting import PartitionSetting
+from piper_ray.model.errors import ClusterError
+from piper_ray.model.solution import ClusterStats, NodeStats
+
+PROCESS_BYTES = 400e6
+"""Of a worker: Python, Ray and the kernels."""
+
+_HEARTBEAT_S = 0.1
+_ANSWERS_WITHIN_S = 10.0
+"""Of machines that are asked what they run, and of cores that are given back."""
+
+_READY_WITHIN_S = 60.0
+
+
+class Place(NamedTuple):
+    """A machine for a partition. cpus: of its cores, those that are free. downsets: as many as fit on each machine."""
+
+    node: RayNode
+    cpus: int
+    downsets: int
+    size_bytes: float
+
+
+class Usage(NamedTuple):
+    """Of a partition's actor. calls: for fronts. received_bytes: of arrays, from whichever partition."""
+
+    calls: int
+    worked_s: float
+    received_bytes: int
+    held_bytes: int
+
+
+class PartitionWorker:
+    """The actor: does one call after the other."""
+
+    def __init__(self, setting: PartitionSetting, number: int, partitions: int, room: int, threads: int) -> None:
+        self._partition = Partition(setting, number, partitions, room, LocalBackend(threads))
+        self._usage = Usage(0, 0.0, 0, 0)
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """``method`` of ``Partition``."""
+        began_s = time.perf_counter()
+        found = getattr(self._partition, method)(*arguments)
+        calls, worked_s, received_bytes, held_bytes = self._usage
+        self._usage = Usage(
+            calls + (method == "extend"),
+            worked_s + time.perf_counter() - began_s,
+            received_bytes + sum(map(_size_bytes, arguments)),
+            max(held_bytes, self._partition.size_bytes),
+        )
+        return found
+
+    def usage(self) -> Usage:
+        return self._usage
+
+
+def places(
+    free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, limit_bytes: float | None, most: int | None
+) -> list[Place]:
+    """Machines for as many downsets as possible. Each gets as many as any other: so one with little memory may be in
+    the way. limit_bytes: of what may be taken on each. most: of machines; None: as many as there are.
+    """
+    found = []
+    for node, cpus in free_cpus:
+        size_bytes = min(node.memory_bytes, limit_bytes or node.memory_bytes)
+        downsets = int((size_bytes - PROCESS_BYTES) / bytes_per_downset)
+        if cpus > 0 and downsets > 0:
+            found.append(Place(node, cpus, downsets, size_bytes))
+    found = sorted(found, key=lambda place: -place.downsets)[:most]
+    totals = [(number + 1) * place.downsets for number, place in enumerate(found)]
+    count = 1 + totals.index(max(totals)) if totals else 0
+    return [place._replace(downsets=found[count - 1].downsets) for place in found[:count]]
+
+
+def free_machines(
+    session: Session, cpus_per_worker: int | None, check: Callable[[], None], tell: Callable[[str], None]
+) -> tuple[Machines, list[tuple[RayNode, int]]]:
+    """The machines that run what this one does, once all have answered, each with cores that nobody has.
+
+    Waits a while for cores that were given back a moment ago. tell: is told of each machine that is left out.
+    """
+    machines = Machines(RayView(), tell, session.node, trusted=session.owned)
+    end_s = time.monotonic() + _ANSWERS_WITHIN_S
+    while True:
+        check()
+        machines.look(time.monotonic())
+        free = [(node, machines.free_cpus(node.id)) for node in machines.nodes]
+        settled = not machines.asking and all(cpus >= int(node.cpus) for node, cpus in free)
+        if (settled and machines.have_cores) or time.monotonic() > end_s:
+            return machines, [(node, min(cpus, cpus_per_worker or cpus)) for node, cpus in free]
+        time.sleep(_HEARTBEAT_S)
+
+
+@dataclass
+class _Member:
+    actor: Any
+    place: Place
+
+
+class RayCrew:
+    """As ``Crew``. machines: have answered what they run."""
+
+    def __init__(
+        self,
+        setting: PartitionSetting,
+        where: Sequence[Place],
+        machines: Machines,
+        check: Callable[[], None],
+    ) -> None:
+        self.partitions = len(where)
+        self.room = sum(place.downsets for place in where)
+        self._machines, self._rounds, self._waited_s = machines, 0, 0.0
+        shared = ray.put(setting)
+        self._members = []
+        for number, place in enumerate(where):
+            remote: Any = ray.remote(PartitionWorker)
+            actor = remote.options(
+                num_cpus=place.cpus,
+                memory=int(place.size_bytes),
+                max_restarts=0,
+                max_task_retries=0,
+                runtime_env={"env_vars": {"NUMBA_NUM_THREADS": str(place.cpus)}},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False),
+            ).remote(shared, number, self.partitions, place.downsets, place.cpus)
+            self._members.append(_Member(actor, place))
+        try:
+            self._wait_until_ready(check)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, partition: int, method: str, *arguments: object, answers: int = 1) -> Any:
+        """As ``Crew.ask``."""
+        return self._members[partition].actor.ask.options(num_returns=answers).remote(method, *arguments)
+
+    def get(self, answers: Sequence[Any], check: Callable[[], None]) -> list[Any]:
+        """As ``Crew.get``."""
+        began_s = time.perf_counter()
+        found: dict[Any, Any] = {}
+        left = list(answers)
+        while left:
+            done, left = ray.wait(left, num_returns=len(left), timeout=_HEARTBEAT_S)
+            try:
+                found |= zip(done, ray.get(done), strict=True)
+            except RayError as error:
+                raise self._failure(error) from error
+            check()
+        self._rounds += 1
+        self._waited_s += time.perf_counter() - began_s
+        return [found[answer] for answer in answers]
+
+    def stats(self) -> ClusterStats:
+        """Of all that was asked, of those who still answer."""
+        asked = {member.actor.usage.remote(): member.place.node for member in self._members}
+        done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWERS_WITHIN_S)
+        usages = [(asked[ref], usage) for ref in done if (usage := _usage(ref)) is not None]
+        return ClusterStats(
+            workers=self.partitions,
+            batches=self._rounds,
+            chunks=sum(usage.calls for _, usage in usages),
+            put_bytes=0,
+            worked_s=sum(usage.worked_s for _, usage in usages),
+            waited_s=self._waited_s,
+            nodes=tuple(
+                NodeStats(node.name, usage.calls, usage.received_bytes, usage.held_bytes) for node, usage in usages
+            ),
+        )
+
+    def close(self) -> None:
+        """Ends the actors; nothing is waited for."""
+        for member in self._members:
+            ray.kill(member.actor, no_restart=True)
+
+    def _wait_until_ready(self, check: Callable[[], None]) -> None:
+        ready = [member.actor.usage.remote() for member in self._members]
+        end_s = time.monotonic() + _READY_WITHIN_S
+        while True:
+            done, left = ray.wait(ready, num_returns=len(ready), timeout=_HEARTBEAT_S)
+            check()
+            if not left:
+                break
+            if time.monotonic() > end_s:
+                waiting = [
+                    member.place.node.name for member, ref in zip(self._members, ready, strict=True) if ref in left
+                ]
+                raise ClusterError(
+                    f"a partition of the lattice could not start on {', '.join(waiting)} within "
+                    f"{_READY_WITHIN_S:.0f} s: others have its cores or its memory"
+                )
+        try:
+            ray.get(done)
+        except RayError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RayError) -> Exception:
+        """Which machine is gone, or what went wrong on it."""
+        cause: BaseException = error
+        while isinstance(cause, RayTaskError) and isinstance(cause.cause, RayError):
+            cause = cause.cause
+        host = self._machines.name_at(address_of(cause))
+        asked_bytes = max(member.place.node.memory_bytes for member in self._members)
+        self._machines.look(time.monotonic(), at_once=True)
+        alive = {node.id for node in self._machines.nodes}
+        gone = [member.place.node for member in self._members if member.place.node.id not in alive]
+        if gone:
+            return PartitionLost(f"{', '.join(node.name for node in gone)} is gone", with_machine=True)
+        text = cause_of(cause, host, asked_bytes)
+        if is_loss(cause):
+            return PartitionLost(f"a partition of the lattice is lost: {text}", with_machine=False)
+        return ClusterError(f"a partition of the lattice failed: {text}")
+
+
+def _usage(ref: Any) -> Usage | None:
+    """None of an actor that is gone."""
+    try:
+        usage: Usage = ray.get(ref)
+    except RayError:
+        return None
+    return usage
+
+
+def _size_bytes(argument: object) -> int:
+    """Of an array, or of a tuple of them."""
+    if isinstance(argument, np.ndarray):
+        return argument.nbytes
+    return sum(map(_size_bytes, argument)) if isinstance(argument, tuple) else 0
