@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from piper_ray.engine import preparation, wide_layers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.partition.partition import Partition
 from piper_ray.engine.partition.setting import PartitionSetting
+from piper_ray.model.errors import LimitError
+from piper_ray.model.events import Event, Note
+from piper_ray.model.solution import Solution
 
 
 class HereCrew:
@@ -32,3 +39,36 @@ class HereCrew:
 
     def close(self) -> None:
         self.work.close()
+
+
+class Log:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.notes.append(event.text)
+
+
+@contextmanager
+def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if only the downsets of a chain fitted here."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise LimitError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "lattice_within", refused)
+        patch.setattr(wide_layers, "_room", lambda _, outline: outline.graph.size + 1)
+        yield
+
+
+def same_result(one: Solution, other: Solution) -> bool:
+    """But for what it took."""
+    return (one.status, one.time_per_sample_s, one.lower_bound_s, one.plan, one.stopped_by) == (
+        other.status,
+        other.time_per_sample_s,
+        other.lower_bound_s,
+        other.plan,
+        other.stopped_by,
+    )

@@ -137,12 +137,11 @@ def _solve_on_partitions(
 ) -> Solution | WideFindings:
     """Where downsets that count do not fit here: on as many machines as there are; what is known, if not there."""
     wide, outline = found.search, found.outline
-    variants, limit_bytes = len(outline.variants), request.options.memory_limit_bytes
     setting = PartitionSetting(wide.planning.instance, wide.graph, wide.options, tuple(wide.degrees), CELLS)
-    size_bytes = bytes_per_downset(wide.graph, variants)
+    size_bytes = bytes_per_downset(wide.graph, len(outline.variants))
     search = PartitionedSearch(
         wide,
-        lambda: partitioning.crew(setting, size_bytes, limit_bytes, request.limits.check),
+        lambda: partitioning.crew(setting, size_bytes, request.limits.check),
         _room(request, outline),
         found.display,
     )

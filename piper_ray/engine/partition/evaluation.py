@@ -62,11 +62,10 @@ class Partitioning(Protocol):
         self,
         setting: PartitionSetting,
         bytes_per_downset: float,
-        limit_bytes: float | None,
         check: Callable[[], None],
     ) -> AbstractContextManager[Crew | None]:
-        """Of the machines that there are, until the context ends; None if there is none for it. limit_bytes: of what
-        may be taken on each. ``check`` may raise. Raises ClusterError.
+        """Of the machines that there are, until the context ends; None if there is none for it. ``check`` may raise.
+        Raises ClusterError.
         """
         ...
 

@@ -47,7 +47,7 @@ class PartitionListing:
         self._kinds, self._limits = reach.kinds(potentials), reach.limits(potentials)
         self._words = max(1, (paths.order.size + 63) // 64)
         make = empty_set_alone if number == 0 else _no_downsets
-        self._reached = make(_FIRST_ROOM, self._words)
+        self._reached = make(min(room, _FIRST_ROOM), self._words)
         self._steps = 0
         self._spreading: tuple[int, Iterator[Reached]] | None = None
 

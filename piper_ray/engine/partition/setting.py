@@ -34,7 +34,7 @@ _MIX, _FOLD = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 def owners(bits: BitArray, partitions: int) -> IndexArray:
     """int64[m]: which partition has each of the downsets, uint64[m, words]: about as many in each, of every size."""
     mixed = np.zeros(bits.shape[0], np.uint64)
-    for word in bits.T:
+    for word in (*bits.T, np.uint64(0)):
         mixed = (mixed ^ word) * _MIX
         mixed ^= mixed >> _FOLD
     return (mixed % np.uint64(partitions)).astype(np.int64)

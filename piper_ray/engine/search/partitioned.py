@@ -135,8 +135,9 @@ class PartitionedSearch:
             crew = self._opened.enter_context(self.open_crew())
             if crew is None or crew.room <= self.room_here:
                 raise Outgrown
+            have = "have a part each" if crew.partitions > 1 else "of the cluster has them"
             machines = plural(crew.partitions, "machine")
-            self.wide.listener(Note(f"more downsets count than fit on one machine: {machines} have a part each"))
+            self.wide.listener(Note(f"more downsets count than fit here: {machines} {have}"))
             self._evaluation = PartitionedEvaluation(crew, size)
         return self._evaluation
 

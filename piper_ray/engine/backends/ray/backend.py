@@ -259,7 +259,6 @@ class RayBackend:
         self,
         setting: PartitionSetting,
         bytes_per_downset: float,
-        limit_bytes: float | None,
         check: Callable[[], None],
     ) -> Iterator[RayCrew | None]:
         """As ``Partitioning.crew``. Workers of other kinds end: the crew has all that is free."""
@@ -270,7 +269,7 @@ class RayBackend:
         if self._starting is not None:
             self._end_workers()
         machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
-        where = places(free, bytes_per_downset, limit_bytes, self._workers)
+        where = places(free, bytes_per_downset, self._workers)
         if not where:
             yield None
             return

@@ -74,18 +74,15 @@ class PartitionWorker:
         return self._usage
 
 
-def places(
-    free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, limit_bytes: float | None, most: int | None
-) -> list[Place]:
+def places(free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, most: int | None) -> list[Place]:
     """Machines for as many downsets as possible. Each gets as many as any other: so one with little memory may be in
-    the way. limit_bytes: of what may be taken on each. most: of machines; None: as many as there are.
+    the way. most: of machines; None: as many as there are.
     """
-    found = []
-    for node, cpus in free_cpus:
-        size_bytes = min(node.memory_bytes, limit_bytes or node.memory_bytes)
-        downsets = int((size_bytes - PROCESS_BYTES) / bytes_per_downset)
-        if cpus > 0 and downsets > 0:
-            found.append(Place(node, cpus, downsets, size_bytes))
+    found = [
+        Place(node, cpus, downsets, node.memory_bytes)
+        for node, cpus in free_cpus
+        if cpus > 0 and (downsets := int((node.memory_bytes - PROCESS_BYTES) / bytes_per_downset)) > 0
+    ]
     found = sorted(found, key=lambda place: -place.downsets)[:most]
     totals = [(number + 1) * place.downsets for number, place in enumerate(found)]
     count = 1 + totals.index(max(totals)) if totals else 0

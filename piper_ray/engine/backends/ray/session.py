@@ -68,6 +68,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
             else:
                 address = address or "auto"
                 _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+            opened.enter_context(_without_messages())
             opened.callback(ray.shutdown)
             with _without_warnings(logging.getLogger("ray")):
                 ray.init(address, **options)
@@ -127,6 +128,18 @@ def _without_warnings(logger: logging.Logger) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _without_messages() -> Iterator[None]:
+    """Ray prints on stdout that a machine is gone, into whatever else is written there; we say so ourselves."""
+    worker: Any = sys.modules["ray._private.worker"]
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
 
 
 def _is_connected() -> bool:

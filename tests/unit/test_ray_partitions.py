@@ -1,0 +1,105 @@
+"""Partitions of a lattice on a Ray of this machine: the answer of one process, whatever becomes of the actors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import piper_ray
+from piper_ray.engine.backends.ray import RayBackend
+from piper_ray.engine.backends.ray.machines import RayNode
+from piper_ray.engine.backends.ray.partitions import PROCESS_BYTES, PartitionWorker, Place, places
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import StoppedBy
+from tests.instances import two_towers
+from tests.partition_support import Log, little_room, same_result
+from tests.ray_support import backend_of
+from tests.solver_support import ONE_THREAD
+
+MANY = two_towers(9, devices=8, memory_bytes=60.0)
+
+
+def node(number: int, memory_bytes: float, cpus: float = 2.0) -> RayNode:
+    return RayNode(str(number), f"host{number}", f"10.0.0.{number}", cpus, memory_bytes)
+
+
+def test_machines_are_taken_for_as_many_downsets_as_possible() -> None:
+    small, large, largest = (node(number, PROCESS_BYTES + size) for number, size in enumerate((1e6, 5e6, 8e6)))
+    free = [(small, 2), (large, 1), (largest, 2)]
+    assert places(free, 1e3, None) == [
+        Place(largest, 2, 5000, largest.memory_bytes),
+        Place(large, 1, 5000, large.memory_bytes),
+    ]
+    assert places(free, 1e3, 1) == [Place(largest, 2, 8000, largest.memory_bytes)]
+    assert [place.downsets for place in places([(small, 1)] * 3, 1e3, None)] == [1000] * 3
+
+
+def test_machines_without_cores_or_memory_are_of_no_use() -> None:
+    assert places([(node(1, PROCESS_BYTES + 1e9), 0), (node(2, PROCESS_BYTES), 2), (node(3, 0.0), 2)], 1e3, None) == []
+
+
+def solved(monkeypatch: pytest.MonkeyPatch, log: Log, backend: RayBackend, **options: Any) -> Solution:
+    with little_room(monkeypatch):
+        return piper_ray.solve(MANY, backend=backend, listener=log, **options)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_answer_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+        again = piper_ray.solve(MANY, backend=backend)
+    whole = piper_ray.solve(MANY, options=ONE_THREAD)
+    assert same_result(found, whole)
+    assert "more downsets count than fit here: 1 machine of the cluster has them" in log.notes
+    cluster = found.stats.cluster
+    assert cluster is not None
+    (used,) = cluster.nodes
+    assert cluster.workers == 1
+    assert used.chunks == cluster.chunks > 10
+    assert used.held_bytes > 1000
+    assert used.fetched_bytes > 1000
+    assert cluster.unused is None
+    assert again.stats.cluster is not None
+    assert again.stats.cluster.chunks == 0
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_lost_process_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Local, so that Ray ships it whole: workers cannot import the tests.
+    class Mortal(PartitionWorker):
+        def ask(self, method: str, *arguments: object) -> Any:
+            if method == "extend" and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().ask(method, *arguments)
+
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.PartitionWorker", Mortal)
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+    assert same_result(found, piper_ray.solve(MANY, options=ONE_THREAD))
+    (lost,) = [note for note in log.notes if "lost" in note]
+    assert lost.startswith("a partition of the lattice is lost: its process on ")
+    assert lost.endswith("; all downsets are listed anew on the machines that are left")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_an_error_there_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty(PartitionWorker):
+        def ask(self, method: str, *arguments: object) -> Any:
+            if method == "prepare":
+                raise MemoryError("no room for tables")
+            return super().ask(method, *arguments)
+
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.PartitionWorker", Faulty)
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
+    (failed,) = [note for note in log.notes if "failed" in note]
+    assert failed.startswith("a partition of the lattice failed: MemoryError: no room for tables on ")
