@@ -46,6 +46,8 @@ class Work(Protocol):
         earlier: Earlier | None = None,
     ) -> Worked: ...
 
+    def number_anew(self) -> None: ...
+
 
 class Finished(NamedTuple):
     """Of a level's downsets here: how many have states, how many states, and what these took."""
@@ -212,6 +214,7 @@ class Partition:
         )
         sum_limit[guests] = by_work(cluster.data_parallel_limit, sums.replica_work_s, all_sums.replica_work_s)
         states.tables = rows.tables
+        self._work.number_anew()
         return states, rows
 
 

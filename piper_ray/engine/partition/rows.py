@@ -80,10 +80,7 @@ class DownsetRows:
 
     @property
     def tables(self) -> Tables:
-        """Of all rows, as the kernels take them: to be taken anew when guests have come.
-
-        The options are another record each time: what is known of stages goes by the numbers of their downsets.
-        """
+        """Of all rows, as the kernels take them: to be taken anew when guests have come."""
         whole = self._problem.lattice
         lattice = LatticeArrays(
             bits=_seen(self._bits),
@@ -98,7 +95,7 @@ class DownsetRows:
             cut=_seen(self._cut),
         )
         costs = CostArrays(*(_seen(values) for values in self._costs))
-        return Tables(lattice, costs, self._problem.options._replace(), self._problem.cluster)
+        return Tables(lattice, costs, self._problem.options, self._problem.cluster)
 
     def _write(self, first: int, bits: BitArray) -> GuestSums:
         """Rows from ``first`` on. Those before are written already; what came behind crosses nothing."""
