@@ -91,8 +91,10 @@ def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | Wid
             return found.stopped(StoppedBy.CHOICE_TOO_HARD)
         if workload is not None:
             return _solve_on(workload, request, outline, wide, backend, found.seconds)
-        if wide.outgrown and isinstance(backend, Partitioning):
-            return _solve_on_partitions(request, found, backend)
+        if wide.outgrown:
+            if isinstance(backend, Partitioning):
+                return _solve_on_partitions(request, found, backend)
+            request.note("more downsets count than fit here; on a cluster each machine would have a part of them")
         if wide.incumbent is not None and wide.bracket.is_done(request.options.gap):
             return found.stopped(StoppedBy.GAP)
         return found
