@@ -82,6 +82,7 @@ def test_the_plan_is_that_of_the_whole_lattice(instance: Instance, monkeypatch: 
 def test_too_many_of_these_leave_a_plan_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = two_towers(12, devices=7, memory_bytes=50.0)
     whole = piper_ray.solve(instance, options=ONE_THREAD)
+    monkeypatch.setattr(wide, "_SOME_STEPS", 1)
     monkeypatch.setattr(wide, "_MOST_STEPS", 1)
     monkeypatch.setattr(wide, "_FEW_STEPS", 1)
     found = solved_wide(instance, monkeypatch)
@@ -145,6 +146,7 @@ def test_of_many_those_are_listed_that_count(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_all_are_listed_where_those_that_count_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = piper_ray.solve(MANY, options=ONE_THREAD)
+    monkeypatch.setattr(wide, "_SOME_STEPS", 1)
     monkeypatch.setattr(wide, "_MOST_STEPS", 1)
     monkeypatch.setattr(wide, "_FEW_STEPS", 1)
     found = solved_with_many(MANY, monkeypatch)

@@ -62,14 +62,13 @@ class PartitionedSearch:
         wide, bracket = self.wide, self.wide.bracket
         cover = wide.cover
         assert cover is not None
-        potentials: Potentials | None = None
         with ExitStack() as opened:
             self._opened = opened
             self._evaluation: PartitionedEvaluation | None = None
             while not bracket.is_done(wide.limits.gap):
                 wide.check()
                 threshold_s = bracket.propose()
-                potentials = wide.potentials(cover, threshold_s, potentials)
+                potentials = wide.potentials(cover, threshold_s)
                 if potentials.devices > wide.planning.instance.devices * (1.0 + PROOF):
                     bracket.record_infeasible(threshold_s)
                     continue
@@ -90,7 +89,7 @@ class PartitionedSearch:
         """As ``Search._prefer_small``."""
         upper_s = self.wide.bracket.upper
         assert upper_s is not None
-        potentials = self.wide.potentials(cover, upper_s, None)
+        potentials = self.wide.potentials(cover, upper_s)
         outcome = self._evaluate(upper_s, potentials, fewest_stages=True)
         problem, stages = self._traced(outcome.stages, upper_s)
         self.wide.incumbent = self.wide.planning.valued(problem, stages, self.wide.incumbent)

@@ -35,13 +35,16 @@ CELLS, _ROUNDS = 1024, 100
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 """Thresholds for a beam, relative to the lower bound."""
 
+_BEAMS_BETWEEN, _NEAR = 4, 5e-4
+"""Further ones, unless the plan is as near to a threshold without one, relative."""
+
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
 _FIRST_STEP, _LEAST_STEP = 1e-3, 1e-4
 """From one threshold to the next, relative."""
 
-_FEW_STEPS, _MOST_STEPS = 40_000_000, 3_000_000_000
-"""Of one listing: at first (about a second), and at the end."""
+_FEW_STEPS, _SOME_STEPS, _MOST_STEPS = 40_000_000, 320_000_000, 3_000_000_000
+"""Of one listing from the bound up: at first (about a second), and at the end; between them, for all at once."""
 
 
 @dataclass
@@ -81,10 +84,13 @@ class WideSearch:
         reach, found = Reach(self._chain, cover), None
         if not self.bracket.is_done(self.limits.gap):
             lower_s, record = self.bracket.lower, self.bracket.record_bound
-            _, potentials = bound_by_cover(cover, self._devices, lower_s, None, self.check, _ROUNDS, record)
-            potentials = self._look_along_beams(cover, reach, potentials, most)
-            found = self._step_up(cover, reach, potentials, most)
-        return found or self._as_good(cover, reach, most)
+            bound_by_cover(cover, self._devices, lower_s, None, self.check, _ROUNDS, record)
+            self._look_along_beams(cover, reach, most)
+        if not self.bracket.is_done(self.limits.gap):
+            found = self._as_good(cover, reach, most, _SOME_STEPS) or self._step_up(cover, reach, most)
+        if self.bracket.closed:
+            found = found or self._as_good(cover, reach, most, _FEW_STEPS)
+        return found
 
     @cached_property
     def cover(self) -> StageCover | None:
@@ -105,27 +111,43 @@ class WideSearch:
     def _devices(self) -> int:
         return self._chain.cluster.devices
 
-    def _look_along_beams(self, cover: StageCover, reach: Reach, potentials: Potentials, most: int) -> Potentials:
-        room = Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS)
+    def _look_along_beams(self, cover: StageCover, reach: Reach, most: int) -> None:
+        """First further and further above the bound, then between the last one in vain and the plan."""
+        in_vain_s = self.bracket.lower
         for step in _ABOVE_BOUND:
             threshold_s = self.bracket.lower * (1.0 + step)
-            if self.bracket.upper is not None and threshold_s >= self.bracket.upper:
+            if (self.bracket.upper is not None and threshold_s >= self.bracket.upper) or self._is_near(in_vain_s):
                 break
-            potentials = self.potentials(cover, threshold_s, potentials)
-            if potentials.devices > self._devices * (1.0 + PROOF):
-                self.bracket.record_bound(threshold_s)
-                continue
-            found = reach.downsets(potentials, room, _BEAM, self.check)
-            if found is None or not self._is_whole(found):
-                continue
-            problem, outcome = self._evaluate(found, threshold_s)
-            if outcome.feasible:
-                self.take(problem, outcome.stages, origin="beam")
-                self.improve_along(problem, outcome.stages)
+            if self._has_plan_along_beam(cover, reach, most, threshold_s):
                 break
-        return potentials
+            in_vain_s = threshold_s
+        for _ in range(_BEAMS_BETWEEN):
+            if self.bracket.upper is None or self._is_near(in_vain_s):
+                break
+            threshold_s = (in_vain_s * self.bracket.upper) ** 0.5
+            if not self._has_plan_along_beam(cover, reach, most, threshold_s):
+                in_vain_s = threshold_s
 
-    def _step_up(self, cover: StageCover, reach: Reach, potentials: Potentials, most: int) -> LatticeTables | None:
+    def _is_near(self, threshold_s: float) -> bool:
+        """Whether the best plan is."""
+        upper_s = self.bracket.upper
+        return upper_s is not None and upper_s <= threshold_s * (1.0 + _NEAR)
+
+    def _has_plan_along_beam(self, cover: StageCover, reach: Reach, most: int, threshold_s: float) -> bool:
+        potentials = self.potentials(cover, threshold_s)
+        if potentials.devices > self._devices * (1.0 + PROOF):
+            self.bracket.record_bound(threshold_s)
+            return False
+        found = reach.downsets(potentials, Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS), _BEAM, self.check)
+        if found is None or not self._is_whole(found):
+            return False
+        problem, outcome = self._evaluate(found, threshold_s)
+        if outcome.feasible:
+            self.take(problem, outcome.stages, origin="beam")
+            self.improve_along(problem, outcome.stages)
+        return outcome.feasible
+
+    def _step_up(self, cover: StageCover, reach: Reach, most: int) -> LatticeTables | None:
         """From the lower bound up, as few downsets are live there, until there is a plan.
 
         What takes longer than thresholds before it is tried at nearer ones first.
@@ -135,8 +157,7 @@ class WideSearch:
             most_s = self.bracket.ceiling if self.bracket.upper is None else self.bracket.upper
             # Where nothing takes any time there is no bound to step up from.
             threshold_s = min(self.bracket.lower * (1.0 + step), most_s) if self.bracket.lower > 0.0 else most_s
-            potentials = self.potentials(cover, threshold_s, potentials)
-            found = reach.downsets(potentials, Room(most, steps), check=self.check)
+            found = reach.downsets(self.potentials(cover, threshold_s), Room(most, steps), check=self.check)
             if found is None:
                 step /= 4.0
                 if step < _LEAST_STEP:
@@ -157,19 +178,20 @@ class WideSearch:
                 step *= 2.0
         return None
 
-    def _as_good(self, cover: StageCover, reach: Reach, most: int) -> LatticeTables | None:
-        """Where a bound alone proves the plan: for the plan preferred among those as good, if it is soon told."""
+    def _as_good(self, cover: StageCover, reach: Reach, most: int, steps: int) -> LatticeTables | None:
+        """Of all plans as good as the best one known, if they are told within so many steps. Where a bound alone proves
+        that one, they are wanted for the plan preferred among them.
+        """
         upper_s = self.bracket.upper
-        if upper_s is None or not self.bracket.closed:
+        if upper_s is None:
             return None
-        potentials = self.potentials(cover, upper_s, None)
-        found = reach.downsets(potentials, Room(most, _FEW_STEPS), check=self.check)
+        found = reach.downsets(self.potentials(cover, upper_s), Room(most, steps), check=self.check)
         return None if found is None else self._tables(found)
 
-    def potentials(self, cover: StageCover, threshold_s: float, start: Potentials | None) -> Potentials:
-        """For plans that keep the threshold."""
+    def potentials(self, cover: StageCover, threshold_s: float) -> Potentials:
+        """For plans that keep the threshold. Not from others on: these are no better, and take longer."""
         enough = self._devices * (1.0 + PROOF)
-        return cover.potentials(threshold_s, start=start, until=enough, rounds=_ROUNDS, check=self.check)
+        return cover.potentials(threshold_s, until=enough, rounds=_ROUNDS, check=self.check)
 
     def _is_whole(self, found: BitArray) -> bool:
         return int(np.bitwise_count(found).sum(axis=1).max()) == self.graph.size
