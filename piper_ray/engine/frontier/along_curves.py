@@ -160,6 +160,7 @@ class CurveFrontier(Frontier):
         problem = preparation.problem(instance)
         with closing(LocalBackend(self.options.threads)) as backend:
             outcome = evaluate_threshold(problem, backend, value_s, fewest_stages=True)
+        assert outcome.feasible, "a point's time is that of a plan"
         return Planning(instance, preparation.contraction).plan(problem, outcome.stages)
 
     def _budget_curve(self, budgets: Sequence[int]) -> Curve:
@@ -186,11 +187,14 @@ class CurveFrontier(Frontier):
         self.stats = search.added_to(self.stats)
 
     def _prepare(self, instance: Instance) -> CurvePreparation:
-        """The tables for the variants that the instance's devices allow."""
+        """The tables for the variants that the instance's devices allow, with all replicas that any devices do."""
         degrees = self._degrees(instance)
         if degrees not in self._preparations:
+            larger = (degree - 1 for degree in self.instance.degrees if degree > instance.devices)
+            most = min((self.instance.devices, *larger))
             limit_bytes = self.options.memory_limit_bytes
-            self._preparations[degrees] = CurvePreparation.of(instance, self.restrictions, limit_bytes)
+            made = CurvePreparation.of(self.instance.replace(devices=most), self.restrictions, limit_bytes)
+            self._preparations[degrees] = made
         return self._preparations[degrees]
 
     def _degrees(self, instance: Instance) -> tuple[int, ...]:
