@@ -25,6 +25,11 @@ def test_a_search_ends_with_what_to_do(large_s: float) -> None:
         piper_ray.solve(with_one_of(large_s), options=ONE_THREAD, schedule="2bw")
 
 
+def test_a_frontier_has_no_plan_that_is_none() -> None:
+    with pytest.raises(LimitError, match="not exact enough"):
+        piper_ray.frontier(with_one_of(1e17), options=ONE_THREAD, schedule="2bw").plan(4)
+
+
 @pytest.mark.parametrize("large_s", [1e3, 1e6])
 def test_what_is_not_so_far_apart_is_solved(large_s: float) -> None:
     found = piper_ray.solve(with_one_of(large_s), options=ONE_THREAD, schedule="2bw")
