@@ -77,4 +77,6 @@ def machine_memory_bytes() -> float:
 
 
 def _gib(size_bytes: float) -> str:
+    if size_bytes < 0.1 * 2**30:  # else it would be none
+        return f"{size_bytes / 2**20:,.1f} MiB"
     return f"{size_bytes / 2**30:,.1f} GiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.simulate.run import simulate
 from tests.flush_instances import uneven_layers
-from tests.instances import instances, parallel_branches, random_instance, two_towers
+from tests.instances import build, instances, parallel_branches, random_instance, tmpc, two_towers
 from tests.solver_support import ONE_THREAD, PROOF, tables
 
 NO_RESTRICTION = Restrictions()
@@ -80,6 +81,19 @@ def test_random_instances(seed: int) -> None:
 @given(instances(most_layers=4, most_degrees=3))
 def test_small_instances(instance: Instance) -> None:
     assert_one_solve_for_each_point(instance.replace(devices=8))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("rising", [True, False])
+def test_replicas_that_fewer_devices_do_not_allow(rising: bool) -> None:
+    """Plans are those of a solve in whatever order they are asked for: what runs on three replicas at least too."""
+    fast = replace(tmpc(6, name="fast"), least_data_parallel_degree=3)
+    instance = build({0: {1: [tmpc(12), fast], 4: [tmpc(5)]}}, {}, devices=4, microbatches=12)
+    found = frontier(instance, options=ONE_THREAD)
+    for devices in range(1, 5) if rising else range(4, 0, -1):
+        expected = solve(instance.replace(devices=devices), options=ONE_THREAD)
+        assert expected.plan is not None
+        assert found.plan(devices) == expected.plan
 
 
 @pytest.mark.usefixtures("way")

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 import piper_ray
+from piper_ray.engine.search.limits import Limits
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
 from piper_ray.model.errors import InvalidPlan
@@ -15,6 +16,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
 from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
@@ -250,3 +252,25 @@ def test_nodes_have_room_for_what_counts_on_them() -> None:
                     assert at // size == (at + block - 1) // size
             at += block
         assert at == devices
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+@pytest.mark.parametrize("seen", [1, 3, 8])
+def test_a_plan_of_a_search_that_ended_early_is_valued_where_it_lies(
+    seen: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one node, if it fits into one, although it was sought on all."""
+    instance, looks = levelled(seed), 0
+
+    def check(self: Limits) -> None:  # noqa: ARG001 - as the method has it
+        nonlocal looks
+        looks += 1
+        if looks > seen:
+            raise StopSearch(StoppedBy.TIME_LIMIT)
+
+    whole = piper_ray.solve(instance, options=ONE_THREAD)
+    monkeypatch.setattr(Limits, "check", check)
+    found = piper_ray.solve(instance, options=ONE_THREAD)
+    assert_valued_alike(instance, found, "2bw")
+    if whole.time_per_sample_s is not None:
+        assert found.lower_bound_s <= whole.time_per_sample_s

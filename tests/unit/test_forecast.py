@@ -88,6 +88,11 @@ def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
     assert refusal.value.exit_code == 5
 
 
+def test_a_limit_of_little_is_not_told_as_none() -> None:
+    with pytest.raises(LimitError, match=r"the limit is 1\.0 MiB\."):
+        solve(graph_only(range(12), []), options=SolveOptions(memory_limit_bytes=2**20), schedule="1f1b")
+
+
 def test_without_a_limit_the_machine_is_the_limit() -> None:
     with pytest.raises(LimitError, match=r"1,152,921,504,606,846,976 downsets, which take about .* GiB"):
         solve(graph_only(range(60), []), schedule="1f1b")

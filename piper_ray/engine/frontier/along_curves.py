@@ -20,6 +20,7 @@ from piper_ray.engine.frontier.curve_tables import CurvePreparation
 from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats, points_of
 from piper_ray.engine.frontier.result import Frontier, Numbers, rising
 from piper_ray.engine.preparation import Outline
+from piper_ray.engine.search.inexact import inexact
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning
 from piper_ray.evaluate import evaluate
@@ -160,6 +161,8 @@ class CurveFrontier(Frontier):
         problem = preparation.problem(instance)
         with closing(LocalBackend(self.options.threads)) as backend:
             outcome = evaluate_threshold(problem, backend, value_s, fewest_stages=True)
+        if not outcome.feasible:
+            raise inexact(f"stages that are to take {value_s:.6g} s do not")
         return Planning(instance, preparation.contraction).plan(problem, outcome.stages)
 
     def _budget_curve(self, budgets: Sequence[int]) -> Curve:
@@ -186,11 +189,14 @@ class CurveFrontier(Frontier):
         self.stats = search.added_to(self.stats)
 
     def _prepare(self, instance: Instance) -> CurvePreparation:
-        """The tables for the variants that the instance's devices allow."""
+        """The tables for the variants that the instance's devices allow, with all replicas that any devices do."""
         degrees = self._degrees(instance)
         if degrees not in self._preparations:
+            larger = (degree - 1 for degree in self.instance.degrees if degree > instance.devices)
+            most = min((self.instance.devices, *larger))
             limit_bytes = self.options.memory_limit_bytes
-            self._preparations[degrees] = CurvePreparation.of(instance, self.restrictions, limit_bytes)
+            made = CurvePreparation.of(self.instance.replace(devices=most), self.restrictions, limit_bytes)
+            self._preparations[degrees] = made
         return self._preparations[degrees]
 
     def _degrees(self, instance: Instance) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
+from piper_ray.engine.search.inexact import inexact
 from piper_ray.model.gap import relative_gap
 
 _FIRST_STEP = 0.0025
@@ -13,6 +14,7 @@ _LAST_STEP = 5.0
 _CHAIN_QUALITY = 0.75  # a chain's best plan is seldom further from the best of all
 _NARROW = 0.01
 _FEWER = 0.99
+_OFF = 1e-8  # relative: far above what thresholds and their plans differ by
 _FIRST_DESCENT = 4e-4
 _LONGER = 4.0
 
@@ -153,8 +155,11 @@ class Bracket:
     def record_feasible(self, threshold: float, value: float, share: float = 1.0) -> None:
         """A plan of ``value`` came out of an evaluation at ``threshold``, with this share of the devices.
 
-        Time is about inverse to devices: the same work on all of them would take ``share`` of the threshold.
+        Time is about inverse to devices: the same work on all of them would take ``share`` of the threshold. Raises
+        LimitError where sums over layers are so far off that the plan takes longer than the threshold.
         """
+        if value > threshold * (1.0 + _OFF) + RESOLUTION:
+            raise inexact(f"stages that are to take {threshold:.6g} s take {value:.6g} s")
         self.record_plan(value)
         self._pointed = threshold * share if share < _FEWER else None
         if self.phase is Phase.DESCENDING:

@@ -11,12 +11,14 @@ import numpy as np
 
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
-from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
+from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
 from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.kernels.types import IndexArray, Items, StageKey
 from piper_ray.engine.lattice.contraction import Contraction
+from piper_ray.engine.search.inexact import inexact
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
+from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE
@@ -76,7 +78,12 @@ class Planning:
     def valued(self, problem: Problem, stages: Sequence[TracedStage], known: ValuedPlan | None = None) -> ValuedPlan:
         """known: a plan that this one may be."""
         plan = self.plan(problem, stages)
-        return known if known is not None and plan == known.plan else ValuedPlan.of(self.instance, plan)
+        if known is not None and plan == known.plan:
+            return known
+        try:
+            return ValuedPlan.of(self.instance, plan)
+        except InvalidPlan as error:
+            raise inexact(f"of a plan that is to fit, {error.violations[0]}") from error
 
     def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
         """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
@@ -136,7 +143,9 @@ def _choices(problem: Problem, traced: TracedStage) -> tuple[list[tuple[int, int
     are_best = best != TOO_HARD
     if not are_best:  # then the choice that the evaluation found will do
         best = least_cost(items, limit, budget_s, True, choice)
-    if not 0.0 <= best < np.inf:
-        raise AssertionError("a stage of the plan does not fit")
+    if best == INFEASIBLE:
+        raise inexact("a stage that is to fit does not")
+    if best == TOO_HARD:
+        raise AssertionError("a stage of the plan has no choice")
     options = choice - items.start[:-1]
     return list(zip(vertices.tolist(), options.tolist(), strict=True)), are_best

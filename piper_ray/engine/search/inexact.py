@@ -1,0 +1,13 @@
+"""Where figures differ by so much that sums over layers lose the small ones: nothing that is found can be relied on."""
+
+from __future__ import annotations
+
+from piper_ray.model.errors import LimitError
+
+
+def inexact(found: str) -> LimitError:
+    """found: what shows it, in words."""
+    return LimitError(
+        f"sums of the layers' figures are not exact enough: {found}. Leave out configurations that no plan can use, "
+        "whose figures are a hundred million times as large as others' and more"
+    )
