@@ -153,13 +153,14 @@ def evaluate(
         choices.append(chosen)
         violations += faults
     in_flight = _in_flight(plan)
-    violations += _memory_violations(instance, plan, choices, in_flight)
+    memory_bytes = _memory_bytes(plan, choices, in_flight)
+    violations += _memory_violations(instance, memory_bytes, in_flight)
     violations += (x for x in restrictions.violations(given, plan) if x not in violations)
     if not violations and restrictions.has(SustainedRate):
         violations += _unsustained(given, plan)
     if violations:
         raise InvalidPlan(violations)
-    return _cost(instance, plan, choices, in_flight)
+    return _cost(instance, plan, choices, in_flight, memory_bytes)
 
 
 def evaluation_of(
@@ -277,16 +278,24 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def _memory_violations(
-    instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]
-) -> list[str]:
-    """Stages over the limit. Where a TMPC or a degree is wrong the figure is that of the layers that are right."""
+def _memory_bytes(plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> list[float]:
+    """Of each stage on each of its devices: a y + b, and the d-th part of what the replicas share out; 0 where a degree
+    is none. Where a TMPC is wrong it is that of the layers that are right."""
+    needed = []
+    for stage, chosen, y in zip(plan.stages, choices, in_flight, strict=True):
+        d = stage.data_parallel_degree
+        parts: list[float] = []
+        for tmpc in chosen.values() if d >= 1 else ():
+            parts += (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d)
+        needed.append(fsum(parts))
+    return needed
+
+
+def _memory_violations(instance: Instance, memory_bytes: Sequence[float], in_flight: Sequence[int]) -> list[str]:
+    """Stages over the limit."""
     violations = []
     limit = instance.memory_bytes
-    for number, (stage, chosen, y) in enumerate(zip(plan.stages, choices, in_flight, strict=True), start=1):
-        if stage.data_parallel_degree < 1:
-            continue
-        needed = _memory_bytes(chosen.values(), y, stage.data_parallel_degree)
+    for number, (needed, y) in enumerate(zip(memory_bytes, in_flight, strict=True), start=1):
         if not _fits(needed, limit):
             held, more, there = f"{needed:.0f} bytes", f"{needed - limit:.6g}", f"{limit:.0f}"
             if limit >= 2**20:
@@ -296,11 +305,6 @@ def _memory_violations(
                 f"{more} more than the {there} there are"
             )
     return violations
-
-
-def _memory_bytes(tmpcs: Iterable[Tmpc], y: int, d: int) -> float:
-    """On each device: a y + b, and the d-th part of what the replicas share out."""
-    return fsum(x for tmpc in tmpcs for x in (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d))
 
 
 def _fits(needed_bytes: float, limit_bytes: float) -> bool:
@@ -316,33 +320,38 @@ def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: f
     return tuple(name for name, binds in reasons.items() if binds)
 
 
-def _cost(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> Evaluation:
+def _cost(
+    instance: Instance,
+    plan: Plan,
+    choices: Sequence[dict[int, Tmpc]],
+    in_flight: Sequence[int],
+    memory_bytes: Sequence[float],
+) -> Evaluation:
     devices, crossing = plan.devices, _crossing_bytes(instance, choices)
+    links = links_holding(instance, devices)
     parts = [
-        _time_parts_s(instance, devices, stage, chosen, cut_bytes)
+        _time_parts_s(instance, links, stage, chosen, cut_bytes)
         for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True)
     ]
     times = [fsum(part) for part in parts]
     slowest = objective_s(times)
     stages = []
-    for stage, chosen, y, (compute, communication, resync), time in zip(
-        plan.stages, choices, in_flight, parts, times, strict=True
+    for stage, chosen, y, (compute, communication, resync), time, held_bytes in zip(
+        plan.stages, choices, in_flight, parts, times, memory_bytes, strict=True
     ):
-        d = stage.data_parallel_degree
-        memory_bytes = _memory_bytes(chosen.values(), y, d)
         stages.append(
             StageEvaluation(
                 time_s=time,
                 compute_s=compute,
                 communication_s=communication,
                 resync_s=resync,
-                memory_bytes=memory_bytes,
-                activation_bytes=y * fsum(tmpc.activation_bytes for tmpc in chosen.values()),
+                memory_bytes=held_bytes,
+                activation_bytes=y * fsum([tmpc.activation_bytes for tmpc in chosen.values()]),
                 in_flight_microbatches=y,
                 devices=stage.devices,
-                data_parallel_degree=d,
+                data_parallel_degree=stage.data_parallel_degree,
                 tensor_parallel_degree=stage.tensor_parallel_degree,
-                binding=binding(instance, slowest, time, memory_bytes),
+                binding=binding(instance, slowest, time, held_bytes),
             )
         )
     return Evaluation(slowest, devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
@@ -371,18 +380,22 @@ def _crossing_bytes(instance: Instance, choices: Sequence[dict[int, Tmpc]]) -> l
 
 
 def _time_parts_s(
-    instance: Instance, devices: int, stage: Stage, chosen: dict[int, Tmpc], crossing_bytes: float
+    instance: Instance,
+    links: Sequence[tuple[int, float]],
+    stage: Stage,
+    chosen: dict[int, Tmpc],
+    crossing_bytes: float,
 ) -> tuple[float, float, float]:
-    """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample. devices: the
-    plan's.
+    """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample. links: those that
+    hold the plan.
 
     4(d-1)/d is PipeDream's parameter-server model of all-reduce, paid once for the N microbatches of a batch.
     """
     d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
-    compute = fsum(tmpc.time_per_sample_s for tmpc in chosen.values()) / d
-    weights = fsum(tmpc.weights_bytes for tmpc in chosen.values())
-    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * replicas_bytes_per_s(instance, devices, d, t))
-    _, between_bytes_per_s = links_holding(instance, devices)[-1]
+    compute = fsum([tmpc.time_per_sample_s for tmpc in chosen.values()]) / d
+    weights = fsum([tmpc.weights_bytes for tmpc in chosen.values()])
+    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * _ring_bytes_per_s(links, d, t))
+    _, between_bytes_per_s = links[-1]
     return compute, crossing_bytes / (d * between_bytes_per_s), resync
 
 
@@ -403,14 +416,19 @@ def links_holding(instance: Instance, devices: int) -> list[tuple[int, float]]:
 
 
 def replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> float:
-    """Of a ring through d replicas, in a plan of so many devices; inf for one replica.
+    """Of a ring through d replicas, in a plan of so many devices; inf for one replica."""
+    return _ring_bytes_per_s(links_holding(instance, devices), d, t)
+
+
+def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int) -> float:
+    """links: those that hold the plan.
 
     From the innermost groups outwards: where a ring leaves groups that hold several replicas each, it has that many
     links out of each of them. Replicas share a group if that is sure, wherever other stages lie: a group is divided by
     its prime factors, the least first, and the devices of what shares it must be one of these divisors.
     """
     carried, near, sizes = float("inf"), 1, [1]
-    *inner, (_, between) = links_holding(instance, devices)
+    *inner, (_, between) = links
     for size, bandwidth in inner:
         while sizes[-1] < size:
             left = size // sizes[-1]

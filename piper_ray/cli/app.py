@@ -29,10 +29,19 @@ class _Commands(FlagsAsFlags, TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Lists the commands without loading them."""
+        super(_Commands, self._listing()).format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Of their names, without loading them, and of options."""
+        above = copy(ctx)
+        above.command = self._listing()
+        return super(_Commands, above.command).shell_complete(above, incomplete)
+
+    def _listing(self) -> _Commands:
         listing = copy(self)
         assert isinstance(self.commands, OnDemand)
         listing.commands = self.commands.in_a_line()
-        super(_Commands, listing).format_help(ctx, formatter)
+        return listing
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 import piper_ray
 from piper_ray.cli.common import Unwritten, note
@@ -28,6 +27,8 @@ from piper_ray.runtimes.ranks import rank_lines
 from piper_ray.runtimes.runtime import Runtime, RuntimeName, gpus_per_node_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from piper_ray.planners.alternatives import Alternatives
 
 ForRuntime = Annotated[

@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from piper_ray.cli.plain_values import take_plain_values
+from piper_ray.cli.typers_rich import rich_utils
 from piper_ray.model.arguments import did_you_mean
 
 UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
@@ -62,14 +64,15 @@ class FlagsAsFlags:
         """Its arguments and options, as typer asks for them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
+            take_plain_values(parameter)
             if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
                 parameter.metavar = ""
         return parameters
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Words that are longer than their column go on below, where typer would cut them off."""
+        drawing = rich_utils()
         from rich.table import Table
-        from typer import rich_utils
 
         class Folding(Table):
             def add_row(self, *cells: Any, **more: Any) -> None:
@@ -77,7 +80,7 @@ class FlagsAsFlags:
                 for column in self.columns:
                     column.overflow = "fold"
 
-        with _patched(rich_utils, "Table", Folding):
+        with _patched(drawing, "Table", Folding):
             super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
@@ -119,6 +122,7 @@ def as_options(text: str) -> str:
 
 def reword(complaint: Any) -> None:
     """Adds what was probably meant to an unknown option or choice, and says bounds in words."""
+    rich_utils()  # by which typer prints it
     complaint.message = _BOUND.sub(
         lambda found: f"must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}", str(complaint.message)
     )

@@ -13,12 +13,14 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
 from uuid import uuid4
 
 import llvmlite
+import llvmlite.binding
 import numba
 import numba.core.runtime
 from numba.core import environment
@@ -36,7 +38,7 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 Key = tuple[object, ...]
 
 # Numba has no types.
-_runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
+_helpers: dict[str, int] = numba.core.runtime._nrt_python.c_helpers  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
 _environment: Any = environment
 _result: Callable[..., CompileResult] = compile_result
@@ -73,9 +75,9 @@ class KernelCache(_Cache):
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told; until ``release`` other processes wait for it."""
         if self._enabled:
-            # All that code needs which is there already. Numba would load all that it knows of Python and numpy, which
-            # takes longer than the kernels.
-            _runtime.initialize(target_context)
+            # All that machine code needs which is there already. Numba would load all that it knows of Python and
+            # numpy, and compile what it puts into functions to count references: that takes longer than the kernels.
+            _name_helpers()
             key = self._key(sig, target_context.codegen())
             found = self._found(key, target_context)
             if found is None:
@@ -152,6 +154,13 @@ def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
     return None
 
 
+@cache
+def _name_helpers() -> None:
+    """What numba's runtime has for machine code to call, under the names by which it does: as its ``initialize``."""
+    for name, address in _helpers.items():
+        llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
 class _Entry(pickle.Unpickler):
     """Constants of each function come with the module of its globals, which only code that falls back on Python reads:
     numba's own modules take longer to load than the kernels.
@@ -186,7 +195,7 @@ def _loaded(
     *initialize: object,  # noqa: ARG001 - parallel loops, objects: kernels have none
 ) -> CompileResult | None:
     """As numba's ``CompileResult._rebuild``, from what its ``_reduce`` returned."""
-    restored = KernelLibrary.restored(target_context.codegen(), function, library)
+    restored = KernelLibrary.restored(target_context, function, library)
     if restored is None:
         return None
     return _result(

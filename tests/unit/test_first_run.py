@@ -41,6 +41,8 @@ def then_compile_nothing(*uses):
     assert not compiled, uses
 
 solved("2bw", threads=1)
+# Of more downsets: enough of them have states for limits from both sides.
+piper_ray.solve("inputs/bert32-a100.toml", devices=64, microbatches=512, memory_bytes="8GiB", threads=1)
 then_compile_nothing(first_run.of_papers_schedule)
 compile_kernels()  # workers take in states besides
 then_compile_nothing(lambda: solved("2bw", threads=2))

@@ -14,11 +14,12 @@ import piper_ray
 HEAVY = ("numba", "llvmlite", "ray", "numpy", "pyarrow", "pydantic", "typer", "rich", "matplotlib")
 
 
-def _loaded_after(code: str) -> set[str]:
-    script = f"import sys\n{code}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+def _loaded_after(code: str, *, whole_names: bool = False) -> set[str]:
+    script = f"import sys\n{code}\nprint(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stderr == ""
-    return set(result.stdout.split())
+    names = set(result.stdout.split())
+    return names if whole_names else {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("code", ["import piper_ray", "from piper_ray import evaluate, Instance, Plan, SolveOptions"])
@@ -36,6 +37,27 @@ def test_a_command_is_loaded_when_it_is_wanted() -> None:
     assert _loaded_after(f"sys.argv = ['piper-ray', '--version']\n{shown}").isdisjoint(HEAVY)
     solve = "from piper_ray.cli.app import app\nimport typer\ntyper.main.get_command(app).commands['solve']"
     assert _loaded_after(solve).isdisjoint({"numba", "llvmlite", "ray", "pyarrow"})
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["solve", "--help"], ["help", "export"], ["slove"]])
+def test_help_and_complaints_load_no_more_than_they_show(arguments: list[str]) -> None:
+    shown = "with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()): main()"
+    code = f"import io, contextlib\nfrom piper_ray.cli import main\nsys.argv = {['piper-ray', *arguments]}\n{shown}"
+    loaded = _loaded_after(code, whole_names=True)
+    assert "typer.rich_utils" in loaded
+    assert loaded.isdisjoint({"rich.markdown", "rich.traceback", "pydantic"})
+
+
+@pytest.mark.parametrize(("words", "offered"), [("piper-ray so", "solve"), ("piper-ray solve --de", "--devices")])
+def test_completion_loads_no_more_than_it_offers(words: str, offered: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_PIPER_RAY_COMPLETE": "complete_bash"}
+    shown = "with contextlib.redirect_stdout(io.StringIO()) as said: main()\nassert said.getvalue().split() == "
+    code = (
+        f"import io, os, contextlib\nfrom piper_ray.cli import main\nos.environ |= {asked}\nsys.argv = ['piper-ray']\n"
+    )
+    loaded = _loaded_after(f"{code}{shown}{[offered]}", whole_names=True)
+    assert loaded.isdisjoint({"rich", "pydantic", "numpy"})
+    assert ("piper_ray.cli.solve" in loaded) == (offered == "--devices")
 
 
 def test_modules_of_a_functions_name_hide_no_function() -> None:

@@ -16,13 +16,14 @@ from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import numba
+import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
 import piper_ray
 from piper_ray.compiled import jit
 from piper_ray.compiled.cache import KernelCache
-from piper_ray.compiled.compiler import KernelCompiler
+from piper_ray.compiled.compiler import KernelCompiler, KernelLibrary
 from piper_ray.compiled.observers import observed
 from tests.cli_cases import ROOT, run, write_small
 
@@ -66,6 +67,69 @@ def entry_of(folder: Path) -> Path:
 def test_the_first_compiles_and_the_next_finds(tmp_path: Path) -> None:
     assert call([tmp_path]) == (42, True, [])
     assert call([tmp_path]) == (42, False, [])
+
+
+class Record(NamedTuple):
+    """As kernels get them."""
+
+    values: Any
+    more: Any
+
+
+ARRAY = np.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ARRAY,
+        ARRAY.reshape(2, 3),
+        ARRAY.reshape(2, 3).T,
+        ARRAY[::2],
+        ARRAY.astype(np.uint64),
+        ARRAY.astype(np.bool_),
+        np.broadcast_to(ARRAY, (2, 6)),
+        (),
+        (1, 2),
+        (1, 2.0),
+        (ARRAY, (1, ARRAY)),
+        Record(ARRAY, Record(1, np.broadcast_to(ARRAY, (2, 6)))),
+        Record(1, 2),
+        1,
+        2.0,
+        True,
+    ],
+)
+def test_types_are_numbas_own(value: object) -> None:
+    typeof: Any = numba.typeof
+    assert jit.type_of(value) is typeof(value)
+
+
+_LOADED = """
+import sys
+import numpy as np
+from numba.core.runtime import rtsys
+from piper_ray.simulate.kernels.circles import gaining_circle
+
+nothing = np.zeros(0, np.int64)
+gaining_circle(nothing, nothing, np.zeros(0), 1)
+print(rtsys._init, "numpy.ma" in sys.modules)
+"""
+
+
+def test_a_compiled_kernel_is_loaded_without_what_only_compiling_needs() -> None:
+    for _ in range(2):  # the first may compile it
+        done = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_machine_code_that_asks_for_numbas_runtime_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelLibrary, "_asks_runtime", lambda _: True)
+    call([tmp_path])
+    begun: list[object] = []
+    monkeypatch.setattr("piper_ray.compiled.compiler._runtime.initialize", begun.append)
+    assert call([tmp_path]) == (42, False, [])
+    assert begun
 
 
 def test_what_was_found_can_be_compiled_into_another(tmp_path: Path) -> None:

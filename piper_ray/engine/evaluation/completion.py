@@ -13,7 +13,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.completion import bound_completions
 from piper_ray.engine.kernels.scan import UNREACHABLE, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.tables.problem import Problem
 
 _AT_ONCE = 512
@@ -51,7 +51,9 @@ class Completion:
         outside[-1] = 0
         most_outside = np.full(states.buckets_used, UNREACHABLE)
         working = make_scratch(states.tables, max(1, states.buckets_used), scratch)
-        arrays = states.arrays._replace(target=states.target._replace(device_limit=device_limit))
+        # Read-only where it is read, as for an evaluation: so what both kernels call is compiled once.
+        target = frozen(states.target._replace(device_limit=device_limit.view()))
+        arrays = states.arrays._replace(target=target)
         for last in range(downsets, 0, -_AT_ONCE):
             check()
             if work_s(working.tested) > _SHARE * work_s(states.tested):

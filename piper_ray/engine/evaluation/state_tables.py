@@ -99,7 +99,7 @@ class StateTables:
         first, last = self.downsets(end_level)
         downsets = last - first
         known = Earlier(0, no_states(downsets)) if earlier is None else earlier
-        began, loaded = time.perf_counter(), is_loaded(evaluate_runs)
+        began, loaded = time.thread_time(), is_loaded(evaluate_runs)
         buckets = self.buckets_used - known.buckets
         self._reserve_buckets(downsets)
         self.tested += known.states.tested
@@ -118,7 +118,7 @@ class StateTables:
         mean_buckets = (buckets + self.buckets_used - known.buckets) / 2
         rate = self.rates.far if earlier is None else self.rates.near
         if loaded:
-            rate.record(int(downsets * mean_buckets), time.perf_counter() - began)
+            rate.record(int(downsets * mean_buckets), time.thread_time() - began)
 
     def take(self, states: LevelStates) -> None:
         """Takes in finished levels; their downsets are the first unfinished ones."""
