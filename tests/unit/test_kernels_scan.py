@@ -222,7 +222,12 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
             largest_cap_s = max(float(costs.cap_s[j, r]) for j in scan.members(bucket))
             work_s = float(costs.need_s[i, r]) - largest_cap_s - may_jump(made, i, r, scan.level(bucket))
             replicas = max(1, math.ceil(work_s / target.threshold_s - 1e-9))
-            devices = min(devices, t * next((d for d in degrees_of_all if d >= replicas), math.inf))
+            fitting = [
+                d
+                for d in degrees_of_all
+                if d >= replicas and priced_s(scan, i, bucket, r, d) <= target.threshold_s * (1 + 1e-8) * d
+            ]
+            devices = min(devices, t * min(fitting, default=math.inf))
         if devices == math.inf:
             continue
         stage = int(devices)
@@ -231,6 +236,17 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
             tally = int(buckets.least_tally[bucket]) + stage * target.device_weight + target.stage_weight
             expected[bucket] = tally, total
     return expected
+
+
+def priced_s(scan: Scan, i: int, bucket: int, r: int, d: int) -> float:
+    """What a stage takes on one device, by the price on memory, with the least sum of the bucket behind it."""
+    made = scan.made
+    costs, cluster = made.problem.costs, made.problem.cluster
+    z = 1 / -(-(int(scan.states.buckets.least_sum[bucket]) + d) // d)
+    need_s = float(costs.need_s[i, r]) - may_jump(made, i, r, scan.level(bucket))
+    many_s = need_s + costs.many_s[i, r] - max(costs.cap_s[j, r] + costs.many_s[j, r] for j in scan.members(bucket))
+    one_s = need_s + costs.one_s[i, r] - max(costs.cap_s[j, r] + costs.one_s[j, r] for j in scan.members(bucket))
+    return float((1 - z) * many_s + z * (one_s - made.problem.options.price_s[r] * cluster.memory_bytes))
 
 
 @pytest.mark.parametrize("name", INSTANCES)
@@ -284,11 +300,20 @@ def refined_plainly(scan: Scan, i: int, bucket: int, hair: float) -> tuple[int, 
         work = Fraction(float(costs.need_s[i, r])) - max(Fraction(float(costs.cap_s[j, r])) for j in downsets)
         work -= Fraction(jumps(made, i, r, join)) + Fraction(hair)
         resync = max(Fraction(0), most(costs.resync_s) - Fraction(hair))
+        before = Fraction(float(costs.need_s[i, r])) - Fraction(jumps(made, i, r, join)) - Fraction(hair)
+        many, one = (
+            before
+            + Fraction(float(held_s[i, r]))
+            - max(Fraction(float(costs.cap_s[j, r])) + Fraction(float(held_s[j, r])) for j in downsets)
+            for held_s in (costs.many_s, costs.one_s)
+        )
+        one -= Fraction(float(made.problem.options.price_s[r])) * memory
         shared = most(costs.least_shared) if costs.least_shared.size else Fraction(0)
         for _, d in made.degrees(r):
             y = -(-(least_sum + d) // d)
             fits = most(costs.least_a) * y + most(costs.least_b) + max(Fraction(0), shared) / d <= memory
-            if fits and work + (d - 1) * resync <= threshold * d:
+            priced = many + (one - many) / y
+            if fits and max(work, priced) + (d - 1) * resync <= threshold * d:
                 stage_devices.append(t * d)
                 stage_sum.append(d)
                 break

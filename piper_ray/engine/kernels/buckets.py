@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.front import add_bound
 from piper_ray.engine.kernels.nesting import find_dominated
 from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import (
@@ -18,13 +19,16 @@ from piper_ray.engine.kernels.types import (
 )
 
 BUCKET_SIZE = 32
+FRONT_SIZE = 8
 GROUP_SIZE = 16
+
+_COARSE = 1024.0
 
 
 @kernel
 def add_level(first: int, last: int, arrays: StateArrays) -> None:
-    """Puts the live downsets among first .. last - 1 by least tally, in id order, into buckets of up to 32, and these
-    into groups of up to 16.
+    """Puts the live downsets among first .. last - 1 by least tally, those with similar states side by side, into
+    buckets of up to 32, and these into groups of up to 16.
     """
     tables, target, fronts, members, buckets, groups = arrays
     lattice, costs = tables.lattice, tables.costs
@@ -34,7 +38,7 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
     for i in range(first, last):
         if fronts.states[i] > 0:
             live[count] = i
-            key[count] = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
+            key[count] = _place_among(i, tables.cluster.data_parallel_limit, fronts)
             count += 1
     level = 0
     while lattice.level_start[level] < first:
@@ -46,7 +50,7 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
     at = buckets.member_start[buckets.used[0]]
     for position in range(count):
         i = live[order[position]]
-        tally = int(key[order[position]])
+        tally = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
         if position == 0 or tally != buckets.least_tally[bucket] or at - buckets.member_start[bucket] == BUCKET_SIZE:
             bucket += 1
             _open(bucket, tally, target.device_weight, lattice, buckets)
@@ -63,6 +67,16 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
 
 
 @leaf_kernel
+def _place_among(i: int, sum_limit: int, fronts: FrontArrays) -> float:
+    """By the least tally, then roughly by the other states. In whole numbers: what has one state stays in id order."""
+    first, last = fronts.start[i], fronts.start[i] + fronts.states[i] - 1
+    place = float(fronts.tally[last])
+    for figure in (fronts.data_parallel_sum[last], fronts.data_parallel_sum[first], fronts.states[i]):
+        place = place * _COARSE + np.floor((_COARSE - 1) * figure / sum_limit)
+    return place
+
+
+@leaf_kernel
 def _add_group(begin: int, end: int, buckets: BucketArrays, groups: GroupArrays) -> None:
     """Of buckets begin .. end - 1."""
     group = groups.used[0]
@@ -74,8 +88,12 @@ def _add_group(begin: int, end: int, buckets: BucketArrays, groups: GroupArrays)
         groups.least_sum[group] = min(groups.least_sum[group], buckets.least_sum[bucket])
     for r in range(buckets.cap_s.shape[0]):
         groups.cap_s[r, group] = buckets.cap_s[r, begin]
+        groups.many_s[r, group] = buckets.many_s[r, begin]
+        groups.one_s[r, group] = buckets.one_s[r, begin]
         for bucket in range(begin + 1, end):
             groups.cap_s[r, group] = max(groups.cap_s[r, group], buckets.cap_s[r, bucket])
+            groups.many_s[r, group] = max(groups.many_s[r, group], buckets.many_s[r, bucket])
+            groups.one_s[r, group] = max(groups.one_s[r, group], buckets.one_s[r, bucket])
     groups.used[0] = group + 1
 
 
@@ -105,6 +123,9 @@ def _open(bucket: int, tally: int, device_weight: int, lattice: LatticeArrays, b
         if buckets.least_shared.shape[0] > 0:
             buckets.least_shared[bucket, r] = -np.inf
         buckets.missing[bucket, r] = 0
+        buckets.many_s[r, bucket] = -np.inf
+        buckets.one_s[r, bucket] = -np.inf
+    buckets.front_size[bucket] = 0
 
 
 @leaf_kernel
@@ -123,6 +144,12 @@ def _widen(
         if buckets.least_shared.shape[0] > 0:
             buckets.least_shared[bucket, r] = max(buckets.least_shared[bucket, r], costs.least_shared[i, r])
         buckets.missing[bucket, r] = max(buckets.missing[bucket, r], costs.missing[i, r])
+        buckets.many_s[r, bucket] = max(buckets.many_s[r, bucket], costs.cap_s[i, r] + costs.many_s[i, r])
+        buckets.one_s[r, bucket] = max(buckets.one_s[r, bucket], costs.cap_s[i, r] + costs.one_s[i, r])
+    tallies, sums, size = buckets.front_tally[bucket], buckets.front_sum[bucket], buckets.front_size[bucket]
+    for state in range(fronts.start[i], fronts.start[i] + fronts.states[i]):
+        size = add_bound(tallies, sums, size, fronts.tally[state], fronts.data_parallel_sum[state])
+    buckets.front_size[bucket] = size
 
 
 def no_members(lattice: LatticeArrays, costs: CostArrays) -> MemberArrays:
@@ -157,6 +184,11 @@ def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> B
         least_b=np.empty((capacity, variants)),
         least_shared=np.empty((capacity if sharing else 0, variants)),
         missing=np.empty((capacity, variants), np.int64),
+        many_s=np.empty((variants, capacity)),
+        one_s=np.empty((variants, capacity)),
+        front_size=np.zeros(capacity, np.int64),
+        front_tally=np.empty((capacity, FRONT_SIZE), np.int64),
+        front_sum=np.empty((capacity, FRONT_SIZE), np.int64),
         all_dominated_by=np.zeros((capacity, words), np.uint64),
     )
 
@@ -172,5 +204,7 @@ def empty_groups(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> Gr
         least_devices=np.empty(capacity, np.int64),
         least_sum=np.empty(capacity, np.int64),
         cap_s=np.empty((variants, capacity)),
+        many_s=np.empty((variants, capacity)),
+        one_s=np.empty((variants, capacity)),
         all_dominated_by=np.zeros((capacity, lattice.bits.shape[1]), np.uint64),
     )

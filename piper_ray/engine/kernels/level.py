@@ -12,6 +12,7 @@ from piper_ray.compiled.jit import inlined_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, meets
 from piper_ray.engine.kernels.front import first_above, insert, is_dominated
+from piper_ray.engine.kernels.prices import PRICE_GUARD, is_too_long
 from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
     CANDIDATES_TESTED,
@@ -145,6 +146,9 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
         return size
     a_bytes, b_bytes = costs.least_a[i, r] - costs.least_a[j, r], costs.least_b[i, r] - costs.least_b[j, r]
     shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r] if costs.least_shared.shape[0] > 0 else 0.0
+    many_s = work_s + costs.many_s[i, r] - costs.many_s[j, r]
+    one_s = work_s + costs.one_s[i, r] - costs.one_s[j, r] - options.price_s[r] * cluster.memory_bytes
+    longest_s = target.threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
     sum_limit = target.data_parallel_limit[i]
     per_replica = options.degree[r] * target.device_weight
     # States come with falling tallies and rising sums, and more behind a stage never takes less memory: so the least d
@@ -172,6 +176,9 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
                 break
             y = in_flight(later_sum, d)
             if y > fits_upto:
+                if is_too_long(many_s, one_s, resync_s, y, d, longest_s):
+                    index, fits_upto = index + 1, 0
+                    continue
                 scratch.tested[STAGES_COSTED] += 1
                 fits = stage_fits(stage, d, y, work, tables, target.threshold_s, scratch.steps)
                 if fits == UNKNOWN:
@@ -255,9 +262,48 @@ def _evaluate_downset(
             ):
                 continue
             tally, total, touches = refine(i, bucket, arrays, scratch)
-            if tally != UNREACHABLE and _undercuts(tally, total, size, scratch):
+            if (
+                tally != UNREACHABLE
+                and _undercuts(tally, total, size, scratch)
+                and _may_yield(i, bucket, size, arrays, scratch)
+            ):
                 size = _try_members(i, bucket, touches, size, arrays, scratch)
     return size
+
+
+@inlined_kernel
+def _may_yield(i: int, bucket: int, size: int, arrays: StateArrays, scratch: Scratch) -> bool:
+    """Whether a stage of what ``refine`` left may, behind it a state of the bucket, be part of a state that I lacks.
+
+    Looks at its states one by one, as ``_extend`` does: what is behind them decides what it takes to fit in memory.
+    """
+    target, buckets, cluster = arrays.target, arrays.buckets, arrays.tables.cluster
+    for r in range(scratch.bucket_first.size):
+        index, end = scratch.bucket_first[r], cluster.end_divisor[r]
+        per_replica = arrays.tables.options.degree[r] * target.device_weight
+        longest_s = target.threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
+        for state in range(buckets.front_size[bucket]):
+            later_sum = buckets.front_sum[bucket, state]
+            while index < end:
+                d = cluster.divisors[index]
+                tally = buckets.front_tally[bucket, state] + target.stage_weight + per_replica * d
+                if later_sum + d > target.data_parallel_limit[i]:
+                    index = end
+                elif not _undercuts(tally, later_sum + d, size, scratch):
+                    break
+                elif is_too_long(
+                    scratch.bucket_many_s[r],
+                    scratch.bucket_one_s[r],
+                    scratch.bucket_resync_s[r],
+                    in_flight(later_sum, d),
+                    d,
+                    longest_s,
+                ):
+                    # More behind a stage never takes less memory: so it is too long in front of the next state too.
+                    index += 1
+                else:
+                    return True
+    return False
 
 
 @inlined_kernel

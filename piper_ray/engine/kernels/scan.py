@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import (
     bit_position,
     first_divisor_by_memory,
     first_divisor_by_time,
     lowest_position,
 )
+from piper_ray.engine.kernels.prices import PRICE_GUARD, is_too_long
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -37,6 +39,7 @@ _BLOCKS = 128
 """Of sums: with so few a front is quickly begun, and with as many sums one look tells what a state has to undercut."""
 
 _GUARD = 1e-9
+_HAIR = 1e-12
 
 
 class Listed(NamedTuple):
@@ -63,6 +66,12 @@ class Scratch(NamedTuple):
     edge_heads: BitArray  # uint64[words]: of edges alone
     head_s: FloatArray  # float64[n, r]: for each of these what its edges are charged
     upto_head_s: FloatArray  # float64[n, r]: of these and all of less number
+    hair_s: FloatArray  # float64[r]: sums over downsets round otherwise than those of a stage
+    need_s: FloatArray  # float64[r]: of the downset, less what can jump over stages at hand
+    bucket_many_s: FloatArray  # float64[r]: of a stage to any member of the bucket refined last; see kernels/prices.py
+    bucket_one_s: FloatArray
+    bucket_resync_s: FloatArray
+    bucket_first: IndexArray  # int64[r]: index of the first divisor that is not ruled out; past the last if all are
     jumping_s: FloatArray  # float64[r]: see find_jumping
     most_jumping_s: FloatArray  # float64[r]: over a stage with a J of the bucket at hand
     jump_level: IndexArray  # int64[most edges and tensors that cross into a downset]
@@ -91,6 +100,12 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
         edge_heads=np.empty(lattice.bits.shape[1], np.uint64),
         head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
         upto_head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
+        hair_s=_HAIR * (tables.costs.need_s[-1] + np.maximum(tables.costs.many_s[-1], tables.costs.one_s[-1])),
+        need_s=np.empty(tables.options.degree.size),
+        bucket_many_s=np.empty(tables.options.degree.size),
+        bucket_one_s=np.empty(tables.options.degree.size),
+        bucket_resync_s=np.empty(tables.options.degree.size),
+        bucket_first=np.empty(tables.options.degree.size, np.int64),
         jumping_s=np.empty(tables.options.degree.size),
         most_jumping_s=np.empty(tables.options.degree.size),
         jump_level=np.empty(crossings, np.int64),
@@ -311,7 +326,7 @@ def open_among(
     such a state, behind ``opened`` listed already. Looks at begin .. end - 1 and returns how many are listed then.
 
     By work alone: a stage has at least need - cap, less what crosses into I and may jump over it: ``jumps`` of them are
-    listed.
+    listed. Where that leaves a bucket open, also by what it takes to fit in memory.
     """
     costs, degree = arrays.tables.costs, arrays.tables.options.degree
     target, stage_devices, cap_s = arrays.target, scratch.stage_devices, parts.cap_s
@@ -336,17 +351,53 @@ def open_among(
             if k < jumps:
                 work_s -= costs.both_s[r, scratch.jump_order[k]]
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
-    for part in range(begin, end):
-        if parts.least_devices[part] + stage_devices[part] > device_limit:
-            continue
-        total = parts.least_sum[part] + np.int64(np.ceil(stage_devices[part] / largest_degree))
-        if total <= sum_limit:
-            tally = np.int64(stage_devices[part]) * target.device_weight + target.stage_weight
-            listed.number[opened] = part
-            listed.tally[opened] = parts.least_tally[part] + tally
-            listed.total[opened] = total
-            opened += 1
+    for r in range(degree.size):
+        scratch.need_s[r] = costs.need_s[i, r]
+    first = begin
+    for k in range(jumps + 1):
+        last = min(end, parts.level_first[scratch.jump_level[k]]) if k < jumps else end
+        for part in range(first, last):
+            if parts.least_devices[part] + stage_devices[part] > device_limit:
+                continue
+            devices = _held_devices(i, part, parts, arrays, scratch)
+            if parts.least_devices[part] + devices > device_limit:
+                continue
+            total = parts.least_sum[part] + np.int64(np.ceil(devices / largest_degree))
+            if total <= sum_limit:
+                tally = np.int64(devices) * target.device_weight + target.stage_weight
+                listed.number[opened] = part
+                listed.tally[opened] = parts.least_tally[part] + tally
+                listed.total[opened] = total
+                opened += 1
+        first = max(first, last)
+        if k < jumps:
+            for r in range(degree.size):
+                scratch.need_s[r] -= costs.both_s[r, scratch.jump_order[k]]
     return opened
+
+
+@inlined_kernel
+def _held_devices(i: int, part: int, parts: BucketArrays | GroupArrays, arrays: StateArrays, scratch: Scratch) -> float:
+    """The fewest devices of a stage from a bucket, or a group of them, to I: by work alone, and by what it takes to fit
+    in memory with the least sum behind it. ``scratch.need_s`` is what I needs less what can jump.
+    """
+    costs, degree, memory_bytes = arrays.tables.costs, arrays.tables.options.degree, arrays.tables.cluster.memory_bytes
+    threshold_s = arrays.target.threshold_s
+    found = np.inf
+    for r in range(degree.size):
+        d = degree_at_least(scratch.need_s[r] - parts.cap_s[r, part], 1.0 / threshold_s, scratch.degrees)
+        price_s = arrays.tables.options.price_s[r]
+        if price_s > 0.0:
+            many_s = scratch.need_s[r] + costs.many_s[i, r] - parts.many_s[r, part]
+            one_s = scratch.need_s[r] + costs.one_s[i, r] - parts.one_s[r, part] - price_s * memory_bytes
+            longest_s = threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
+            while d < np.inf:
+                y = 1.0 + np.ceil(parts.least_sum[part] / d)
+                if not is_too_long(many_s, one_s, 0.0, y, d, longest_s):
+                    break
+                d = scratch.degrees[np.int64(min(d + 1.0, np.float64(scratch.degrees.size - 1)))]
+        found = min(found, degree[r] * d)
+    return found
 
 
 @inlined_kernel
@@ -354,7 +405,8 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
     """The least tally and sum of a state of I with a J of the bucket, by sharper bounds than ``open_among``, and
     whether anything can jump over such a stage. The tally is UNREACHABLE where there is none within I's limits.
 
-    By nesting, work with what can jump, resynchronisation, memory and divisors. What crosses into I is listed.
+    By nesting, work with what can jump, resynchronisation, memory, what it takes to fit in that, and divisors. What
+    crosses into I is listed. What a stage to any member takes stays in ``scratch``.
     """
     tables, target, buckets = arrays.tables, arrays.target, arrays.buckets
     lattice, costs, options, cluster = tables
@@ -370,11 +422,13 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
         find_jumping(i, join, bucket, lattice, costs, scratch)
     devices, replicas = UNREACHABLE, UNREACHABLE
     for r in range(degree.size):
+        scratch.bucket_first[r] = divisors.size
         if costs.missing[i, r] > buckets.missing[bucket, r]:
             continue
-        work_s = costs.need_s[i, r] - buckets.cap_s[r, bucket]
+        need_s = costs.need_s[i, r]
         if touches:
-            work_s -= jumped_s(i, r, join, bucket, lattice, costs, scratch)
+            need_s -= jumped_s(i, r, join, bucket, lattice, costs, scratch)
+        work_s = need_s - buckets.cap_s[r, bucket]
         resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
         by_time = first_divisor_by_time(work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size)
         by_memory = first_divisor_by_memory(
@@ -385,7 +439,21 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
             cluster,
         )
         index = max(by_time, by_memory, cluster.first_divisor[r])
+        many_s = need_s + costs.many_s[i, r] - buckets.many_s[r, bucket]
+        one_s = need_s + costs.one_s[i, r] - buckets.one_s[r, bucket] - options.price_s[r] * cluster.memory_bytes
+        longest_s = target.threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
+        while index < cluster.end_divisor[r] and is_too_long(
+            many_s,
+            one_s,
+            resync_s,
+            in_flight(buckets.least_sum[bucket], divisors[index]),
+            divisors[index],
+            longest_s,
+        ):
+            index += 1
         if index < cluster.end_divisor[r]:
+            scratch.bucket_many_s[r], scratch.bucket_one_s[r] = many_s, one_s
+            scratch.bucket_resync_s[r], scratch.bucket_first[r] = resync_s, index
             devices = min(devices, degree[r] * divisors[index])
             replicas = min(replicas, divisors[index])
     total = buckets.least_sum[bucket] + replicas
