@@ -222,12 +222,7 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
             largest_cap_s = max(float(costs.cap_s[j, r]) for j in scan.members(bucket))
             work_s = float(costs.need_s[i, r]) - largest_cap_s - may_jump(made, i, r, scan.level(bucket))
             replicas = max(1, math.ceil(work_s / target.threshold_s - 1e-9))
-            fitting = [
-                d
-                for d in degrees_of_all
-                if d >= replicas and priced_s(scan, i, bucket, r, d) <= target.threshold_s * (1 + 1e-8) * d
-            ]
-            devices = min(devices, t * min(fitting, default=math.inf))
+            devices = min(devices, t * next((d for d in degrees_of_all if d >= replicas), math.inf))
         if devices == math.inf:
             continue
         stage = int(devices)
@@ -236,17 +231,6 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
             tally = int(buckets.least_tally[bucket]) + stage * target.device_weight + target.stage_weight
             expected[bucket] = tally, total
     return expected
-
-
-def priced_s(scan: Scan, i: int, bucket: int, r: int, d: int) -> float:
-    """What a stage takes on one device, by the price on memory, with the least sum of the bucket behind it."""
-    made = scan.made
-    costs, cluster = made.problem.costs, made.problem.cluster
-    z = 1 / -(-(int(scan.states.buckets.least_sum[bucket]) + d) // d)
-    need_s = float(costs.need_s[i, r]) - may_jump(made, i, r, scan.level(bucket))
-    many_s = need_s + costs.many_s[i, r] - max(costs.cap_s[j, r] + costs.many_s[j, r] for j in scan.members(bucket))
-    one_s = need_s + costs.one_s[i, r] - max(costs.cap_s[j, r] + costs.one_s[j, r] for j in scan.members(bucket))
-    return float((1 - z) * many_s + z * (one_s - made.problem.options.price_s[r] * cluster.memory_bytes))
 
 
 @pytest.mark.parametrize("name", INSTANCES)

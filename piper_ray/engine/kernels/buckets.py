@@ -88,12 +88,8 @@ def _add_group(begin: int, end: int, buckets: BucketArrays, groups: GroupArrays)
         groups.least_sum[group] = min(groups.least_sum[group], buckets.least_sum[bucket])
     for r in range(buckets.cap_s.shape[0]):
         groups.cap_s[r, group] = buckets.cap_s[r, begin]
-        groups.many_s[r, group] = buckets.many_s[r, begin]
-        groups.one_s[r, group] = buckets.one_s[r, begin]
         for bucket in range(begin + 1, end):
             groups.cap_s[r, group] = max(groups.cap_s[r, group], buckets.cap_s[r, bucket])
-            groups.many_s[r, group] = max(groups.many_s[r, group], buckets.many_s[r, bucket])
-            groups.one_s[r, group] = max(groups.one_s[r, group], buckets.one_s[r, bucket])
     groups.used[0] = group + 1
 
 
@@ -123,8 +119,8 @@ def _open(bucket: int, tally: int, device_weight: int, lattice: LatticeArrays, b
         if buckets.least_shared.shape[0] > 0:
             buckets.least_shared[bucket, r] = -np.inf
         buckets.missing[bucket, r] = 0
-        buckets.many_s[r, bucket] = -np.inf
-        buckets.one_s[r, bucket] = -np.inf
+        buckets.many_s[bucket, r] = -np.inf
+        buckets.one_s[bucket, r] = -np.inf
     buckets.front_size[bucket] = 0
 
 
@@ -144,8 +140,8 @@ def _widen(
         if buckets.least_shared.shape[0] > 0:
             buckets.least_shared[bucket, r] = max(buckets.least_shared[bucket, r], costs.least_shared[i, r])
         buckets.missing[bucket, r] = max(buckets.missing[bucket, r], costs.missing[i, r])
-        buckets.many_s[r, bucket] = max(buckets.many_s[r, bucket], costs.cap_s[i, r] + costs.many_s[i, r])
-        buckets.one_s[r, bucket] = max(buckets.one_s[r, bucket], costs.cap_s[i, r] + costs.one_s[i, r])
+        buckets.many_s[bucket, r] = max(buckets.many_s[bucket, r], costs.cap_s[i, r] + costs.many_s[i, r])
+        buckets.one_s[bucket, r] = max(buckets.one_s[bucket, r], costs.cap_s[i, r] + costs.one_s[i, r])
     tallies, sums, size = buckets.front_tally[bucket], buckets.front_sum[bucket], buckets.front_size[bucket]
     for state in range(fronts.start[i], fronts.start[i] + fronts.states[i]):
         size = add_bound(tallies, sums, size, fronts.tally[state], fronts.data_parallel_sum[state])
@@ -184,8 +180,8 @@ def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> B
         least_b=np.empty((capacity, variants)),
         least_shared=np.empty((capacity if sharing else 0, variants)),
         missing=np.empty((capacity, variants), np.int64),
-        many_s=np.empty((variants, capacity)),
-        one_s=np.empty((variants, capacity)),
+        many_s=np.empty((capacity, variants)),
+        one_s=np.empty((capacity, variants)),
         front_size=np.zeros(capacity, np.int64),
         front_tally=np.empty((capacity, FRONT_SIZE), np.int64),
         front_sum=np.empty((capacity, FRONT_SIZE), np.int64),
@@ -204,7 +200,5 @@ def empty_groups(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> Gr
         least_devices=np.empty(capacity, np.int64),
         least_sum=np.empty(capacity, np.int64),
         cap_s=np.empty((variants, capacity)),
-        many_s=np.empty((variants, capacity)),
-        one_s=np.empty((variants, capacity)),
         all_dominated_by=np.zeros((capacity, lattice.bits.shape[1]), np.uint64),
     )

@@ -19,7 +19,7 @@ PRICE_GUARD = 1e-9
 
 
 @inlined_kernel
-def is_too_long(many_s: float, one_s: float, resync_s: float, y: float, d: float, longest_s: float) -> bool:
+def is_too_long(many_s: float, one_s: float, resync_s: float, y: int, d: int, longest_s: float) -> bool:
     """Whether no choice of a stage that fits in memory keeps a threshold at degree d with y microbatches in flight.
 
     many_s, one_s: the stage's, work and communication included; of one_s what all of M costs is taken off.

@@ -67,7 +67,6 @@ class Scratch(NamedTuple):
     head_s: FloatArray  # float64[n, r]: for each of these what its edges are charged
     upto_head_s: FloatArray  # float64[n, r]: of these and all of less number
     hair_s: FloatArray  # float64[r]: sums over downsets round otherwise than those of a stage
-    need_s: FloatArray  # float64[r]: of the downset, less what can jump over stages at hand
     bucket_many_s: FloatArray  # float64[r]: of a stage to any member of the bucket refined last; see kernels/prices.py
     bucket_one_s: FloatArray
     bucket_resync_s: FloatArray
@@ -101,7 +100,6 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
         head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
         upto_head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
         hair_s=_HAIR * (tables.costs.need_s[-1] + np.maximum(tables.costs.many_s[-1], tables.costs.one_s[-1])),
-        need_s=np.empty(tables.options.degree.size),
         bucket_many_s=np.empty(tables.options.degree.size),
         bucket_one_s=np.empty(tables.options.degree.size),
         bucket_resync_s=np.empty(tables.options.degree.size),
@@ -326,7 +324,7 @@ def open_among(
     such a state, behind ``opened`` listed already. Looks at begin .. end - 1 and returns how many are listed then.
 
     By work alone: a stage has at least need - cap, less what crosses into I and may jump over it: ``jumps`` of them are
-    listed. Where that leaves a bucket open, also by what it takes to fit in memory.
+    listed.
     """
     costs, degree = arrays.tables.costs, arrays.tables.options.degree
     target, stage_devices, cap_s = arrays.target, scratch.stage_devices, parts.cap_s
@@ -351,53 +349,17 @@ def open_among(
             if k < jumps:
                 work_s -= costs.both_s[r, scratch.jump_order[k]]
     device_limit, sum_limit = target.device_limit[i], target.data_parallel_limit[i]
-    for r in range(degree.size):
-        scratch.need_s[r] = costs.need_s[i, r]
-    first = begin
-    for k in range(jumps + 1):
-        last = min(end, parts.level_first[scratch.jump_level[k]]) if k < jumps else end
-        for part in range(first, last):
-            if parts.least_devices[part] + stage_devices[part] > device_limit:
-                continue
-            devices = _held_devices(i, part, parts, arrays, scratch)
-            if parts.least_devices[part] + devices > device_limit:
-                continue
-            total = parts.least_sum[part] + np.int64(np.ceil(devices / largest_degree))
-            if total <= sum_limit:
-                tally = np.int64(devices) * target.device_weight + target.stage_weight
-                listed.number[opened] = part
-                listed.tally[opened] = parts.least_tally[part] + tally
-                listed.total[opened] = total
-                opened += 1
-        first = max(first, last)
-        if k < jumps:
-            for r in range(degree.size):
-                scratch.need_s[r] -= costs.both_s[r, scratch.jump_order[k]]
+    for part in range(begin, end):
+        if parts.least_devices[part] + stage_devices[part] > device_limit:
+            continue
+        total = parts.least_sum[part] + np.int64(np.ceil(stage_devices[part] / largest_degree))
+        if total <= sum_limit:
+            tally = np.int64(stage_devices[part]) * target.device_weight + target.stage_weight
+            listed.number[opened] = part
+            listed.tally[opened] = parts.least_tally[part] + tally
+            listed.total[opened] = total
+            opened += 1
     return opened
-
-
-@inlined_kernel
-def _held_devices(i: int, part: int, parts: BucketArrays | GroupArrays, arrays: StateArrays, scratch: Scratch) -> float:
-    """The fewest devices of a stage from a bucket, or a group of them, to I: by work alone, and by what it takes to fit
-    in memory with the least sum behind it. ``scratch.need_s`` is what I needs less what can jump.
-    """
-    costs, degree, memory_bytes = arrays.tables.costs, arrays.tables.options.degree, arrays.tables.cluster.memory_bytes
-    threshold_s = arrays.target.threshold_s
-    found = np.inf
-    for r in range(degree.size):
-        d = degree_at_least(scratch.need_s[r] - parts.cap_s[r, part], 1.0 / threshold_s, scratch.degrees)
-        price_s = arrays.tables.options.price_s[r]
-        if price_s > 0.0:
-            many_s = scratch.need_s[r] + costs.many_s[i, r] - parts.many_s[r, part]
-            one_s = scratch.need_s[r] + costs.one_s[i, r] - parts.one_s[r, part] - price_s * memory_bytes
-            longest_s = threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
-            while d < np.inf:
-                y = 1.0 + np.ceil(parts.least_sum[part] / d)
-                if not is_too_long(many_s, one_s, 0.0, y, d, longest_s):
-                    break
-                d = scratch.degrees[np.int64(min(d + 1.0, np.float64(scratch.degrees.size - 1)))]
-        found = min(found, degree[r] * d)
-    return found
 
 
 @inlined_kernel
@@ -439,8 +401,8 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
             cluster,
         )
         index = max(by_time, by_memory, cluster.first_divisor[r])
-        many_s = need_s + costs.many_s[i, r] - buckets.many_s[r, bucket]
-        one_s = need_s + costs.one_s[i, r] - buckets.one_s[r, bucket] - options.price_s[r] * cluster.memory_bytes
+        many_s = need_s + costs.many_s[i, r] - buckets.many_s[bucket, r]
+        one_s = need_s + costs.one_s[i, r] - buckets.one_s[bucket, r] - options.price_s[r] * cluster.memory_bytes
         longest_s = target.threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
         while index < cluster.end_divisor[r] and is_too_long(
             many_s,

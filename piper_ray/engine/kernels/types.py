@@ -163,7 +163,7 @@ class BucketArrays(NamedTuple):
     least_b: FloatArray
     least_shared: FloatArray  # float64[buckets, r], or [0, r]
     missing: IndexArray
-    many_s: FloatArray  # float64[r, buckets]: the largest of cap_s and many_s of a member together, and so one_s
+    many_s: FloatArray  # float64[buckets, r]: the largest of cap_s and many_s of a member together, and so one_s
     one_s: FloatArray
     front_size: IndexArray  # int64[buckets]
     front_tally: IndexArray  # int64[buckets, FRONT_SIZE]: each state of a member is as large in both as one of these,
@@ -191,8 +191,6 @@ class GroupArrays(NamedTuple):
     least_devices: IndexArray
     least_sum: IndexArray
     cap_s: FloatArray  # float64[r, groups]
-    many_s: FloatArray
-    one_s: FloatArray
     all_dominated_by: BitArray  # uint64[groups, words]
 
 
