@@ -93,8 +93,11 @@ def assert_buckets(
 
 
 def assert_bounds_states(fronts: FrontArrays, buckets: BucketArrays, bucket: int, inside: list[int]) -> None:
-    """Each state of a member is as large in both as one kept for the bucket; all are kept where there is room."""
+    """Each state of several members is as large in both as one kept for the bucket; of few no others are kept."""
     size = int(buckets.front_size[bucket])
+    assert (size == 0) == (len(inside) == 1)
+    if size == 0:
+        return
     kept = list(zip(buckets.front_tally[bucket, :size], buckets.front_sum[bucket, :size], strict=True))
     states = {
         (int(fronts.tally[state]), int(fronts.data_parallel_sum[state]))

@@ -284,20 +284,11 @@ def refined_plainly(scan: Scan, i: int, bucket: int, hair: float) -> tuple[int, 
         work = Fraction(float(costs.need_s[i, r])) - max(Fraction(float(costs.cap_s[j, r])) for j in downsets)
         work -= Fraction(jumps(made, i, r, join)) + Fraction(hair)
         resync = max(Fraction(0), most(costs.resync_s) - Fraction(hair))
-        before = Fraction(float(costs.need_s[i, r])) - Fraction(jumps(made, i, r, join)) - Fraction(hair)
-        many, one = (
-            before
-            + Fraction(float(held_s[i, r]))
-            - max(Fraction(float(costs.cap_s[j, r])) + Fraction(float(held_s[j, r])) for j in downsets)
-            for held_s in (costs.many_s, costs.one_s)
-        )
-        one -= Fraction(float(made.problem.options.price_s[r])) * memory
         shared = most(costs.least_shared) if costs.least_shared.size else Fraction(0)
         for _, d in made.degrees(r):
             y = -(-(least_sum + d) // d)
             fits = most(costs.least_a) * y + most(costs.least_b) + max(Fraction(0), shared) / d <= memory
-            priced = many + (one - many) / y
-            if fits and max(work, priced) + (d - 1) * resync <= threshold * d:
+            if fits and work + (d - 1) * resync <= threshold * d:
                 stage_devices.append(t * d)
                 stage_sum.append(d)
                 break

@@ -58,6 +58,8 @@ def add_level(first: int, last: int, arrays: StateArrays) -> None:
         at += 1
         buckets.member_start[bucket + 1] = at
         _widen(bucket, i, lattice, costs, fronts, buckets)
+    for opened in range(first_bucket, bucket + 1):
+        _bound_states(opened, fronts, members, buckets)
     buckets.used[0] = bucket + 1
     groups.level_first[level] = groups.used[0]
     for begin in range(first_bucket, bucket + 1, GROUP_SIZE):
@@ -121,7 +123,6 @@ def _open(bucket: int, tally: int, device_weight: int, lattice: LatticeArrays, b
         buckets.missing[bucket, r] = 0
         buckets.many_s[bucket, r] = -np.inf
         buckets.one_s[bucket, r] = -np.inf
-    buckets.front_size[bucket] = 0
 
 
 @leaf_kernel
@@ -142,9 +143,24 @@ def _widen(
         buckets.missing[bucket, r] = max(buckets.missing[bucket, r], costs.missing[i, r])
         buckets.many_s[bucket, r] = max(buckets.many_s[bucket, r], costs.cap_s[i, r] + costs.many_s[i, r])
         buckets.one_s[bucket, r] = max(buckets.one_s[bucket, r], costs.cap_s[i, r] + costs.one_s[i, r])
-    tallies, sums, size = buckets.front_tally[bucket], buckets.front_sum[bucket], buckets.front_size[bucket]
-    for state in range(fronts.start[i], fronts.start[i] + fronts.states[i]):
-        size = add_bound(tallies, sums, size, fronts.tally[state], fronts.data_parallel_sum[state])
+
+
+@leaf_kernel
+def _bound_states(bucket: int, fronts: FrontArrays, members: MemberArrays, buckets: BucketArrays) -> None:
+    """Of several members; the states of a single one are looked at themselves."""
+    begin, end = buckets.member_start[bucket], buckets.member_start[bucket + 1]
+    size = 0
+    if end - begin > 1:
+        for k in range(begin, end):
+            i = members.downset[k]
+            for state in range(fronts.start[i], fronts.start[i] + fronts.states[i]):
+                size = add_bound(
+                    buckets.front_tally[bucket],
+                    buckets.front_sum[bucket],
+                    size,
+                    fronts.tally[state],
+                    fronts.data_parallel_sum[state],
+                )
     buckets.front_size[bucket] = size
 
 

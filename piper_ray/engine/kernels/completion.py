@@ -11,7 +11,6 @@ from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
 from piper_ray.engine.kernels.level import stage_fits
-from piper_ray.engine.kernels.prices import PRICE_GUARD, is_too_long
 from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
     CANDIDATES_TESTED,
@@ -49,20 +48,14 @@ def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArra
         later_sum,
         cluster,
     )
-    many_s = work_s + costs.many_s[i, r] - costs.many_s[j, r]
-    one_s = work_s + costs.one_s[i, r] - costs.one_s[j, r] - options.price_s[r] * cluster.memory_bytes
-    longest_s = target.threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
     work = StageWork(work_s, resync_s)
     for index in range(max(by_time, by_memory, cluster.first_divisor[r]), cluster.end_divisor[r]):
         d = cluster.divisors[index]
         devices = options.degree[r] * d
         if devices >= below:
             break
-        y = in_flight(later_sum, d)
-        if is_too_long(many_s, one_s, resync_s, y, d, longest_s):
-            continue
         scratch.tested[STAGES_COSTED] += 1
-        if stage_fits(stage, d, y, work, tables, target.threshold_s, scratch.steps) != NO:
+        if stage_fits(stage, d, in_flight(later_sum, d), work, tables, target.threshold_s, scratch.steps) != NO:
             return int(devices)
     return int(UNREACHABLE)
 

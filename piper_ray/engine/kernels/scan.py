@@ -7,14 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
-from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import (
     bit_position,
     first_divisor_by_memory,
     first_divisor_by_time,
     lowest_position,
 )
-from piper_ray.engine.kernels.prices import PRICE_GUARD, is_too_long
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -39,7 +37,6 @@ _BLOCKS = 128
 """Of sums: with so few a front is quickly begun, and with as many sums one look tells what a state has to undercut."""
 
 _GUARD = 1e-9
-_HAIR = 1e-12
 
 
 class Listed(NamedTuple):
@@ -66,11 +63,6 @@ class Scratch(NamedTuple):
     edge_heads: BitArray  # uint64[words]: of edges alone
     head_s: FloatArray  # float64[n, r]: for each of these what its edges are charged
     upto_head_s: FloatArray  # float64[n, r]: of these and all of less number
-    hair_s: FloatArray  # float64[r]: sums over downsets round otherwise than those of a stage
-    bucket_many_s: FloatArray  # float64[r]: of a stage to any member of the bucket refined last; see kernels/prices.py
-    bucket_one_s: FloatArray
-    bucket_resync_s: FloatArray
-    bucket_first: IndexArray  # int64[r]: index of the first divisor that is not ruled out; past the last if all are
     jumping_s: FloatArray  # float64[r]: see find_jumping
     most_jumping_s: FloatArray  # float64[r]: over a stage with a J of the bucket at hand
     jump_level: IndexArray  # int64[most edges and tensors that cross into a downset]
@@ -99,11 +91,6 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
         edge_heads=np.empty(lattice.bits.shape[1], np.uint64),
         head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
         upto_head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
-        hair_s=_HAIR * (tables.costs.need_s[-1] + np.maximum(tables.costs.many_s[-1], tables.costs.one_s[-1])),
-        bucket_many_s=np.empty(tables.options.degree.size),
-        bucket_one_s=np.empty(tables.options.degree.size),
-        bucket_resync_s=np.empty(tables.options.degree.size),
-        bucket_first=np.empty(tables.options.degree.size, np.int64),
         jumping_s=np.empty(tables.options.degree.size),
         most_jumping_s=np.empty(tables.options.degree.size),
         jump_level=np.empty(crossings, np.int64),
@@ -367,8 +354,7 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
     """The least tally and sum of a state of I with a J of the bucket, by sharper bounds than ``open_among``, and
     whether anything can jump over such a stage. The tally is UNREACHABLE where there is none within I's limits.
 
-    By nesting, work with what can jump, resynchronisation, memory, what it takes to fit in that, and divisors. What
-    crosses into I is listed. What a stage to any member takes stays in ``scratch``.
+    By nesting, work with what can jump, resynchronisation, memory and divisors. What crosses into I is listed.
     """
     tables, target, buckets = arrays.tables, arrays.target, arrays.buckets
     lattice, costs, options, cluster = tables
@@ -384,13 +370,11 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
         find_jumping(i, join, bucket, lattice, costs, scratch)
     devices, replicas = UNREACHABLE, UNREACHABLE
     for r in range(degree.size):
-        scratch.bucket_first[r] = divisors.size
         if costs.missing[i, r] > buckets.missing[bucket, r]:
             continue
-        need_s = costs.need_s[i, r]
+        work_s = costs.need_s[i, r] - buckets.cap_s[r, bucket]
         if touches:
-            need_s -= jumped_s(i, r, join, bucket, lattice, costs, scratch)
-        work_s = need_s - buckets.cap_s[r, bucket]
+            work_s -= jumped_s(i, r, join, bucket, lattice, costs, scratch)
         resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
         by_time = first_divisor_by_time(work_s, resync_s, target.threshold_s, cluster.divisor_at_least, divisors.size)
         by_memory = first_divisor_by_memory(
@@ -401,21 +385,7 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
             cluster,
         )
         index = max(by_time, by_memory, cluster.first_divisor[r])
-        many_s = need_s + costs.many_s[i, r] - buckets.many_s[bucket, r]
-        one_s = need_s + costs.one_s[i, r] - buckets.one_s[bucket, r] - options.price_s[r] * cluster.memory_bytes
-        longest_s = target.threshold_s * (1.0 + PRICE_GUARD) + scratch.hair_s[r]
-        while index < cluster.end_divisor[r] and is_too_long(
-            many_s,
-            one_s,
-            resync_s,
-            in_flight(buckets.least_sum[bucket], divisors[index]),
-            divisors[index],
-            longest_s,
-        ):
-            index += 1
         if index < cluster.end_divisor[r]:
-            scratch.bucket_many_s[r], scratch.bucket_one_s[r] = many_s, one_s
-            scratch.bucket_resync_s[r], scratch.bucket_first[r] = resync_s, index
             devices = min(devices, degree[r] * divisors[index])
             replicas = min(replicas, divisors[index])
     total = buckets.least_sum[bucket] + replicas

@@ -165,7 +165,7 @@ class BucketArrays(NamedTuple):
     missing: IndexArray
     many_s: FloatArray  # float64[buckets, r]: the largest of cap_s and many_s of a member together, and so one_s
     one_s: FloatArray
-    front_size: IndexArray  # int64[buckets]
+    front_size: IndexArray  # int64[buckets]: 0 for those of one member
     front_tally: IndexArray  # int64[buckets, FRONT_SIZE]: each state of a member is as large in both as one of these,
     front_sum: IndexArray  # which come with falling tallies and rising sums
     all_dominated_by: BitArray  # uint64[buckets, words]: what every member is dominated by
