@@ -39,6 +39,7 @@ def options_by_loops(instance: Instance, graph: LayerGraph, variants: Sequence[V
         uniform.append(all(map(_is_uniform, of_variant, charges_of_variant)))
         classes.add_variant(of_variant)
 
+    price_s = [_price_s(of_variant) for of_variant in tmpcs]
     arrays = OptionArrays(
         degree=np.array([variant.degree for variant in variants], np.int64),
         uniform=np.array(uniform, np.int64),
@@ -64,12 +65,13 @@ def options_by_loops(instance: Instance, graph: LayerGraph, variants: Sequence[V
         choice_b=_floats(choice[2] for key in classes.keys for choice in key),
         choice_shared=_floats(choice[3] for key in classes.keys for choice in key),
         choices_share=np.array([_choices_share(of_variant) for of_variant in tmpcs], np.int64),
+        price_s=np.array(price_s, np.float64),
     )
     tensors = [instance.tensors[index] for _, index in graph.tensors]
     return TmpcOptions(
         tuple(variants),
         tmpcs,
-        _least(graph, tmpcs, charge_lists_of, in_edges, out_edges),
+        _least(graph, tmpcs, charge_lists_of, in_edges, out_edges, price_s),
         arrays,
         _floats(tensor.forward_bytes + tensor.backward_bytes for tensor in tensors),
         any(tmpc.shared_bytes > 0.0 for tmpc in flat),
@@ -146,12 +148,27 @@ def _choices_share(of_variant: Sequence[tuple[Tmpc, ...]]) -> bool:
     return any(tmpc.shared_bytes != options[0].shared_bytes for options in of_variant for tmpc in options)
 
 
+def _price_s(of_variant: Sequence[tuple[Tmpc, ...]]) -> float:
+    """The upper middle one of what options take longer than the fastest, for a byte saved: of a and an eighth of b."""
+    paid_s = []
+    for options in of_variant:
+        for tmpc in options:
+            fast = fastest(options)
+            saved_bytes = -(
+                (tmpc.activation_bytes - fast.activation_bytes) + (tmpc.fixed_bytes - fast.fixed_bytes) / 8.0
+            )
+            if saved_bytes > 0.0:
+                paid_s.append((tmpc.time_per_sample_s - fast.time_per_sample_s) / saved_bytes)
+    return sorted(paid_s)[len(paid_s) // 2] if paid_s else 0.0
+
+
 def _least(
     graph: LayerGraph,
     tmpcs: Sequence[Sequence[Sequence[Tmpc]]],
     charge_lists_of: Sequence[Sequence[Sequence[Sequence[float]]]],
     in_edges: Sequence[Sequence[int]],
     out_edges: Sequence[Sequence[int]],
+    price_s: Sequence[float],
 ) -> VertexCosts:
     """charge_lists_of: of each variant, vertex and option what it pays for the vertex's in-edges, then for its
     out-edges."""
@@ -181,6 +198,23 @@ def _least(
     def by_edge(of_columns: list[list[float]]) -> FloatArray:
         return np.ascontiguousarray(np.array(of_columns, np.float64).reshape(r, edges).T)
 
+    def priced(fixed_share: float) -> FloatArray:
+        """What an option of a vertex takes more than the fastest, with the price of a and a share of b."""
+        rows = [
+            [
+                min(
+                    tmpc.time_per_sample_s + price * (tmpc.activation_bytes + tmpc.fixed_bytes * fixed_share)
+                    for tmpc in options
+                )
+                - fastest(options).time_per_sample_s
+                if options
+                else 0.0
+                for options in of_variant
+            ]
+            for of_variant, price in zip(tmpcs, price_s, strict=True)
+        ]
+        return np.ascontiguousarray(np.array(rows, np.float64).reshape(r, n).T)
+
     work_s, weights_bytes, least_a, least_b, least_shared = tables(least)
     _, _, fast_a, fast_b, fast_shared = tables(fast)
     missing = [[int(not of_variant[v]) for of_variant in tmpcs] for v in range(n)]
@@ -193,6 +227,8 @@ def _least(
         fast_b=fast_b,
         least_shared=least_shared,
         fast_shared=fast_shared,
+        many_s=priced(0.0),
+        one_s=priced(1.0),
         missing=np.array(missing, np.int64).reshape(n, r),
         in_bytes=by_edge(in_bytes),
         out_bytes=by_edge(out_bytes),

@@ -13,7 +13,7 @@ from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.evaluation.backend import OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.kernels.buckets import BUCKET_SIZE, GROUP_SIZE
+from piper_ray.engine.kernels.buckets import BUCKET_SIZE, FRONT_SIZE, GROUP_SIZE
 from piper_ray.engine.kernels.types import BucketArrays, FrontArrays, GroupArrays, LevelStates, MemberArrays
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
@@ -82,11 +82,31 @@ def assert_buckets(
         assert np.array_equal(buckets.resync_s[bucket], costs.resync_s[inside].max(axis=0))
         assert np.array_equal(buckets.least_a[bucket], costs.least_a[inside].max(axis=0))
         assert np.array_equal(buckets.least_b[bucket], costs.least_b[inside].max(axis=0))
+        assert np.array_equal(buckets.many_s[bucket], (costs.cap_s + costs.many_s)[inside].max(axis=0))
+        assert np.array_equal(buckets.one_s[bucket], (costs.cap_s + costs.one_s)[inside].max(axis=0))
+        assert_bounds_states(fronts, buckets, bucket, inside)
         assert np.array_equal(buckets.missing[bucket], costs.missing[inside].max(axis=0))
         place = np.arange(buckets.member_start[bucket], buckets.member_start[bucket + 1])
         assert np.array_equal(placed.place[inside], place)
         assert np.array_equal(placed.bits[place], bits[inside])
         assert np.array_equal(placed.cap_s[place], costs.cap_s[inside])
+
+
+def assert_bounds_states(fronts: FrontArrays, buckets: BucketArrays, bucket: int, inside: list[int]) -> None:
+    """Each state of several members is as large in both as one kept for the bucket; of few no others are kept."""
+    size = int(buckets.front_size[bucket])
+    assert (size == 0) == (len(inside) == 1)
+    if size == 0:
+        return
+    kept = list(zip(buckets.front_tally[bucket, :size], buckets.front_sum[bucket, :size], strict=True))
+    states = {
+        (int(fronts.tally[state]), int(fronts.data_parallel_sum[state]))
+        for i in inside
+        for state in range(fronts.start[i], fronts.start[i] + fronts.states[i])
+    }
+    assert all(any(tally <= state[0] and total <= state[1] for tally, total in kept) for state in states)
+    if len(states) <= FRONT_SIZE:
+        assert set(kept) <= states
 
 
 def assert_groups(problem: Problem, buckets: BucketArrays, groups: GroupArrays, done: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.kernels.front import insert, is_dominated
+from piper_ray.engine.kernels.front import add_bound, insert, is_dominated
 
 State = tuple[int, int]
 
@@ -66,3 +66,19 @@ def test_by_hand() -> None:
     assert front.states == [(6, 4), (3, 5)]
     front.insert((3, 1))  # takes the place of all
     assert front.states == [(3, 1)]
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40))
+def test_bounds_in_little_room(room: int, states: list[State]) -> None:
+    """Each state is as large in both as one of those kept, which are a front; of no more states than room, all are."""
+    front = Front(room)
+    for state in states:
+        front.size = add_bound(front.tallies, front.sums, front.size, *state)
+    kept = front.states
+    assert len(kept) <= room
+    assert all(any(dominates(bound, state) for bound in kept) for state in states)
+    assert kept == sorted(kept, key=lambda s: s[1])
+    assert not any(one != other and dominates(one, other) for one in kept for other in kept)
+    pareto = {s for s in states if not any(o != s and dominates(o, s) for o in states)}
+    if len(states) <= room:
+        assert set(kept) == pareto

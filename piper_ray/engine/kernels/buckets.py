@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.front import add_bound
 from piper_ray.engine.kernels.nesting import find_dominated
 from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import (
@@ -18,13 +19,16 @@ from piper_ray.engine.kernels.types import (
 )
 
 BUCKET_SIZE = 32
+FRONT_SIZE = 8
 GROUP_SIZE = 16
+
+_COARSE = 1024.0
 
 
 @kernel
 def add_level(level: int, arrays: StateArrays) -> None:
-    """Puts the live downsets of a level by least tally, in id order, into buckets of up to 32, and these into groups of
-    up to 16. Levels come one after the other; some may be empty.
+    """Puts the live downsets of a level by least tally, those with similar states side by side, into buckets of up to
+    32, and these into groups of up to 16. Levels come one after the other; some may be empty.
     """
     tables, target, fronts, members, buckets, groups = arrays
     lattice, costs = tables.lattice, tables.costs
@@ -35,7 +39,7 @@ def add_level(level: int, arrays: StateArrays) -> None:
     for i in range(first, last):
         if fronts.states[i] > 0:
             live[count] = i
-            key[count] = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
+            key[count] = _place_among(i, tables.cluster.data_parallel_limit, fronts)
             count += 1
     first_bucket = buckets.used[0]
     buckets.level_first[level] = first_bucket
@@ -44,7 +48,7 @@ def add_level(level: int, arrays: StateArrays) -> None:
     at = buckets.member_start[buckets.used[0]]
     for position in range(count):
         i = live[order[position]]
-        tally = int(key[order[position]])
+        tally = fronts.tally[fronts.start[i] + fronts.states[i] - 1]
         if position == 0 or tally != buckets.least_tally[bucket] or at - buckets.member_start[bucket] == BUCKET_SIZE:
             bucket += 1
             _open(bucket, tally, target.device_weight, lattice, buckets)
@@ -52,12 +56,24 @@ def add_level(level: int, arrays: StateArrays) -> None:
         at += 1
         buckets.member_start[bucket + 1] = at
         _widen(bucket, i, lattice, costs, fronts, buckets)
+    for opened in range(first_bucket, bucket + 1):
+        _bound_states(opened, fronts, members, buckets)
     buckets.used[0] = bucket + 1
     groups.level_first[level] = groups.used[0]
     for begin in range(first_bucket, bucket + 1, GROUP_SIZE):
         _add_group(begin, min(begin + GROUP_SIZE, bucket + 1), buckets, groups)
     if level > 0:
         find_dominated(level, arrays)
+
+
+@leaf_kernel
+def _place_among(i: int, sum_limit: int, fronts: FrontArrays) -> float:
+    """By the least tally, then roughly by the other states. In whole numbers: what has one state stays in id order."""
+    first, last = fronts.start[i], fronts.start[i] + fronts.states[i] - 1
+    place = float(fronts.tally[last])
+    for figure in (fronts.data_parallel_sum[last], fronts.data_parallel_sum[first], fronts.states[i]):
+        place = place * _COARSE + np.floor((_COARSE - 1) * figure / sum_limit)
+    return place
 
 
 @leaf_kernel
@@ -103,6 +119,8 @@ def _open(bucket: int, tally: int, device_weight: int, lattice: LatticeArrays, b
         if buckets.least_shared.shape[0] > 0:
             buckets.least_shared[bucket, r] = -np.inf
         buckets.missing[bucket, r] = 0
+        buckets.many_s[bucket, r] = -np.inf
+        buckets.one_s[bucket, r] = -np.inf
 
 
 @leaf_kernel
@@ -121,6 +139,27 @@ def _widen(
         if buckets.least_shared.shape[0] > 0:
             buckets.least_shared[bucket, r] = max(buckets.least_shared[bucket, r], costs.least_shared[i, r])
         buckets.missing[bucket, r] = max(buckets.missing[bucket, r], costs.missing[i, r])
+        buckets.many_s[bucket, r] = max(buckets.many_s[bucket, r], costs.cap_s[i, r] + costs.many_s[i, r])
+        buckets.one_s[bucket, r] = max(buckets.one_s[bucket, r], costs.cap_s[i, r] + costs.one_s[i, r])
+
+
+@leaf_kernel
+def _bound_states(bucket: int, fronts: FrontArrays, members: MemberArrays, buckets: BucketArrays) -> None:
+    """Of several members; the states of a single one are looked at themselves."""
+    begin, end = buckets.member_start[bucket], buckets.member_start[bucket + 1]
+    size = 0
+    if end - begin > 1:
+        for k in range(begin, end):
+            i = members.downset[k]
+            for state in range(fronts.start[i], fronts.start[i] + fronts.states[i]):
+                size = add_bound(
+                    buckets.front_tally[bucket],
+                    buckets.front_sum[bucket],
+                    size,
+                    fronts.tally[state],
+                    fronts.data_parallel_sum[state],
+                )
+    buckets.front_size[bucket] = size
 
 
 def no_members(lattice: LatticeArrays, costs: CostArrays) -> MemberArrays:
@@ -155,6 +194,11 @@ def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> B
         least_b=np.empty((capacity, variants)),
         least_shared=np.empty((capacity if sharing else 0, variants)),
         missing=np.empty((capacity, variants), np.int64),
+        many_s=np.empty((capacity, variants)),
+        one_s=np.empty((capacity, variants)),
+        front_size=np.zeros(capacity, np.int64),
+        front_tally=np.empty((capacity, FRONT_SIZE), np.int64),
+        front_sum=np.empty((capacity, FRONT_SIZE), np.int64),
         all_dominated_by=np.zeros((capacity, words), np.uint64),
     )
 

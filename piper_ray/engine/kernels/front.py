@@ -61,3 +61,21 @@ def insert(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: 
     put(tallies, size, at, end, tally)
     put(sums, size, at, end, total)
     return size + 1 - (end - at)
+
+
+@leaf_kernel
+def add_bound(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> int:
+    """Makes some state at most (tally, total) in both; returns the new size, no more than there is room for.
+
+    Where there is none, a neighbour takes on the lesser figure of each.
+    """
+    if is_dominated(tallies, sums, size, tally, total):
+        return size
+    at, end = span_dominated(tallies, sums, size, tally, total)
+    if end > at or size < tallies.size:
+        return insert(tallies, sums, size, tally, total)
+    if at < size:
+        sums[at] = total
+    else:
+        tallies[size - 1] = tally
+    return size

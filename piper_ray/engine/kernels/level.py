@@ -12,6 +12,7 @@ from piper_ray.compiled.jit import inlined_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, meets
 from piper_ray.engine.kernels.front import first_above, insert, is_dominated
+from piper_ray.engine.kernels.prices import is_too_long, longest_s, needs_longer
 from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
     CANDIDATES_TESTED,
@@ -79,6 +80,8 @@ def stage_fits(
         slot = steps_slot(steps, options, r, d, y)
         # As if every layer could save memory at the price of the cheapest step.
         if left_s + guard_s < excess_bytes * steps.least_price[slot]:
+            return NO
+        if needs_longer(stage, d, y, work, tables, threshold_s):
             return NO
         least_s, rounded_s = relaxed_extra(lattice.bits[j], lattice.bits[i], r, slot, excess_bytes, options, steps)
         if least_s > left_s:
@@ -255,9 +258,57 @@ def _evaluate_downset(
             ):
                 continue
             tally, total, touches = refine(i, bucket, arrays, scratch)
-            if tally != UNREACHABLE and _undercuts(tally, total, size, scratch):
+            if (
+                tally != UNREACHABLE
+                and _undercuts(tally, total, size, scratch)
+                and _may_yield(i, bucket, touches, size, arrays, scratch)
+            ):
                 size = _try_members(i, bucket, touches, size, arrays, scratch)
     return size
+
+
+@inlined_kernel
+def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: Scratch) -> bool:
+    """Whether a stage from a bucket that ``refine`` left may, behind it a state of the bucket, be part of a state that
+    I lacks.
+
+    Looks at its states one by one, as ``_extend`` does: what is behind them decides what it takes to fit in memory.
+    """
+    target, buckets = arrays.target, arrays.buckets
+    lattice, costs, options, cluster = arrays.tables
+    if buckets.front_size[bucket] == 0:
+        return True
+    for r in range(options.degree.size):
+        if costs.missing[i, r] > buckets.missing[bucket, r]:
+            continue
+        need_s = costs.need_s[i, r]
+        if touches:
+            need_s -= jumped_s(i, r, buckets.join, bucket, lattice, costs, scratch)
+        resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
+        work_s = need_s - buckets.cap_s[r, bucket]
+        by_time = first_divisor_by_time(
+            work_s, resync_s, target.threshold_s, cluster.divisor_at_least, cluster.divisors.size
+        )
+        index, end = max(by_time, cluster.first_divisor[r]), cluster.end_divisor[r]
+        many_s = need_s + costs.many_s[i, r] - buckets.many_s[bucket, r]
+        one_s = need_s + costs.one_s[i, r] - buckets.one_s[bucket, r] - options.price_s[r] * cluster.memory_bytes
+        limit_s = longest_s(r, target.threshold_s, costs)
+        per_replica = options.degree[r] * target.device_weight
+        for state in range(buckets.front_size[bucket]):
+            later_sum = buckets.front_sum[bucket, state]
+            while index < end:
+                d = cluster.divisors[index]
+                tally = buckets.front_tally[bucket, state] + target.stage_weight + per_replica * d
+                if later_sum + d > target.data_parallel_limit[i]:
+                    index = end
+                elif not _undercuts(tally, later_sum + d, size, scratch):
+                    break
+                elif is_too_long(many_s, one_s, resync_s, in_flight(later_sum, d), d, limit_s):
+                    # More behind a stage never takes less memory: so it is too long in front of the next state too.
+                    index += 1
+                else:
+                    return True
+    return False
 
 
 @inlined_kernel

@@ -59,6 +59,8 @@ class CostArrays(NamedTuple):
     least_b: FloatArray
     fast_a: FloatArray  # float64[m, r], bytes: a and b when each layer runs its fastest option
     fast_b: FloatArray
+    many_s: FloatArray  # float64[m, r]: what choices take more than the fastest, memory priced: see kernels/prices.py
+    one_s: FloatArray
     least_shared: FloatArray  # float64[m, r], or [0, r] where no option has any: bytes that replicas share out
     fast_shared: FloatArray
     missing: IndexArray  # int64[m, r]: layers of I that have no option in the variant
@@ -90,6 +92,7 @@ class OptionArrays(NamedTuple):
     choice_b: FloatArray
     choice_shared: FloatArray
     choices_share: IndexArray  # int64[r]: 1 if any of these differ in what replicas share out
+    price_s: FloatArray  # float64[r], s per byte for each microbatch in flight: see kernels/prices.py
 
 
 class ClusterArrays(NamedTuple):
@@ -160,6 +163,11 @@ class BucketArrays(NamedTuple):
     least_b: FloatArray
     least_shared: FloatArray  # float64[buckets, r], or [0, r]
     missing: IndexArray
+    many_s: FloatArray  # float64[buckets, r]: the largest of cap_s and many_s of a member together, and so one_s
+    one_s: FloatArray
+    front_size: IndexArray  # int64[buckets]: 0 for those of one member
+    front_tally: IndexArray  # int64[buckets, FRONT_SIZE]: each state of a member is as large in both as one of these,
+    front_sum: IndexArray  # which come with falling tallies and rising sums
     all_dominated_by: BitArray  # uint64[buckets, words]: what every member is dominated by
 
 

@@ -59,6 +59,12 @@ class Options(NamedTuple):
         starts: IndexArray = self.start[groups]
         return starts
 
+    def variant_of_option(self) -> IndexArray:
+        """int64[options]: of each option."""
+        return np.repeat(
+            np.arange(self.variants), np.diff(self.start).reshape(self.variants, self.vertices).sum(axis=1)
+        )
+
     def missing(self) -> IndexArray:
         """int64[n, r]: 1 where a vertex has no option."""
         empty = (np.diff(self.start) == 0).astype(np.int64)

@@ -41,6 +41,7 @@ def tables_of_nothing() -> Tables:
         class_of=np.zeros((1, 0), np.int64),
         choice_start=_integers(1),
         choices_share=_integers(1),
+        price_s=np.zeros(1),
         **floats,
     )
     cluster = ClusterArrays(1, 1, 1.0, np.ones(1, np.int64), np.zeros(2, np.int64), _integers(1), np.ones(1, np.int64))

@@ -16,6 +16,7 @@ from piper_ray.engine.tables.tmpc_options import TmpcOptions
 class StageSums:
     """Sums over each downset; depend on none of K, N, M, B. All float64[m, r] but ``missing``.
 
+    many_s, one_s: what choices take more than the fastest, memory priced: see engine/kernels/prices.py.
     least_shared, fast_shared: float64[0, r] where no option has bytes to share out.
     tensor_bytes: float64[m, 1], of the tensors that the downset cuts.
     in_bytes, out_bytes: over the crossing edges, least charge in the stage of the head, and of the tail.
@@ -29,6 +30,8 @@ class StageSums:
     least_b: FloatArray
     fast_a: FloatArray
     fast_b: FloatArray
+    many_s: FloatArray
+    one_s: FloatArray
     least_shared: FloatArray
     fast_shared: FloatArray
     missing: IndexArray
@@ -60,6 +63,8 @@ def build_sums(lattice: Lattice, options: TmpcOptions) -> StageSums:
         least_b=lattice.sums(least.least_b),
         fast_a=lattice.sums(least.fast_a),
         fast_b=lattice.sums(least.fast_b),
+        many_s=lattice.sums(least.many_s),
+        one_s=lattice.sums(least.one_s),
         least_shared=if_any(least.least_shared),
         fast_shared=if_any(least.fast_shared),
         tensor_bytes=_cut_bytes(lattice, options),
@@ -94,6 +99,8 @@ def cost_arrays(
         least_b=sums.least_b,
         fast_a=sums.fast_a,
         fast_b=sums.fast_b,
+        many_s=sums.many_s,
+        one_s=sums.one_s,
         least_shared=sums.least_shared,
         fast_shared=sums.fast_shared,
         missing=sums.missing,

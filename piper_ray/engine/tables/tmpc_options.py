@@ -16,6 +16,9 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, Charges, Options
 from piper_ray.model.instance import Instance, Tmpc
 
+_IN_FLIGHT = 8.0
+"""Microbatches, where memory is priced: half of them would do as well."""
+
 
 @dataclass(frozen=True)
 class VertexCosts:
@@ -23,6 +26,8 @@ class VertexCosts:
 
     work_s, weights_bytes, least_a, least_b, least_shared, fast_a, fast_b, fast_shared: float64[n, r]. missing:
     int64[n, r], 1 where there is none.
+    many_s, one_s: float64[n, r], what a choice takes more than the fastest, at a price for its memory with endlessly
+    many microbatches in flight, and with one.
     in_bytes, out_bytes: float64[e, r], least charge of an edge in the stage of its head, and of its tail (c + extra).
     """
 
@@ -34,6 +39,8 @@ class VertexCosts:
     fast_b: FloatArray
     least_shared: FloatArray
     fast_shared: FloatArray
+    many_s: FloatArray
+    one_s: FloatArray
     missing: IndexArray
     in_bytes: FloatArray
     out_bytes: FloatArray
@@ -70,6 +77,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
     options = Options.of(tmpcs, graph.size)
     charges = Charges.of(instance, graph, tmpcs, in_edges, out_edges)
     classes = _Classes.of(options)
+    price_s = _price_s(options)
     figures, choices = np.ascontiguousarray(options.figures.T), np.ascontiguousarray(classes.choices.T)
     arrays = OptionArrays(
         degree=np.array([variant.degree for variant in variants], np.int64),
@@ -94,16 +102,34 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         choice_b=choices[B],
         choice_shared=choices[SHARED],
         choices_share=options.differ(SHARED),
+        price_s=price_s,
     )
     tensors = [instance.tensors[index] for _, index in graph.tensors]
     return TmpcOptions(
         tuple(variants),
         tmpcs,
-        _least(options, charges),
+        _least(options, charges, price_s),
         arrays,
         _floats(tensor.forward_bytes + tensor.backward_bytes for tensor in tensors),
         bool(np.any(figures[SHARED] > 0.0)),
     )
+
+
+def _price_s(options: Options) -> FloatArray:
+    """float64[r]: what memory is worth, for each microbatch in flight. Of each variant the middle one of what options
+    take longer than the fastest for a byte that they save. Any price bounds; one that choices pay bounds closely.
+    """
+    fastest = np.repeat(options.fastest, np.diff(options.start)[options.filled])
+    apart = options.figures - options.figures[fastest]
+    saved_bytes = -(apart[:, A] + apart[:, B] / _IN_FLIGHT)
+    saving = np.flatnonzero(saved_bytes > 0.0)
+    paid_s, variant = apart[saving, TIME] / saved_bytes[saving], options.variant_of_option()[saving]
+    price_s = np.zeros(options.variants)
+    for r in range(options.variants):
+        of_variant = np.sort(paid_s[variant == r])
+        if of_variant.size > 0:
+            price_s[r] = of_variant[of_variant.size // 2]
+    return price_s
 
 
 class _Classes(NamedTuple):
@@ -147,7 +173,7 @@ def fastest(options: Sequence[Tmpc]) -> Tmpc:
     return min(options, key=lambda tmpc: (tmpc.time_per_sample_s, tmpc.activation_bytes))
 
 
-def _least(options: Options, charges: Charges) -> VertexCosts:
+def _least(options: Options, charges: Charges, price_s: FloatArray) -> VertexCosts:
     fast = options.figures[options.fastest]
 
     def least(figure: int) -> FloatArray:
@@ -156,6 +182,11 @@ def _least(options: Options, charges: Charges) -> VertexCosts:
     def of_fastest(figure: int) -> FloatArray:
         return options.by_vertex(fast[:, figure])
 
+    def priced(in_flight_inverse: float) -> FloatArray:
+        held = options.figures[:, A] + options.figures[:, B] * in_flight_inverse
+        priced_s = options.figures[:, TIME] + price_s[options.variant_of_option()] * held
+        return options.by_vertex(np.minimum.reduceat(priced_s, options.start[options.filled]) - fast[:, TIME])
+
     return VertexCosts(
         work_s=least(TIME),
         weights_bytes=least(WEIGHTS),
@@ -163,6 +194,8 @@ def _least(options: Options, charges: Charges) -> VertexCosts:
         least_b=least(B),
         fast_a=of_fastest(A),
         fast_b=of_fastest(B),
+        many_s=priced(0.0),
+        one_s=priced(1.0),
         least_shared=least(SHARED),
         fast_shared=of_fastest(SHARED),
         missing=options.missing(),

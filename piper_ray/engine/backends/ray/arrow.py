@@ -24,7 +24,7 @@ from piper_ray.engine.kernels.types import (
     frozen,
 )
 
-_OF_DOWNSETS = ("need_s", "cap_s", "resync_s", "least_a", "least_b", "fast_a", "fast_b", "missing")
+_OF_DOWNSETS = ("need_s", "cap_s", "resync_s", "least_a", "least_b", "fast_a", "fast_b", "many_s", "one_s", "missing")
 _OF_GRAPH = ("level_start", "edge_tail", "edge_head", "vertex_level", "tensor_bits", "cut_start", "cut")
 _COSTS_OF_GRAPH = ("both_s", "least_shared", "fast_shared")
 
