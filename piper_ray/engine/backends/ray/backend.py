@@ -111,7 +111,8 @@ class RayBackend:
         self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
-        self._of_crew: ClusterStats | None = None  # of the last one, if this solve had any
+        self._crew: RayCrew | None = None  # the last one, if this solve had any
+        self._no_crew = False  # it wanted one, and no machine was free
 
     @property
     def threads(self) -> int:
@@ -140,7 +141,7 @@ class RayBackend:
 
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
-        self._of_crew = None
+        self._crew, self._no_crew = None, False
         self._worked_s = self._waited_s = self._here_s = 0.0
         self._asked_at_s = (0.0, 0.0, 0.0)
         self._batches = self._chunks = 0
@@ -270,14 +271,14 @@ class RayBackend:
             self._end_workers()
         machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
         where = places(free, bytes_per_downset, self._workers)
+        self._no_crew = not where
         if not where:
             yield None
             return
-        crew = RayCrew(setting, where, machines, check)
+        self._crew = crew = RayCrew(setting, where, machines, check)
         try:
             yield crew
         finally:
-            self._of_crew = crew.stats()
             crew.close()
 
     def _note(self, text: str) -> None:
@@ -290,8 +291,9 @@ class RayBackend:
 
     def stats(self) -> ClusterStats:
         """What was computed where, and what moved, for the solve under way or the last one."""
-        if self._of_crew is not None:
-            return self._of_crew
+        crew = self._crew
+        if crew is not None:
+            return crew.stats()
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, (), self._why_unused())
@@ -495,6 +497,8 @@ class RayBackend:
         """In words, if nothing was sent in this solve."""
         if self._chunks:
             return None
+        if self._no_crew:
+            return "none of its machines has a core and memory to spare"
         if self._needless is not None:
             return self._needless
         if self._starting is None:
