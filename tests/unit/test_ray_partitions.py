@@ -106,6 +106,25 @@ def test_what_was_sent_is_told_at_any_moment_and_nobody_busy_is_waited_for(monke
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_memory_that_others_have_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    remote: Any = ray.remote(num_cpus=0, memory=10**8)(Other)
+    other = remote.remote()
+    try:
+        assert ray.get(other.is_there.remote())
+        with backend_of() as backend:
+            found = solved(monkeypatch, Log(), backend)
+    finally:
+        ray.kill(other)
+    assert found.status is Status.OPTIMAL
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_no_machine_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.places", lambda *_: [])
     log = Log()

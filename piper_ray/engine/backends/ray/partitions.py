@@ -36,7 +36,9 @@ _READY_WITHIN_S = 60.0
 
 
 class Place(NamedTuple):
-    """A machine for a partition. cpus: of its cores, those that are free. downsets: as many as fit on each machine."""
+    """A machine for a partition. cpus, size_bytes: of its cores and its memory, what is free. downsets: as many as fit
+    on each machine.
+    """
 
     node: RayNode
     cpus: int
@@ -96,19 +98,25 @@ def places(free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, m
 def free_machines(
     session: Session, cpus_per_worker: int | None, check: Callable[[], None], tell: Callable[[str], None]
 ) -> tuple[Machines, list[tuple[RayNode, int]]]:
-    """The machines that run what this one does, once all have answered, each with cores that nobody has.
+    """The machines that run what this one does, once all have answered, each with cores and memory that nobody has.
 
-    Waits a while for cores that were given back a moment ago. tell: is told of each machine that is left out.
+    Waits a while for cores that were given back a moment ago, and for a machine if there is none. tell: is told of each
+    machine that is left out.
     """
-    machines = Machines(RayView(), tell, session.node, trusted=session.owned)
+    view = RayView()
+    machines = Machines(view, tell, session.node, trusted=session.owned)
     end_s = time.monotonic() + _ANSWERS_WITHIN_S
     while True:
         check()
         machines.look(time.monotonic())
         free = [(node, machines.free_cpus(node.id)) for node in machines.nodes]
         settled = not machines.asking and all(cpus >= int(node.cpus) for node, cpus in free)
-        if (settled and machines.have_cores) or time.monotonic() > end_s:
-            return machines, [(node, min(cpus, cpus_per_worker or cpus)) for node, cpus in free]
+        if (settled and free) or time.monotonic() > end_s:
+            memory = view.free_memory_bytes()
+            return machines, [
+                (node._replace(memory_bytes=memory.get(node.id, 0.0)), min(cpus, cpus_per_worker or cpus))
+                for node, cpus in free
+            ]
         time.sleep(_HEARTBEAT_S)
 
 
