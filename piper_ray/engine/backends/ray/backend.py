@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -46,6 +46,9 @@ _MANY = 8
 """Times as many threads as there are here: what a cluster that nobody has looked at yet may have."""
 
 
+_TOO_LATE = "no worker was ready before the search was over"
+
+
 class _Held(NamedTuple):
     """States of downsets first .. last - 1, of several levels, over the first ``buckets`` buckets."""
 
@@ -56,6 +59,7 @@ class _Held(NamedTuple):
     found: LevelStates
 
 
+@final
 class RayBackend:
     """Solves on the cluster at ``address``: "host:port", "auto", or "local" for a Ray started here.
 
@@ -112,7 +116,7 @@ class RayBackend:
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
         self._crew: RayCrew | None = None  # the last one, if this solve had any
-        self._no_crew = False  # it wanted one, and no machine was free
+        self._crewless: str | None = None  # why there is none, if this solve wanted one
 
     @property
     def threads(self) -> int:
@@ -141,7 +145,7 @@ class RayBackend:
 
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
-        self._crew, self._no_crew = None, False
+        self._crew = self._crewless = None
         self._worked_s = self._waited_s = self._here_s = 0.0
         self._asked_at_s = (0.0, 0.0, 0.0)
         self._batches = self._chunks = 0
@@ -265,14 +269,15 @@ class RayBackend:
         """As ``Partitioning.crew``. Workers of other kinds end: the crew has all that is free."""
         from piper_ray.engine.backends.ray.partitions import RayCrew, free_machines, places
 
+        self._crewless = _TOO_LATE
         if self._session is None:
             self._session = self._connected()
         if self._starting is not None:
             self._end_workers()
         machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
         where = places(free, bytes_per_downset, self._workers)
-        self._no_crew = not where
         if not where:
+            self._crewless = "none of its machines has a core and memory to spare"
             yield None
             return
         self._crew = crew = RayCrew(setting, where, machines, check)
@@ -312,6 +317,12 @@ class RayBackend:
             ),
             unused=self._why_unused(),
         )
+
+    def __enter__(self) -> RayBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
@@ -497,14 +508,14 @@ class RayBackend:
         """In words, if nothing was sent in this solve."""
         if self._chunks:
             return None
-        if self._no_crew:
-            return "none of its machines has a core and memory to spare"
+        if self._crewless is not None:
+            return self._crewless
         if self._needless is not None:
             return self._needless
         if self._starting is None:
             return f"its workers would have saved {self._saved_s:.1f} s, and take longer to start"
         if not self._threads_there:
-            return "no worker was ready before the search was over"
+            return _TOO_LATE
         return f"the {self._local.threads} threads here are sooner done with what there was than its workers"
 
 
