@@ -158,8 +158,8 @@ def _solve_on_partitions(
         if wide.incumbent is None:
             raise
         return found.stopped(StoppedBy.CHOICE_TOO_HARD)
-    except Outgrown:
-        request.note("more downsets count than fit on all machines together")
+    except Outgrown as outgrown:
+        request.note(str(outgrown))
         return found
     except ClusterError as error:
         if wide.incumbent is None:

@@ -136,7 +136,7 @@ class Machines:
         """Of solves that have ended: no process, actor or claim on a resource, and no file in shared memory."""
         up = [machine for machine in range(self.count + 1) if self.is_up(machine)]
         until(
-            lambda: not any(self.processes(machine, name) for machine in up for name in (ACTOR, "piper_ray", "faults")),
+            lambda: not any(self.processes(machine, name) for machine in up for name in _OURS),
             "all processes end",
         )
         assert {machine: self.shared_memory(machine) for machine in up} == {machine: set() for machine in up}
@@ -193,6 +193,8 @@ class Machines:
 
 ACTOR = "ray::Worker"
 """The command line of a worker of ours, as Ray sets it."""
+
+_OURS = (ACTOR, "ray::PartitionWorker", "piper_ray", "faults")
 
 
 _RAY = {

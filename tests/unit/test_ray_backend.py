@@ -112,6 +112,14 @@ def processes_of(backend: RayBackend) -> list[int]:
     return [hello.process for hello in backend._dispatcher._pool._ready.values()]
 
 
+def test_it_ends_with_its_context() -> None:
+    with RayBackend() as backend:
+        found = solve(TOWERS, backend=backend)
+        assert found.status is Status.OPTIMAL
+    with pytest.raises(RuntimeError, match="shutdown"):
+        backend._local._pool.submit(print)
+
+
 @pytest.mark.parametrize(("workers", "cpus_per_worker"), [(2, 1), (1, 2)])
 def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, cpus_per_worker: int) -> None:
     """All instances on one backend: what workers keep of one must not leak into the next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import piper_ray
 from piper_ray.engine.backends.ray import RayBackend
 from piper_ray.engine.backends.ray.machines import RayNode
 from piper_ray.engine.backends.ray.partitions import PROCESS_BYTES, PartitionWorker, Place, places
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import StoppedBy
+from piper_ray.model.events import EvaluationAdvanced, Event
+from piper_ray.model.solution import ClusterStats, Solution, Status
+from piper_ray.model.stop import Stop, StoppedBy
 from tests.instances import two_towers
 from tests.partition_support import Log, little_room, same_result
 from tests.ray_support import backend_of
@@ -66,6 +68,72 @@ def test_the_answer_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert cluster.unused is None
     assert again.stats.cluster is not None
     assert again.stats.cluster.chunks == 0
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_what_was_sent_is_told_at_any_moment_and_nobody_busy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted solve answers from another thread, while partitions are at work."""
+
+    # Local, so that Ray ships it whole: workers cannot import the tests.
+    class Slow(PartitionWorker):
+        def ask(self, method: str, *arguments: object) -> Any:
+            if method == "extend":
+                time.sleep(6.0)
+            return super().ask(method, *arguments)
+
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.PartitionWorker", Slow)
+    stop: Stop[Solution] = Stop()
+    meanwhile: list[ClusterStats] = []
+    stopped_at_s: list[float] = []
+
+    class Impatient(Log):
+        def __call__(self, event: Event) -> None:
+            super().__call__(event)
+            if isinstance(event, EvaluationAdvanced) and backend.stats().chunks > 0:
+                meanwhile.append(backend.stats())
+                stopped_at_s.append(time.perf_counter())
+                stop.request()
+
+    with backend_of() as backend:
+        found = solved(monkeypatch, Impatient(), backend, stop=stop)
+        assert time.perf_counter() - stopped_at_s[0] < 4.0
+    assert found.stopped_by is StoppedBy.INTERRUPT
+    assert meanwhile[0].workers == 1
+    assert meanwhile[0].batches > 0
+    assert found.stats.cluster is not None
+    assert found.stats.cluster.chunks == meanwhile[0].chunks
+    assert found.stats.cluster.unused is None
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_memory_that_others_have_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    remote: Any = ray.remote(num_cpus=0, memory=10**8)(Other)
+    other = remote.remote()
+    try:
+        assert ray.get(other.is_there.remote())
+        with backend_of() as backend:
+            found = solved(monkeypatch, Log(), backend)
+    finally:
+        ray.kill(other)
+    assert found.status is Status.OPTIMAL
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_no_machine_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.places", lambda *_: [])
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
+    assert "no machine of the cluster has a core and memory to spare for a part of the downsets" in log.notes
+    assert found.stats.cluster is not None
+    assert found.stats.cluster.unused == "none of its machines has a core and memory to spare"
 
 
 @pytest.mark.usefixtures("local_ray")

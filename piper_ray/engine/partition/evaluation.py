@@ -129,7 +129,7 @@ class PartitionedEvaluation:
                 found = self._crew.get([*(of[0] for of in sent), *taken], partial(check, 0))
                 if not all(found[len(sent) :]):
                     return None
-                spreading = [number for number, spread in zip(spreading, found, strict=False) if spread.more]
+                spreading = [number for number, any_left in zip(spreading, found, strict=False) if any_left]
         listed = self._crew.get([self._crew.ask(number, "listed") for number in self._all], partial(check, 0))
         return PartitionedListing(np.array(listed))
 

@@ -28,13 +28,6 @@ class Arrivals(NamedTuple):
     least_sum: IndexArray  # int64[a]
 
 
-class Spread(NamedTuple):
-    """more: not all that the partition's downsets of a size lead to was sent yet. steps: labels tried so far."""
-
-    more: bool
-    steps: int
-
-
 class PartitionListing:
     """number: of this partition, of so many. room: downsets that fit here. Starts with the empty set in partition 0."""
 
@@ -48,7 +41,6 @@ class PartitionListing:
         self._words = max(1, (paths.order.size + 63) // 64)
         make = empty_set_alone if number == 0 else _no_downsets
         self._reached = make(min(room, _FIRST_ROOM), self._words)
-        self._steps = 0
         self._spreading: tuple[int, Iterator[Reached]] | None = None
 
     @property
@@ -56,17 +48,19 @@ class PartitionListing:
         """What is kept here."""
         return list(self._reached)
 
-    def spread(self, size: int) -> tuple[Spread, list[Arrivals]]:
-        """Some of what the downsets of this size here lead to, by partition: to be asked for until there is no more."""
+    def spread(self, size: int) -> tuple[bool, list[Arrivals]]:
+        """Some of what the downsets of this size here lead to, by partition, and whether there was any: to be asked for
+        until there is no more.
+        """
         if self._spreading is None or self._spreading[0] != size:
             self._spreading = size, self._all_from(size)
         found = next(self._spreading[1], None)
         if found is None:
-            return Spread(False, self._steps), [self._none] * self._partitions
+            return False, [self._none] * self._partitions
         used = int(found.used[0])
         new = np.flatnonzero(found.size[:used] > size)
         of = owners(found.bits[new], self._partitions)
-        return Spread(True, self._steps), [_of_rows(found, new[of == owner]) for owner in range(self._partitions)]
+        return True, [_of_rows(found, new[of == owner]) for owner in range(self._partitions)]
 
     def take_in(self, parts: Sequence[Arrivals]) -> bool:
         """Ways to downsets that are kept here. Whether there is room for them."""
@@ -105,9 +99,7 @@ class PartitionListing:
                 if here is None:
                     here = np.arange(found.used[0], found.used[0] + alike.size.size)
                     _note(alike, 0, found)
-                steps = int(found.steps[0])
                 number = reach_from(here, number, STEPS_AT_ONCE, self._paths, self._kinds, self._limits, found)
-                self._steps += int(found.steps[0]) - steps
                 if found.used[0] == found.devices.size:
                     yield found
                     if number == before:  # one of them leads to more than that

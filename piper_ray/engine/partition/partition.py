@@ -20,7 +20,7 @@ from piper_ray.engine.evaluation.threshold import limits_by_work
 from piper_ray.engine.kernels.evaluation import find_first_stage
 from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import BitArray, Earlier, FloatArray, IndexArray, LevelStates, Target
-from piper_ray.engine.partition.listing import Arrivals, PartitionListing, Spread
+from piper_ray.engine.partition.listing import Arrivals, PartitionListing
 from piper_ray.engine.partition.rows import DownsetRows
 from piper_ray.engine.partition.setting import PartitionSetting
 
@@ -109,11 +109,11 @@ class Partition:
             self._reach, self._paths, potentials, self._number, self._partitions, self._room
         )
 
-    def spread(self, size: int) -> tuple[Spread | Arrivals, ...]:
-        """As ``PartitionListing.spread``: the answer, then what goes to each partition."""
+    def spread(self, size: int) -> tuple[bool | Arrivals, ...]:
+        """As ``PartitionListing.spread``: whether there was any, then what goes to each partition."""
         assert self._listing is not None
-        spread, arrivals = self._listing.spread(size)
-        return (spread, *arrivals)
+        any_left, arrivals = self._listing.spread(size)
+        return (any_left, *arrivals)
 
     def take_in(self, *arrivals: Arrivals) -> bool:
         """As ``PartitionListing.take_in``."""

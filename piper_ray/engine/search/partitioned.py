@@ -34,9 +34,11 @@ from piper_ray.model.solution import EvaluationStats
 _MOST_LOSSES = 3
 """Of processes on machines that live: what they are asked for ends them."""
 
+_TOO_MANY = "more downsets count than fit on all machines together"
+
 
 class Outgrown(Exception):
-    """Downsets that count are more than all partitions have room for."""
+    """Downsets that count are more than all partitions have room for, or there are none. The message says which."""
 
 
 @dataclass
@@ -132,8 +134,10 @@ class PartitionedSearch:
         """By a crew that there is, or a new one."""
         if self._evaluation is None:
             crew = self._opened.enter_context(self.open_crew())
-            if crew is None or crew.room <= self.room_here:
-                raise Outgrown
+            if crew is None:
+                raise Outgrown("no machine of the cluster has a core and memory to spare for a part of the downsets")
+            if crew.room <= self.room_here:
+                raise Outgrown(_TOO_MANY)
             have = "have a part each" if crew.partitions > 1 else "of the cluster has them"
             machines = plural(crew.partitions, "machine")
             self.wide.listener(Note(f"more downsets count than fit here: {machines} {have}"))
@@ -143,7 +147,7 @@ class PartitionedSearch:
     def _on_crew(self, partitions: PartitionedEvaluation, evaluation: Evaluation, began_s: float) -> PartitionedOutcome:
         listing = partitions.list_downsets(evaluation.potentials, self.wide.check)
         if listing is None:
-            raise Outgrown
+            raise Outgrown(_TOO_MANY)
         self.downsets = max(self.downsets, listing.total)
         partitions.prepare(listing, self.wide.check)
         return partitions.evaluate(listing, evaluation, self._watch(listing, evaluation.threshold_s, began_s))

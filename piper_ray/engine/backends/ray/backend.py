@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -46,6 +46,9 @@ _MANY = 8
 """Times as many threads as there are here: what a cluster that nobody has looked at yet may have."""
 
 
+_TOO_LATE = "no worker was ready before the search was over"
+
+
 class _Held(NamedTuple):
     """States of downsets first .. last - 1, of several levels, over the first ``buckets`` buckets."""
 
@@ -56,6 +59,7 @@ class _Held(NamedTuple):
     found: LevelStates
 
 
+@final
 class RayBackend:
     """Solves on the cluster at ``address``: "host:port", "auto", or "local" for a Ray started here.
 
@@ -111,7 +115,8 @@ class RayBackend:
         self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
-        self._of_crew: ClusterStats | None = None  # of the last one, if this solve had any
+        self._crew: RayCrew | None = None  # the last one, if this solve had any
+        self._crewless: str | None = None  # why there is none, if this solve wanted one
 
     @property
     def threads(self) -> int:
@@ -140,7 +145,7 @@ class RayBackend:
 
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
-        self._of_crew = None
+        self._crew = self._crewless = None
         self._worked_s = self._waited_s = self._here_s = 0.0
         self._asked_at_s = (0.0, 0.0, 0.0)
         self._batches = self._chunks = 0
@@ -264,6 +269,7 @@ class RayBackend:
         """As ``Partitioning.crew``. Workers of other kinds end: the crew has all that is free."""
         from piper_ray.engine.backends.ray.partitions import RayCrew, free_machines, places
 
+        self._crewless = _TOO_LATE
         if self._session is None:
             self._session = self._connected()
         if self._starting is not None:
@@ -271,13 +277,13 @@ class RayBackend:
         machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
         where = places(free, bytes_per_downset, self._workers)
         if not where:
+            self._crewless = "none of its machines has a core and memory to spare"
             yield None
             return
-        crew = RayCrew(setting, where, machines, check)
+        self._crew = crew = RayCrew(setting, where, machines, check)
         try:
             yield crew
         finally:
-            self._of_crew = crew.stats()
             crew.close()
 
     def _note(self, text: str) -> None:
@@ -290,8 +296,9 @@ class RayBackend:
 
     def stats(self) -> ClusterStats:
         """What was computed where, and what moved, for the solve under way or the last one."""
-        if self._of_crew is not None:
-            return self._of_crew
+        crew = self._crew
+        if crew is not None:
+            return crew.stats()
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, (), self._why_unused())
@@ -310,6 +317,12 @@ class RayBackend:
             ),
             unused=self._why_unused(),
         )
+
+    def __enter__(self) -> RayBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
@@ -495,12 +508,14 @@ class RayBackend:
         """In words, if nothing was sent in this solve."""
         if self._chunks:
             return None
+        if self._crewless is not None:
+            return self._crewless
         if self._needless is not None:
             return self._needless
         if self._starting is None:
             return f"its workers would have saved {self._saved_s:.1f} s, and take longer to start"
         if not self._threads_there:
-            return "no worker was ready before the search was over"
+            return _TOO_LATE
         return f"the {self._local.threads} threads here are sooner done with what there was than its workers"
 
 

@@ -29,11 +29,16 @@ _HEARTBEAT_S = 0.1
 _ANSWERS_WITHIN_S = 10.0
 """Of machines that are asked what they run, and of cores that are given back."""
 
+_USAGE_WITHIN_S = 0.5
+"""Of actors at the end: one that is still busy is not waited for."""
+
 _READY_WITHIN_S = 60.0
 
 
 class Place(NamedTuple):
-    """A machine for a partition. cpus: of its cores, those that are free. downsets: as many as fit on each machine."""
+    """A machine for a partition. cpus, size_bytes: of its cores and its memory, what is free. downsets: as many as fit
+    on each machine.
+    """
 
     node: RayNode
     cpus: int
@@ -42,12 +47,14 @@ class Place(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Of a partition's actor. calls: for fronts. received_bytes: of arrays, from whichever partition."""
+    """Of a partition's actor. received_bytes: of arrays, from whichever partition."""
 
-    calls: int
     worked_s: float
     received_bytes: int
     held_bytes: int
+
+
+_UNKNOWN = Usage(0.0, 0, 0)
 
 
 class PartitionWorker:
@@ -55,15 +62,14 @@ class PartitionWorker:
 
     def __init__(self, setting: PartitionSetting, number: int, partitions: int, room: int, threads: int) -> None:
         self._partition = Partition(setting, number, partitions, room, LocalBackend(threads))
-        self._usage = Usage(0, 0.0, 0, 0)
+        self._usage = _UNKNOWN
 
     def ask(self, method: str, *arguments: object) -> Any:
         """``method`` of ``Partition``."""
         began_s = time.perf_counter()
         found = getattr(self._partition, method)(*arguments)
-        calls, worked_s, received_bytes, held_bytes = self._usage
+        worked_s, received_bytes, held_bytes = self._usage
         self._usage = Usage(
-            calls + (method == "extend"),
             worked_s + time.perf_counter() - began_s,
             received_bytes + sum(map(_size_bytes, arguments)),
             max(held_bytes, self._partition.size_bytes),
@@ -92,26 +98,36 @@ def places(free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, m
 def free_machines(
     session: Session, cpus_per_worker: int | None, check: Callable[[], None], tell: Callable[[str], None]
 ) -> tuple[Machines, list[tuple[RayNode, int]]]:
-    """The machines that run what this one does, once all have answered, each with cores that nobody has.
+    """The machines that run what this one does, once all have answered, each with cores and memory that nobody has.
 
-    Waits a while for cores that were given back a moment ago. tell: is told of each machine that is left out.
+    Waits a while for cores that were given back a moment ago, and for a machine if there is none. tell: is told of each
+    machine that is left out.
     """
-    machines = Machines(RayView(), tell, session.node, trusted=session.owned)
+    view = RayView()
+    machines = Machines(view, tell, session.node, trusted=session.owned)
     end_s = time.monotonic() + _ANSWERS_WITHIN_S
     while True:
         check()
         machines.look(time.monotonic())
         free = [(node, machines.free_cpus(node.id)) for node in machines.nodes]
         settled = not machines.asking and all(cpus >= int(node.cpus) for node, cpus in free)
-        if (settled and machines.have_cores) or time.monotonic() > end_s:
-            return machines, [(node, min(cpus, cpus_per_worker or cpus)) for node, cpus in free]
+        if (settled and free) or time.monotonic() > end_s:
+            memory = view.free_memory_bytes()
+            return machines, [
+                (node._replace(memory_bytes=memory.get(node.id, 0.0)), min(cpus, cpus_per_worker or cpus))
+                for node, cpus in free
+            ]
         time.sleep(_HEARTBEAT_S)
 
 
 @dataclass
 class _Member:
+    """chunks: that it was asked for, of downsets whose fronts are sought there. usage: as it says at the end."""
+
     actor: Any
     place: Place
+    chunks: int = 0
+    usage: Usage = _UNKNOWN
 
 
 class RayCrew:
@@ -148,45 +164,53 @@ class RayCrew:
 
     def ask(self, partition: int, method: str, *arguments: object, answers: int = 1) -> Any:
         """As ``Crew.ask``."""
-        return self._members[partition].actor.ask.options(num_returns=answers).remote(method, *arguments)
+        member = self._members[partition]
+        member.chunks += method == "extend"
+        return member.actor.ask.options(num_returns=answers).remote(method, *arguments)
 
     def get(self, answers: Sequence[Any], check: Callable[[], None]) -> list[Any]:
         """As ``Crew.get``."""
         began_s = time.perf_counter()
         found: dict[Any, Any] = {}
         left = list(answers)
-        while left:
-            done, left = ray.wait(left, num_returns=len(left), timeout=_HEARTBEAT_S)
-            try:
+        try:
+            while left:
+                done, left = ray.wait(left, num_returns=len(left), timeout=_HEARTBEAT_S)
                 found |= zip(done, ray.get(done), strict=True)
-            except RayError as error:
-                raise self._failure(error) from error
-            check()
+                check()
+        except RayError as error:
+            raise self._failure(error) from error
+        finally:
+            self._waited_s += time.perf_counter() - began_s
         self._rounds += 1
-        self._waited_s += time.perf_counter() - began_s
         return [found[answer] for answer in answers]
 
     def stats(self) -> ClusterStats:
-        """Of all that was asked, of those who still answer."""
-        asked = {member.actor.usage.remote(): member.place.node for member in self._members}
-        done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWERS_WITHIN_S)
-        usages = [(asked[ref], usage) for ref in done if (usage := _usage(ref)) is not None]
+        """Of all that was asked, at whatever moment and for other threads too; what it took, once it is closed."""
+        members = tuple(self._members)
         return ClusterStats(
             workers=self.partitions,
             batches=self._rounds,
-            chunks=sum(usage.calls for _, usage in usages),
+            chunks=sum(member.chunks for member in members),
             put_bytes=0,
-            worked_s=sum(usage.worked_s for _, usage in usages),
+            worked_s=sum(member.usage.worked_s for member in members),
             waited_s=self._waited_s,
             nodes=tuple(
-                NodeStats(node.name, usage.calls, usage.received_bytes, usage.held_bytes) for node, usage in usages
+                NodeStats(member.place.node.name, member.chunks, member.usage.received_bytes, member.usage.held_bytes)
+                for member in members
             ),
         )
 
     def close(self) -> None:
-        """Ends the actors; nothing is waited for."""
-        for member in self._members:
-            ray.kill(member.actor, no_restart=True)
+        """Ends the actors, and asks those that are idle what they took."""
+        try:
+            asked = {member.actor.usage.remote(): member for member in self._members}
+            done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_USAGE_WITHIN_S)
+            for ref in done:
+                asked[ref].usage = _usage(ref)
+        finally:
+            for member in self._members:
+                ray.kill(member.actor, no_restart=True)
 
     def _wait_until_ready(self, check: Callable[[], None]) -> None:
         ready = [member.actor.usage.remote() for member in self._members]
@@ -220,19 +244,20 @@ class RayCrew:
         alive = {node.id for node in self._machines.nodes}
         gone = [member.place.node for member in self._members if member.place.node.id not in alive]
         if gone:
-            return PartitionLost(f"{', '.join(node.name for node in gone)} is gone", with_machine=True)
+            are = "are" if len(gone) > 1 else "is"
+            return PartitionLost(f"{', '.join(node.name for node in gone)} {are} gone", with_machine=True)
         text = cause_of(cause, host, asked_bytes)
         if is_loss(cause):
             return PartitionLost(f"a partition of the lattice is lost: {text}", with_machine=False)
         return ClusterError(f"a partition of the lattice failed: {text}")
 
 
-def _usage(ref: Any) -> Usage | None:
-    """None of an actor that is gone."""
+def _usage(ref: Any) -> Usage:
+    """Nothing is known of an actor that is gone."""
     try:
         usage: Usage = ray.get(ref)
     except RayError:
-        return None
+        return _UNKNOWN
     return usage
 
 
