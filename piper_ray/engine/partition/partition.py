@@ -87,6 +87,7 @@ class Partition:
             raise AssertionError("layers so entangled have no listing to be partitioned")
         self._paths, self._reach = cover.paths, Reach(self._chain, cover)
         self._listing: PartitionListing | None = None
+        self._own: BitArray | None = None
         self._rows: DownsetRows | None = None
         self._states: StateTables | None = None
         self._evaluation: Evaluation | None = None
@@ -123,14 +124,15 @@ class Partition:
     def listed(self) -> IndexArray:
         """int64[n + 1]: how many downsets of each size are here. The listing is over."""
         assert self._listing is not None
-        self._own, self._listing = self._listing.downsets(), None
-        sizes = np.bitwise_count(self._own).sum(axis=1, dtype=np.int64)
+        own = self._listing.downsets()
+        self._own, self._listing = own, None
+        sizes = np.bitwise_count(own).sum(axis=1, dtype=np.int64)
         return np.bincount(sizes, minlength=self._setting.graph.size + 1)
 
     def prepare(self, guests: int) -> None:
         """Tables of what is listed here. guests: at most so many will come at a time."""
-        own = self._own
-        del self._own
+        own, self._own = self._own, None
+        assert own is not None
         self._rows = DownsetRows(self._setting, self._chain, own, guests)
 
     def begin(self, evaluation: Evaluation) -> None:

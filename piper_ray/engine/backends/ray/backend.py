@@ -36,7 +36,7 @@ _HEARTBEAT_S = 0.1
 _BUSY = 0.6
 """Share of the waiting that workers work; below it there is room for a second evaluation."""
 
-_PROCESS_BYTES = 400e6
+PROCESS_BYTES = 400e6
 """Of a worker: Python, Ray and the kernels."""
 
 _WORTH_A_START_S = 2.0
@@ -257,7 +257,7 @@ class RayBackend:
         from piper_ray.engine.backends.ray.calls import Calls
 
         cores = self._cpus_per_worker or 1
-        return Calls(lambda: self._started(_PROCESS_BYTES + worker_bytes, cores), self._count_call)
+        return Calls(lambda: self._started(PROCESS_BYTES + worker_bytes, cores), self._count_call)
 
     @contextmanager
     def crew(
@@ -524,4 +524,4 @@ def _worker_bytes(states: StateTables) -> float:
     downsets = states.fronts.start.size
     bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
     member_bytes = sum(array.nbytes for array in states.members)
-    return _PROCESS_BYTES + member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
+    return PROCESS_BYTES + member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)

@@ -13,6 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.backend import PROCESS_BYTES
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.machines import Machines, RayNode, RayView
 from piper_ray.engine.backends.ray.session import Session
@@ -21,9 +22,6 @@ from piper_ray.engine.partition.partition import Partition
 from piper_ray.engine.partition.setting import PartitionSetting
 from piper_ray.model.errors import ClusterError
 from piper_ray.model.solution import ClusterStats, NodeStats
-
-PROCESS_BYTES = 400e6
-"""Of a worker: Python, Ray and the kernels."""
 
 _HEARTBEAT_S = 0.1
 _ANSWERS_WITHIN_S = 10.0
@@ -82,7 +80,7 @@ class PartitionWorker:
 
 def places(free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, most: int | None) -> list[Place]:
     """Machines for as many downsets as possible. Each gets as many as any other: so one with little memory may be in
-    the way. most: of machines; None: as many as there are.
+    the way. most: of machines; None: as many as there are. Guests take less than listing all at once would.
     """
     found = [
         Place(node, cpus, downsets, node.memory_bytes)
