@@ -21,7 +21,7 @@ from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.partition import listing
 from piper_ray.engine.partition.evaluation import PartitionedEvaluation, PartitionLost
-from piper_ray.engine.partition.partition import Evaluation
+from piper_ray.engine.partition.partition import Evaluation, Partition
 from piper_ray.engine.partition.setting import PartitionSetting, owners
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
@@ -78,6 +78,12 @@ class Asked:
         return build_problem(workload, self.setting.instance, self.setting.degrees)
 
 
+def own_of(member: Partition) -> np.ndarray:
+    """What is listed there."""
+    assert member._own is not None
+    return member._own
+
+
 ASKED = [
     (two_towers(9, devices=8, memory_bytes=60.0), 0.1),
     (two_towers(9, devices=8, memory_bytes=60.0), 0.4),
@@ -102,7 +108,7 @@ def test_states_and_stages_are_those_of_one_machine(partitions: int, *, fewest_s
         assert parts is not None
         assert parts.total == found.shape[0]
         assert {row.tobytes() for row in found if row.any()} == {
-            row.tobytes() for member in crew.members for row in member._own if row.any()
+            row.tobytes() for member in crew.members for row in own_of(member) if row.any()
         }
         evaluation.prepare(parts, go_on)
         size = asked.setting.graph.size

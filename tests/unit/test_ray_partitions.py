@@ -12,8 +12,9 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.backends.ray import RayBackend
+from piper_ray.engine.backends.ray.backend import PROCESS_BYTES
 from piper_ray.engine.backends.ray.machines import RayNode
-from piper_ray.engine.backends.ray.partitions import PROCESS_BYTES, PartitionWorker, Place, places
+from piper_ray.engine.backends.ray.partitions import PartitionWorker, Place, places
 from piper_ray.model.events import EvaluationAdvanced, Event
 from piper_ray.model.solution import ClusterStats, Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
