@@ -126,12 +126,11 @@ def test_those_that_may_be_faster_are_searched_without_the_checkpoint() -> None:
 @pytest.mark.parametrize("status", [Status.FEASIBLE, Status.UNKNOWN])
 def test_an_interrupt_leaves_the_work_of_smaller_levels_as_a_bound(status: Status) -> None:
     def stopped(_: int, found: Solution) -> Solution:
-        value_s, plan = (99.0, found.plan) if status is Status.FEASIBLE else (None, None)
         return replace(
             found,
             status=status,
-            time_per_sample_s=value_s,
-            plan=plan,
+            time_per_sample_s=99.0 if status is Status.FEASIBLE else None,
+            plan=None,
             lower_bound_s=50.0,
             stopped_by=StoppedBy.INTERRUPT,
         )
@@ -148,7 +147,7 @@ def test_a_smaller_level_that_is_stopped_at_its_start_leaves_the_rest() -> None:
     def stopped(devices: int, found: Solution) -> Solution:
         if devices == 4:
             raise StopSearch(StoppedBy.INTERRUPT)
-        return replace(found, time_per_sample_s=15.0, lower_bound_s=15.0)
+        return replace(found, time_per_sample_s=15.0, plan=None, lower_bound_s=15.0)
 
     found = on_levels(Solves(stopped), levelled())
     assert (found.status, found.time_per_sample_s) == (Status.FEASIBLE, 15.0)
@@ -158,7 +157,7 @@ def test_a_smaller_level_that_is_stopped_at_its_start_leaves_the_rest() -> None:
 
 def test_levels_that_are_left_out_for_the_gap_say_so() -> None:
     """12 s at least on four devices, as fast as 12.5 s within 10 %."""
-    solves = Solves(lambda _, found: replace(found, time_per_sample_s=12.5, lower_bound_s=12.5))
+    solves = Solves(lambda _, found: replace(found, time_per_sample_s=12.5, plan=None, lower_bound_s=12.5))
     options = SolveOptions(threads=1, gap=0.1)
     found = solve_on_levels(SolveRequest(levelled(), Restrictions(), options, None, silent, Stop()), solves)
     assert solves.devices == [8]
