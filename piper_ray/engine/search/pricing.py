@@ -145,8 +145,9 @@ class Pricing:
         return bound_s
 
     def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> Potentials:
+        """Not from the last ones on: that takes no fewer rounds, and ends lower."""
         enough = self.problem.cluster.devices * _PROOF
-        return cover.potentials(threshold_s, start=self._last, until=enough, rounds=rounds, check=self.check)
+        return cover.potentials(threshold_s, until=enough, rounds=rounds, check=self.check)
 
     def rules_out(self, potentials: Potentials | None) -> bool:
         """Whether no plan keeps the potentials' threshold."""
