@@ -30,7 +30,7 @@ def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
     words = max(1, (graph.size + 63) // 64)
     crossing = 2.0 * len(graph.edges) / max(1, graph.size)
     enumeration = 2 * (2 * words + 2)
-    return 8.0 * (enumeration + crossing + 20 * variants + 2 + 12 + 6 * words)
+    return 8.0 * (enumeration + crossing + 22 * variants + 2 + 12 + 6 * words)
 
 
 def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast:
