@@ -103,19 +103,26 @@ def forecast_lines(forecast: Forecast, is_wide: bool = False) -> list[str]:
     from piper_ray.model.figures import size_text
 
     fewer = "solve --schedule 2bw lists those alone that plans as good as the best can use"
+    if is_wide and forecast.seconds is not None:
+        fewer += f", in about {_seconds_text(forecast.seconds)} if they are few enough"
     if forecast.downsets is None:
         return [
             f"Solve     more downsets than can be counted quickly; {fewer}; --contract operators plans blocks of layers"
         ]
     pairs = "more pairs than can be counted quickly" if forecast.pairs is None else f"{forecast.pairs:,} pairs"
     lines = [f"Solve     {forecast.downsets:,} downsets, {pairs}"]
-    if forecast.memory_bytes is not None and forecast.seconds is not None:
-        seconds = f"{forecast.seconds:,.0f} s" if forecast.seconds >= 10 else f"{forecast.seconds:.1g} s"
-        of_all = " for all of them" if is_wide else ""
-        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {seconds}{of_all}")
     if is_wide:
+        if forecast.memory_bytes is not None:
+            lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory for all of them")
         lines.append(f"          {fewer}")
+    elif forecast.memory_bytes is not None and forecast.seconds is not None:
+        time_text = _seconds_text(forecast.seconds)
+        lines.append(f"Forecast  about {size_text(forecast.memory_bytes, 2)} of memory and {time_text}")
     return lines
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1g} s"
 
 
 def _ids_text(instance: Instance, degree: int) -> str:

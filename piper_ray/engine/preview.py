@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.blocks.solve import merge_operators
 from piper_ray.engine.forecast import forecast, memory_bytes
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.preparation import Outline, prepare
-from piper_ray.engine.search.expected import expected_search_s
+from piper_ray.engine.search.expected import expected_search_s, expected_wide_s
+from piper_ray.engine.search.planning import Planning
+from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import build_problem
+from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.engine.wide_layers import LISTED, is_wide
 from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError
@@ -39,8 +44,14 @@ class LatticeInput:
 
     @property
     def forecast(self) -> Forecast:
-        """Wide lattices are looked into, which takes about a second: their time is no matter of their size alone."""
+        """Wide lattices are looked into, which takes about a second: their time is no matter of their size alone.
+
+        Of those that are not listed whole (``is_wide``) it is the time for the downsets that count, and the memory of
+        all.
+        """
         known, graph, variants = self.quick_forecast, self.outline.graph, len(self.outline.variants)
+        if self.is_wide:
+            return replace(known, seconds=self._wide_s)
         limit_bytes = _MOST_BYTES
         if known.downsets is None:
             limit_bytes = min(limit_bytes, memory_bytes(graph, variants, LISTED))
@@ -57,6 +68,14 @@ class LatticeInput:
         degrees = self.restrictions.data_parallel_degrees(self.instance)
         seconds = expected_search_s(self.instance, build_problem(made.workload, self.instance, degrees))
         return known if seconds is None else replace(known, seconds=made.lattice_s + made.stage_costs_s + seconds)
+
+    @property
+    def _wide_s(self) -> float | None:
+        instance, outline, degrees = self.instance, self.outline, self.restrictions.data_parallel_degrees(self.instance)
+        options = build_options(instance, outline.graph, outline.variants)
+        with closing(LocalBackend(1)) as backend:
+            planning = Planning(instance, outline.contraction)
+            return expected_wide_s(WideSearch(planning, outline.graph, options, degrees, backend))
 
     @property
     def is_wide(self) -> bool:

@@ -170,7 +170,8 @@ class BlockStats:
 class Forecast:
     """What a solve will take, known before it starts; None where a figure could not be had cheaply.
 
-    downsets, pairs: of the lattice. memory_bytes: peak of the process. seconds: of wall time on this machine.
+    downsets, pairs: of the lattice. memory_bytes: peak of the process. seconds: of one thread on this machine; where
+    downsets are too many to list them all, of a solve that lists those alone that plans as good as the best can use.
 
     >>> Forecast(downsets=83, pairs=3403, memory_bytes=2e8, seconds=0.01).downsets
     83

@@ -22,6 +22,7 @@ from piper_ray.engine.kernels.scan import (
     list_jumps,
     make_scratch,
     open_among,
+    priced_devices,
     refine,
     sum_crossing,
 )
@@ -78,6 +79,10 @@ class Scan:
             for bucket, (tally, total, touches) in found.items()
             if tally != UNREACHABLE
         }
+
+    def priced(self, i: int, bucket: int, touches: bool) -> int:
+        """The fewest devices of a stage, by a price on memory; ``refine`` has looked at I."""
+        return int(priced_devices(i, bucket, touches, self.states.arrays, self.scratch))
 
     def members(self, bucket: int) -> list[int]:
         buckets = self.states.buckets
@@ -333,8 +338,24 @@ def test_no_stage_that_fits_is_ruled_out(seed: int) -> None:
                     assert opened[bucket][0] <= near[bucket][0] <= devices
                     assert opened[bucket][1] <= total
                     assert near[bucket][1] <= total
+                    fewest = int(scan.states.buckets.least_devices[bucket])
+                    assert fewest + scan.priced(i, bucket, near[bucket][2]) <= devices
                     states += 1
     assert states > 0
+
+
+def test_a_price_on_memory_asks_for_more_devices_where_memory_is_tight() -> None:
+    """Than work and the least memory of each layer do: for some stages, and not for all."""
+    more = no_more = 0
+    for seed in range(40):
+        made = random_case(seed, most_tmpcs=4)
+        for scan, i in scans(made, some_threshold_s(made, 1.0)):
+            for bucket, (tally, _, touches) in scan.refine(i, list(range(scan.states.buckets_used))).items():
+                stage = tally - int(scan.states.buckets.least_tally[bucket])
+                more += scan.priced(i, bucket, touches) > stage
+                no_more += scan.priced(i, bucket, touches) <= stage
+    assert more > 10
+    assert no_more > 10
 
 
 def states_through(scan: Scan, i: int, bucket: int, threshold: Fraction) -> Iterator[tuple[int, int]]:

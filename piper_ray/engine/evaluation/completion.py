@@ -19,7 +19,7 @@ from piper_ray.engine.tables.problem import Problem
 _AT_ONCE = 512
 """Downsets of one kernel call, which cannot be interrupted."""
 
-_SHARE = 0.5
+_SHARE = 1.0
 """Of what the evaluation took: a pass that takes longer leaves out so little that it does not pay."""
 
 _GUARD = 1e-9
@@ -42,7 +42,7 @@ class Completion:
     def of(cls, threshold_s: float, states: StateTables, scratch: StepCache, check: Callable[[], None]) -> Completion:
         """From all states of a feasible evaluation. ``check`` may raise, to end it.
 
-        Where it leaves out little it takes longest: once that is half of what the evaluation took, the smaller downsets
+        Where it leaves out little it takes longest: once that is what the evaluation took, the smaller downsets
         keep the limits that they had.
         """
         downsets = states.fronts.states.size

@@ -22,6 +22,7 @@ from piper_ray.engine.kernels.scan import (
     jumped_s,
     list_jumps,
     open_among,
+    priced_devices,
     refine,
     sum_crossing,
 )
@@ -140,6 +141,11 @@ def _settle(
         if tally == UNREACHABLE:
             continue
         stage = (tally - buckets.least_tally[bucket]) // target.device_weight
+        if outside[i] + stage >= most_outside[bucket]:
+            continue
+        stage = priced_devices(i, bucket, touches, arrays, scratch)
+        if stage == UNREACHABLE or outside[i] + stage + buckets.least_devices[bucket] > cluster.devices:
+            continue
         if outside[i] + stage < most_outside[bucket] and _push(i, bucket, touches, outside, arrays, scratch):
             most_outside[bucket] = 0
             for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):

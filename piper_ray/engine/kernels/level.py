@@ -12,7 +12,7 @@ from piper_ray.compiled.jit import inlined_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, meets
 from piper_ray.engine.kernels.front import first_above, insert, is_dominated
-from piper_ray.engine.kernels.prices import is_too_long, longest_s, needs_longer
+from piper_ray.engine.kernels.prices import has_price, is_too_long, longest_s, needs_longer
 from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
     CANDIDATES_TESTED,
@@ -26,6 +26,7 @@ from piper_ray.engine.kernels.scan import (
     jumped_s,
     list_jumps,
     open_among,
+    priced_devices,
     refine,
     sum_crossing,
 )
@@ -199,7 +200,8 @@ def _evaluate_downset(
     Cheapest buckets first, in a few passes: what they yield dominates most of the rest. Of many buckets whole groups go
     unseen that way.
     """
-    buckets, groups = arrays.buckets, arrays.groups
+    target, buckets, groups = arrays.target, arrays.buckets, arrays.groups
+    priced = has_price(arrays.tables.options)
     listed, in_groups, near = scratch.open_buckets, scratch.open_groups, scratch.near_buckets
     jumps = list_jumps(i, arrays.tables.lattice, scratch)
     grouped, opened = 0, 0
@@ -258,12 +260,23 @@ def _evaluate_downset(
             ):
                 continue
             tally, total, touches = refine(i, bucket, arrays, scratch)
-            if (
-                tally != UNREACHABLE
-                and _undercuts(tally, total, size, scratch)
-                and _may_yield(i, bucket, touches, size, arrays, scratch)
-            ):
-                size = _try_members(i, bucket, touches, size, arrays, scratch)
+            if tally == UNREACHABLE or not _undercuts(tally, total, size, scratch):
+                continue
+            if priced and buckets.front_size[bucket] == 0:
+                devices = priced_devices(i, bucket, touches, arrays, scratch)
+                if devices > target.device_limit[i]:
+                    continue
+                tally = buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
+                if not _undercuts(tally, total, size, scratch):
+                    continue
+                if tally >= ceiling:
+                    listed.number[opened], listed.tally[opened], listed.total[opened] = bucket, tally, total
+                    lowest = min(lowest, tally)
+                    opened += 1
+                    continue
+            elif not _may_yield(i, bucket, touches, size, arrays, scratch):
+                continue
+            size = _try_members(i, bucket, touches, size, arrays, scratch)
     return size
 
 

@@ -13,10 +13,19 @@ straight line between its values at z = 0, endlessly many in flight, and z = 1, 
 from __future__ import annotations
 
 from piper_ray.compiled.jit import inlined_kernel
-from piper_ray.engine.kernels.types import CostArrays, StageKey, StageWork, Tables
+from piper_ray.engine.kernels.types import CostArrays, OptionArrays, StageKey, StageWork, Tables
 
 _GUARD, _HAIR = 1e-9, 1e-12
 """Of the threshold, and of all there is: sums over downsets round otherwise than those of a stage's choice."""
+
+
+@inlined_kernel
+def has_price(options: OptionArrays) -> bool:
+    """Whether memory has one in any variant."""
+    for r in range(options.price_s.size):
+        if options.price_s[r] > 0.0:
+            return True
+    return False
 
 
 @inlined_kernel

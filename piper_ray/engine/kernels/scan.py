@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import (
     bit_position,
     first_divisor_by_memory,
     first_divisor_by_time,
     lowest_position,
 )
+from piper_ray.engine.kernels.prices import is_too_long, longest_s
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -393,3 +395,28 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
         return int(UNREACHABLE), int(UNREACHABLE), False
     tally = buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
     return int(tally), int(total), touches
+
+
+@inlined_kernel
+def priced_devices(i: int, bucket: int, touches: bool, arrays: StateArrays, scratch: Scratch) -> int:
+    """The fewest devices of a stage from I to a J of the bucket, by the price of the memory that it may use."""
+    lattice, costs, options, cluster = arrays.tables
+    buckets, divisors = arrays.buckets, cluster.divisors
+    later_sum = buckets.least_sum[bucket]
+    fewest = UNREACHABLE
+    for r in range(options.degree.size):
+        if costs.missing[i, r] > buckets.missing[bucket, r]:
+            continue
+        need_s = costs.need_s[i, r]
+        if touches:
+            need_s -= jumped_s(i, r, buckets.join, bucket, lattice, costs, scratch)
+        resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
+        many_s = need_s + costs.many_s[i, r] - buckets.many_s[bucket, r]
+        one_s = need_s + costs.one_s[i, r] - buckets.one_s[bucket, r] - options.price_s[r] * cluster.memory_bytes
+        limit_s = longest_s(r, arrays.target.threshold_s, costs)
+        for index in range(cluster.first_divisor[r], cluster.end_divisor[r]):
+            d = divisors[index]
+            if not is_too_long(many_s, one_s, resync_s, in_flight(later_sum, d), d, limit_s):
+                fewest = min(fewest, options.degree[r] * d)
+                break
+    return int(fewest)

@@ -49,6 +49,27 @@ def are_worthwhile(problem: Problem, cover: StageCover, threshold_s: float) -> b
     return leaves_less(problem, cover.potentials(threshold_s, until=enough, rounds=_TRIAL_ROUNDS), threshold_s)
 
 
+def are_due(problem: Problem, round_s: float, spent_s: float) -> bool:
+    """Whether a search that has spent so much on evaluations tries them, in rounds of ``round_s``."""
+    trial_s = _trial_s(round_s)
+    return spent_s > trial_s * (1.0 if _is_large(problem, trial_s) else _SPENT)
+
+
+def _trial_s(round_s: float) -> float:
+    return _LOADING_S + _TRIAL_ROUNDS * round_s
+
+
+def _is_large(problem: Problem, trial_s: float) -> bool:
+    """Whether a single evaluation may be worth many trials."""
+    return _whole_s(problem) > _LARGE * trial_s
+
+
+def _whole_s(problem: Problem) -> float:
+    """Of an evaluation in which every downset is live, roughly."""
+    downsets = problem.workload.lattice.size
+    return downsets * (downsets / BUCKET_SIZE) * BUCKET_S
+
+
 @dataclass
 class Pricing:
     """check: may raise, to end it. What evaluations tested decides, and no clock: every run of a search is the same."""
@@ -107,7 +128,7 @@ class Pricing:
         """For plans that keep the threshold; None where finding them would take longer than they save."""
         if not self._worthwhile or self._cover is None:
             return None
-        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * self._whole_s)
+        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * _whole_s(self.problem))
         rounds = int(expected_s / self._cover.round_s)
         if rounds < _TRIAL_ROUNDS:
             return self._last if self._last is not None and self._last.serves(threshold_s) else None
@@ -115,15 +136,10 @@ class Pricing:
         return self._last
 
     def _is_due(self, round_s: float) -> bool:
-        trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
-        if self._whole_s > _LARGE * trial_s and not self._bounded:
-            return self._live >= _GROWING or self._spent_s > trial_s
-        return self._spent_s > _SPENT * trial_s
-
-    @property
-    def _whole_s(self) -> float:
-        """Of an evaluation in which every downset is live, roughly."""
-        return self._downsets * (self._downsets / BUCKET_SIZE) * BUCKET_S
+        if self._bounded:
+            return self._spent_s > _SPENT * _trial_s(round_s)
+        grows = self._live >= _GROWING and _is_large(self.problem, _trial_s(round_s))
+        return grows or are_due(self.problem, round_s, self._spent_s)
 
     @property
     def _downsets(self) -> int:
