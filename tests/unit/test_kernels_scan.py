@@ -349,11 +349,12 @@ def test_a_price_on_memory_asks_for_more_devices_where_memory_is_tight() -> None
     more = no_more = 0
     for seed in range(40):
         made = random_case(seed, most_tmpcs=4)
-        for scan, i in scans(made, some_threshold_s(made, 1.0)):
-            for bucket, (tally, _, touches) in scan.refine(i, list(range(scan.states.buckets_used))).items():
-                stage = tally - int(scan.states.buckets.least_tally[bucket])
-                more += scan.priced(i, bucket, touches) > stage
-                no_more += scan.priced(i, bucket, touches) <= stage
+        for factor in (0.5, 1.0, 1.5):
+            for scan, i in scans(made, some_threshold_s(made, factor)):
+                for bucket, (tally, _, touches) in scan.refine(i, list(range(scan.states.buckets_used))).items():
+                    stage = tally - int(scan.states.buckets.least_tally[bucket])
+                    more += scan.priced(i, bucket, touches) > stage
+                    no_more += scan.priced(i, bucket, touches) <= stage
     assert more > 10
     assert no_more > 10
 
