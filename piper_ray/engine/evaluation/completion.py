@@ -19,8 +19,12 @@ from piper_ray.engine.tables.problem import Problem
 _AT_ONCE = 512
 """Downsets of one kernel call, which cannot be interrupted."""
 
-_SHARE = 1.0
-"""Of what the evaluation took: a pass that takes longer leaves out so little that it does not pay."""
+_SHARE, _LARGEST_SHARE = 0.5, 1.0
+"""Of what the evaluation took: a pass that takes longer mostly leaves out so little that it does not pay, and none pays
+that takes still longer."""
+
+_SHORTENED = 0.1
+"""Of the downsets settled so far: so many have to lose states for a pass to go on."""
 
 _GUARD = 1e-9
 
@@ -42,8 +46,8 @@ class Completion:
     def of(cls, threshold_s: float, states: StateTables, scratch: StepCache, check: Callable[[], None]) -> Completion:
         """From all states of a feasible evaluation. ``check`` may raise, to end it.
 
-        Where it leaves out little it takes longest: once that is what the evaluation took, the smaller downsets
-        keep the limits that they had.
+        Where it leaves out little it takes longest: once that is half of what the evaluation took, or all of it where
+        downsets lose states, the smaller ones keep the limits that they had.
         """
         downsets = states.fronts.states.size
         device_limit = states.target.device_limit.copy()
@@ -56,7 +60,8 @@ class Completion:
         arrays = states.arrays._replace(target=target)
         for last in range(downsets, 0, -_AT_ONCE):
             check()
-            if work_s(working.tested) > _SHARE * work_s(states.tested):
+            share = work_s(working.tested) / work_s(states.tested)
+            if share > _LARGEST_SHARE or (share > _SHARE and _share_shortened(states, device_limit, last) < _SHORTENED):
                 break
             bound_completions(max(0, last - _AT_ONCE), last, arrays, working, outside, most_outside, device_limit)
         device_limit.setflags(write=False)
@@ -81,3 +86,12 @@ class Completion:
     def serves(self, threshold_s: float) -> bool:
         """Whether it holds for plans that keep this threshold."""
         return threshold_s <= self.threshold_s
+
+
+def _share_shortened(states: StateTables, device_limit: IndexArray, first: int) -> float:
+    """Of the downsets from ``first`` on that have states, how many lose some by these limits."""
+    fronts = states.fronts
+    live = first + np.flatnonzero(fronts.states[first:])
+    # A front begins with the most devices.
+    devices = fronts.tally[fronts.start[live]] // states.target.device_weight
+    return float(np.mean(devices > device_limit[live])) if live.size else 0.0
