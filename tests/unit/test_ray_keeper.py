@@ -176,6 +176,7 @@ def test_what_is_in_use_is_left_alone(base: Path) -> None:
         before = sorted(living(keeper)), folders(base)
         remove_abandoned(base)
         assert (sorted(living(keeper)), folders(base)) == before
+    await_end(keeper)  # it still removes its folder
 
 
 def test_why_it_does_not_start_is_told(base: Path) -> None:
