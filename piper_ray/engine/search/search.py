@@ -48,6 +48,10 @@ _NEAR, _FARTHER = (0.1, 1e-2), (0.3, 1e-3)
 step.
 """
 
+_DESCENT = 8e-3
+"""From a plan that many downsets have states for: once limits from both sides are known, evaluations take the less the
+further below it they are."""
+
 _MANY_LIVE = 30
 """Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
 
@@ -178,11 +182,11 @@ class Search:
             self._improve_on_chain(order_through(self.problem, outcome.stages))
 
     def _settle_incumbent(self) -> None:
-        """Evaluates the best plan's own value: its states tell which downsets can be completed, and an evaluation just
-        below it may end the search.
+        """Evaluates the best plan's own value: its states tell which downsets can be completed, and evaluations below
+        it may end the search.
 
-        With several degrees plans near borders are cheap once that is known. With one a downset has one state, and to
-        tell stages apart costs nothing: so better plans come first, as this was the last evaluation at this value.
+        With one degree a downset has one state, and to tell stages apart costs nothing: so better plans come first, as
+        this is the last evaluation at its value.
         """
         one_degree = has_one_degree(self.problem.tables)
         self._descend_near_borders(*_NEAR)
@@ -196,9 +200,7 @@ class Search:
             self._preferred = threshold_s, outcome
         self._report()
         self._take(self.problem, outcome.stages, "evaluation")
-        if not one_degree:
-            self._descend_near_borders(*_FARTHER)
-        self.bracket.phase = Phase.DESCENDING
+        self.bracket.descend(0.0 if one_degree else _DESCENT)
 
     @property
     def _is_small(self) -> bool:
@@ -293,7 +295,7 @@ class Search:
             stages = self._on_borders(within(allowed, self.problem.cluster.devices)) or stages
             spacing = finer(spacing)
         if stages is not None:
-            self.bracket.phase = Phase.DESCENDING
+            self.bracket.descend()
 
     def _on_borders(self, borders: Completion) -> Sequence[TracedStage] | None:
         """The best plan whose stages end at these, if it is better than all before."""
