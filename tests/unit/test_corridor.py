@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from random import Random
 
 import numpy as np
 import pytest
 
 import piper_ray
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.search import search
+from piper_ray.engine.search.coarse import within
 from piper_ray.engine.search.corridor import around
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.pricing import Pricing
+from piper_ray.engine.search.search import Search
 from piper_ray.model.events import Event, IncumbentFound
 from piper_ray.model.instance import Instance
 from tests.instances import RECOMPUTE, build, tmpc, two_towers
@@ -54,6 +62,29 @@ def test_the_same_plan_with_and_without(towers: int, height: int, seed: int, mon
         without.plan,
         without.time_per_sample_s,
     )
+
+
+@pytest.mark.parametrize(("towers", "height", "seed"), [(2, 9, 5), (3, 4, 4), (3, 5, 6), (1, 16, 7)])
+def test_a_search_within_few_downsets_finds_their_best_plan(towers: int, height: int, seed: int) -> None:
+    """The twin asks just below each plan until there is none, without limits from both sides."""
+    instance = uneven_towers(towers, height, seed)
+    made = tables(instance)
+    problem = made.problem
+    with closing(LocalBackend(1)) as backend:
+        searching = Search(Planning(instance, made.contraction), problem, Evaluations(backend))
+        searching._try(searching.bracket.ceiling)
+        assert searching._borders is not None
+        first_s = searching._upper_s
+        allowed = np.random.default_rng(seed).random(made.lattice.size) < 0.4
+        allowed |= around(made.lattice, searching._borders, 0.0)
+        best_s, asked, threshold_s = np.inf, within(allowed, problem.cluster.devices), first_s
+        while (outcome := evaluate_threshold(problem, backend, threshold_s, completion=asked)).feasible:
+            best_s = searching.planning.valued(problem, outcome.stages).time_per_sample_s
+            threshold_s = best_s * (1.0 - PROOF)
+        searching._search_within(allowed)
+    assert best_s < first_s
+    assert best_s * (1.0 - 1e-9) <= searching._upper_s <= best_s * (1.0 + 2 * search._NEARLY)
+    assert searching.bracket.lower < best_s  # of these downsets alone, nothing is proved
 
 
 @pytest.mark.parametrize(("height", "borders"), [(6, 1), (9, 2), (9, 5), (12, 3)])

@@ -17,6 +17,7 @@ from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables, has_one_degree
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
+from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.search.bracket import Bracket, Phase
@@ -40,12 +41,14 @@ from piper_ray.model.stop import StoppedBy, StopSearch
 
 _COARSE_GAP = 1e-4
 
-_LONGEST_STEP, _SHORTEST_STEP = 1e-2, 1e-4
-"""From one plan near borders to the next, relative."""
+_FEW_BORDERS, _MORE_BORDERS, _MOST_BORDERS = (0.05, 0.05), (0.1, 0.0), (0.3, 0.0)
+"""For plans whose stages end at few downsets: the share of all that are near the best plan's borders, and of all that
+are drawn at random.
+"""
 
-_NEAR, _FARTHER = (0.1, 1e-2), (0.3, 1e-3)
-"""The share of all downsets that count as near borders, with whose square grows what an evaluation takes; and the first
-step.
+_WORTHWHILE, _NEARLY = 2e-3, 1e-3
+"""A plan so much faster, relative, is followed by another search near its own borders; and the gap that such a search
+leaves.
 """
 
 _DESCENT = 8e-3
@@ -189,9 +192,8 @@ class Search:
         this is the last evaluation at its value.
         """
         one_degree = has_one_degree(self.problem.tables)
-        self._descend_near_borders(*_NEAR)
-        if one_degree:
-            self._descend_near_borders(*_FARTHER)
+        farther = (_MOST_BORDERS,) if one_degree else ()
+        self._improve_near_borders(_FEW_BORDERS, _MORE_BORDERS, *farther)
         threshold_s = self.bracket.upper
         if threshold_s is None or self.bracket.is_done(self.limits.gap):
             return
@@ -220,20 +222,39 @@ class Search:
             and not self._pricing.wanted
         )
 
-    def _descend_near_borders(self, share: float, step: float) -> None:
-        """Better plans whose stages end near where the best one's do, from one to the next. share: of all downsets."""
-        if self._borders is None or self.bracket.upper is None:
-            return
-        lattice, devices = self.problem.workload.lattice, self.problem.cluster.devices
-        allowed = within(around(lattice, self._borders, share), devices)
-        while step >= _SHORTEST_STEP:
-            threshold_s = self.bracket.upper * (1.0 - step)
-            outcome = self._evaluate_within(allowed, threshold_s) if threshold_s > self.bracket.lower else None
-            if outcome is not None and outcome.feasible:
-                self._take(self.problem, outcome.stages, "near")
-                allowed, step = within(around(lattice, self._borders, share), devices), min(2.0 * step, _LONGEST_STEP)
-            else:
-                step *= 0.5
+    def _improve_near_borders(self, *shares: tuple[float, float]) -> None:
+        """Better plans whose stages end at few downsets: near where the best one's do, from one to the next, and
+        elsewhere. shares: of all downsets, see ``_FEW_BORDERS``.
+        """
+        lattice, draws = self.problem.workload.lattice, np.random.default_rng(0)
+        for near_share, drawn_share in shares:
+            before_s = np.inf
+            while self._borders is not None and self._upper_s < before_s * (1.0 - _WORTHWHILE):
+                before_s = self._upper_s
+                drawn = draws.random(lattice.size) < drawn_share
+                self._search_within(around(lattice, self._borders, near_share) | drawn)
+
+    def _search_within(self, allowed: BoolArray) -> None:
+        """For the best plan whose stages end at these, where the best one's own do. Its value comes first: the states
+        there give limits from both sides for these, and what follows takes little.
+        """
+        borders, upper_s = within(allowed, self.problem.cluster.devices), self._upper_s
+        bracket = Bracket(self.bracket.lower, upper_s, phase=Phase.DOUBTING)
+        while not bracket.is_done(max(self.limits.gap, _NEARLY)):
+            threshold_s, reached = bracket.propose(), list[StateTables]()
+            outcome = self._evaluate_within(borders, threshold_s, reached.append)
+            if not outcome.feasible:
+                bracket.record_infeasible(threshold_s)
+                continue
+            bracket.record_feasible(threshold_s, self._take(self.problem, outcome.stages, "near"))
+            if threshold_s == upper_s:
+                bracket.descend(_DESCENT)
+            found = Completion.of(threshold_s, reached[-1], self.problem.scratch, self.limits.check)
+            borders = Completion(np.inf, found.device_limit)
+
+    @property
+    def _upper_s(self) -> float:
+        return np.inf if self.bracket.upper is None else self.bracket.upper
 
     def _learn(self, threshold_s: float) -> OnFinished:
         """Keeps what a feasible evaluation's states tell of later ones."""
@@ -311,13 +332,21 @@ class Search:
                 bracket.record_infeasible(threshold_s)
         return stages
 
-    def _evaluate_within(self, borders: Completion, threshold_s: float) -> Outcome:
+    def _evaluate_within(
+        self, borders: Completion, threshold_s: float, on_finished: OnFinished = keep_nothing
+    ) -> Outcome:
         """Of plans whose stages end at these."""
         completion = borders
         if self._completion is not None and self._completion.serves(threshold_s):
             completion = borders.within(self._completion)
-        backend = self.evaluations.backend
-        return evaluate_threshold(self.problem, backend, threshold_s, on_progress=self.check, completion=completion)
+        return evaluate_threshold(
+            self.problem,
+            self.evaluations.backend,
+            threshold_s,
+            on_progress=self.check,
+            on_finished=on_finished,
+            completion=completion,
+        )
 
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
