@@ -15,8 +15,7 @@ _CHAIN_QUALITY = 0.75  # a chain's best plan is seldom further from the best of 
 _NARROW = 0.01
 _FEWER = 0.99
 _OFF = 1e-8  # relative: far above what thresholds and their plans differ by
-_FIRST_DESCENT, _LONGEST_DESCENT = 4e-4, 8e-3
-_FAR = 2e-3
+_FIRST_DESCENT = 4e-4
 _LONGER = 4.0
 
 _QUICKLY = 4.0
@@ -37,8 +36,8 @@ class Phase(Enum):
     HALVING: the bracket, once a step was feasible.
     CHALLENGING: the best plan, by turns with halving from 1 % on: an infeasible evaluation just below it ends the
     search.
-    DESCENDING: from a plan that is likely to be near the best: just below it, or as far as was said, then 0.04 %,
-    0.16 %, 0.64 %, 0.8 % below the one that came out, until one is infeasible.
+    DESCENDING: from a plan that is likely to be near the best: just below it, then 0.04 %, 0.16 %, 0.64 %, ... below
+    the one that came out, until one is infeasible; or, in strides, as far below each as was said.
     """
 
     DOUBTING = auto()
@@ -65,6 +64,7 @@ class Bracket:
     _further: float = _FURTHER
     _pointed: float | None = None
     _descent: float = 0.0
+    _stride: float = 0.0
 
     def __post_init__(self) -> None:
         if self.upper is not None and self.phase is Phase.DOUBTING:
@@ -133,8 +133,8 @@ class Bracket:
         self._step *= 2.0
         if self.phase in (Phase.HALVING, Phase.CHALLENGING, Phase.DESCENDING):
             # Far below a plan an evaluation was quick, and one halfway will be, unlike one just below the plan.
-            stepped_far = self.phase is Phase.DESCENDING and self.gap() > _FAR
-            self.phase = self._closing(may_challenge=not stepped_far)
+            strode = self.phase is Phase.DESCENDING and self._stride > 0.0
+            self.phase = self._closing(may_challenge=not strode)
 
     def _step_further(self, threshold: float, reach: float) -> None:
         """States end where they have wasted what a threshold leaves to waste. If the rest wastes as much of its work
@@ -166,7 +166,7 @@ class Bracket:
         self.record_plan(value)
         self._pointed = threshold * share if share < _FEWER else None
         if self.phase is Phase.DESCENDING:
-            self._descent = min(max(_FIRST_DESCENT, _LONGER * self._descent), _LONGEST_DESCENT)
+            self._descent = self._stride or max(_FIRST_DESCENT, _LONGER * self._descent)
         elif threshold < self.ceiling:
             self.phase = self._closing(may_challenge=self.phase is not Phase.CHALLENGING)
 
@@ -177,9 +177,9 @@ class Bracket:
         if self.phase is Phase.DOUBTING:
             self.phase = Phase.STEPPING
 
-    def descend(self, first: float = 0.0) -> None:
-        """From the best plan. first: how far, relative."""
-        self.phase, self._descent = Phase.DESCENDING, first
+    def descend(self, stride: float = 0.0) -> None:
+        """From the best plan. stride: how far each time, relative, if not from just below it on."""
+        self.phase, self._descent, self._stride = Phase.DESCENDING, stride, stride
 
     def doubt(self) -> None:
         """A search that finds plans where there are some found none."""

@@ -41,7 +41,7 @@ from piper_ray.model.stop import StoppedBy, StopSearch
 
 _COARSE_GAP = 1e-4
 
-_FEW_BORDERS, _MORE_BORDERS, _MOST_BORDERS = (0.05, 0.05), (0.1, 0.0), (0.3, 0.0)
+_FEW_BORDERS, _MORE_BORDERS = (0.05, 0.05), (0.1, 0.0)
 """For plans whose stages end at few downsets: the share of all that are near the best plan's borders, and of all that
 are drawn at random.
 """
@@ -51,7 +51,7 @@ _WORTHWHILE, _NEARLY = 2e-3, 1e-3
 leaves.
 """
 
-_DESCENT = 8e-3
+_STRIDE = 8e-3
 """From a plan that many downsets have states for: once limits from both sides are known, evaluations take the less the
 further below it they are."""
 
@@ -192,8 +192,7 @@ class Search:
         this is the last evaluation at its value.
         """
         one_degree = has_one_degree(self.problem.tables)
-        farther = (_MOST_BORDERS,) if one_degree else ()
-        self._improve_near_borders(_FEW_BORDERS, _MORE_BORDERS, *farther)
+        self._improve_near_borders(_FEW_BORDERS, _MORE_BORDERS)
         threshold_s = self.bracket.upper
         if threshold_s is None or self.bracket.is_done(self.limits.gap):
             return
@@ -202,7 +201,7 @@ class Search:
             self._preferred = threshold_s, outcome
         self._report()
         self._take(self.problem, outcome.stages, "evaluation")
-        self.bracket.descend(0.0 if one_degree else _DESCENT)
+        self.bracket.descend(0.0 if one_degree else _STRIDE)
 
     @property
     def _is_small(self) -> bool:
@@ -248,7 +247,7 @@ class Search:
                 continue
             bracket.record_feasible(threshold_s, self._take(self.problem, outcome.stages, "near"))
             if threshold_s == upper_s:
-                bracket.descend(_DESCENT)
+                bracket.descend(_STRIDE)
             found = Completion.of(threshold_s, reached[-1], self.problem.scratch, self.limits.check)
             borders = Completion(np.inf, found.device_limit)
 
