@@ -65,6 +65,30 @@ def test_closes_from_above(lower: float, factors: list[float], seed: int) -> Non
     assert min(plans) <= bracket.upper <= min(plans) * (1 + 2 * PROOF)
 
 
+@given(positive, st.lists(st.floats(1.0, 1e4), min_size=1, max_size=20), st.floats(1e-4, 0.5), st.integers(0, 2**32))
+def test_closes_in_strides(lower: float, factors: list[float], stride: float, seed: int) -> None:
+    plans = [lower * factor for factor in factors]
+    bracket = Bracket(lower, max(plans) * 1.5, Random(seed).choice(plans))
+    bracket.descend(stride)
+    drive(bracket, plans, Random(seed))
+    assert bracket.upper is not None
+    assert min(plans) <= bracket.upper <= min(plans) * (1 + 2 * PROOF)
+
+
+def test_strides_are_as_long_and_end_halfway_back() -> None:
+    """Not just below the best plan, where an evaluation takes longest."""
+    bracket = Bracket(1.0, 9.0, 4.0)
+    bracket.descend(0.008)
+    assert bracket.propose() == pytest.approx(4.0 * 0.992)
+    bracket.record_feasible(bracket.propose(), 3.95)
+    assert bracket.propose() == pytest.approx(3.95 * 0.992)
+    bracket.record_feasible(bracket.propose(), 3.9)
+    infeasible = bracket.propose()
+    assert infeasible == pytest.approx(3.9 * 0.992)
+    bracket.record_infeasible(infeasible)
+    assert bracket.propose() == pytest.approx((infeasible * 3.9) ** 0.5)
+
+
 def test_a_good_plan_is_proved_by_few_evaluations() -> None:
     """The best but one, a little above: just below it, a step down, and what lies between."""
     asked = drive(Bracket(1.0, 9.0, 3.0003, phase=Phase.DESCENDING), [3.0, 3.0003, 4.0], Random(1))

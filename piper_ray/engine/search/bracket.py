@@ -126,6 +126,7 @@ class Bracket:
         if self._asks_how_far:
             self._step_further(threshold, reach)
             return
+        strode = self.phase is Phase.DESCENDING and self._stride > 0.0
         if self.upper is not None and self.lower < _CHAIN_QUALITY * self.upper <= threshold:
             self.phase = Phase.HALVING  # the small steps belong to the lower bound that was
         self.lower = max(self.lower, threshold)
@@ -133,7 +134,6 @@ class Bracket:
         self._step *= 2.0
         if self.phase in (Phase.HALVING, Phase.CHALLENGING, Phase.DESCENDING):
             # Far below a plan an evaluation was quick, and one halfway will be, unlike one just below the plan.
-            strode = self.phase is Phase.DESCENDING and self._stride > 0.0
             self.phase = self._closing(may_challenge=not strode)
 
     def _step_further(self, threshold: float, reach: float) -> None:
