@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     )
     from piper_ray.model.step import AllReduce, StepTerms
     from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+    from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.figures import Figures
     from piper_ray.proposal.plan import Planned, plan
     from piper_ray.report.graph.drawing import draw
@@ -154,6 +155,7 @@ __all__ = [
     "Layer",
     "Edge",
     "Tmpc",
+    "TrainedModel",
     "Tensor",
     "Cluster",
     "Link",
@@ -329,6 +331,7 @@ _LAZY = {
     "Layer": "piper_ray.model.instance",
     "Tensor": "piper_ray.model.instance",
     "Tmpc": "piper_ray.model.instance",
+    "TrainedModel": "piper_ray.model.trained_model",
     "Contract": "piper_ray.model.options",
     "SolveOptions": "piper_ray.model.options",
     "Passes": "piper_ray.model.passes",
@@ -428,7 +431,7 @@ def __getattr__(name: str) -> object:
 
 _SHOWN = (
     "Batch", "Cluster", "Edge", "Instance", "Layer", "PiperRayError", "Plan", "Restrictions", "Schedule",
-    "SimulationOptions", "Solution", "SolveOptions", "Stage", "StepTerms", "Tmpc", "UsageError",
+    "SimulationOptions", "Solution", "SolveOptions", "Stage", "StepTerms", "Tmpc", "TrainedModel", "UsageError",
 )  # fmt: skip
 """What users make themselves, or ask for, or catch."""
 

@@ -20,7 +20,8 @@ def model_of(model_type: str, *, tokens: int | None = None, **config: object) ->
     most = family.most_tokens(read)
     if tokens is None and most is not None:
         tokens = min(most, family.tokens)
-    return ModelConfig(model_type, family, read, tokens, family.samples, family.batch)
+    document = {"model_type": model_type, **config}
+    return ModelConfig(model_type, family, read, document, tokens, family.samples, family.batch)
 
 
 def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, tokens: int = 2048) -> ModelConfig:

@@ -16,8 +16,9 @@ import pytest
 
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, Setting, tmpcs_under
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
 
@@ -35,13 +36,17 @@ def llama(
     tied: bool = False,
     key_heads: int = 8,
     tokens: int = 1024,
+    software: str = "megatron-core",
 ) -> Instance:
     """A small Llama on nodes of 8 GPUs, with the paths of its modules. tied: its head is its embedding's table."""
     model = model_of(
         "llama", tokens=tokens, hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16,
         num_key_value_heads=key_heads, intermediate_size=2816, vocab_size=32000, tie_word_embeddings=tied,
     )  # fmt: skip
-    return estimated(model, "H100-SXM", nodes=nodes, samples=1, batch=batch, zero_shards=zero_shards).instance
+    found = estimated(
+        model, "H100-SXM", nodes=nodes, samples=1, batch=batch, zero_shards=zero_shards, software=software
+    )
+    return found.instance
 
 
 @cache
@@ -94,16 +99,19 @@ def random_counts(rng: Random, layers: int, stages: int) -> list[int]:
     return [end - start for start, end in zip([0, *cuts], [*cuts, layers], strict=True)]
 
 
-def random_case(rng: Random, *, chunks: bool = True) -> tuple[Instance, Plan, Schedule]:
-    """A plan that Megatron and torchtitan can run."""
-    instance = llama(nodes=4, zero_shards=rng.choice([1, 2]))
+def random_case(
+    rng: Random, *, chunks: bool = True, software: str = "megatron-core"
+) -> tuple[Instance, Plan, Schedule]:
+    """A plan that the software's runtime can run: Megatron, or torchtitan (fsdp) if one setting is all layers'."""
+    instance = llama(nodes=4, zero_shards=rng.choice([1, 2]), software=software)
     t, d, p = rng.choice([1, 2, 4]), rng.choice([1, 2]), rng.choice([1, 2, 4])
     most = len(instance.layers) // p
     v = rng.choice([1, 2, 3]) if chunks and p > 1 and most >= 3 else 1
     shards = max(x.optimizer_shards for x in _settings(instance)) if d == 2 else 1
-    setting = Setting(rng.choice(list(Recomputation)), t > 1 and rng.random() < 0.5, rng.choice([1, shards]))
+    known = sorted({x.recomputation or Recomputation.NONE for x in _settings(instance)}, key=lambda x: x.parts)
+    setting = Setting(rng.choice(known), t > 1 and rng.random() < 0.5, rng.choice([1, shards]))
     first_k = None
-    if setting.recomputation is Recomputation.NONE and rng.random() < 0.4:
+    if setting.recomputation == Recomputation.NONE and rng.random() < 0.4:
         first_k = rng.randint(1, 3)
     plan = plan_of(
         instance, random_counts(rng, len(instance.layers), p * v), d=d, t=t, setting=setting, first_k=first_k

@@ -164,6 +164,7 @@ def with_more_said(rng: random.Random, instance: Instance) -> Instance:
             samples_per_microbatch=rng.choice([None, 1, 16]),
             tokens_per_sample=rng.choice([None, 1024]),
         ),
+        measured_threads=rng.choice([None, 1, 64]),
     )
 
 

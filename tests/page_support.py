@@ -85,14 +85,16 @@ class Page(HTMLParser):
         return self.figures[name][0]
 
 
-def subject(instance: Instance, plan: Plan, schedule: str = "2bw", claims: PlanClaims | None = None) -> Subject:
+def subject(
+    instance: Instance, plan: Plan, schedule: Schedule | str = "2bw", claims: PlanClaims | None = None
+) -> Subject:
     return report_subject(instance, plan, Schedule.of(schedule), claims or PlanClaims())
 
 
-def page(instance: Instance, plan: Plan, schedule: str = "2bw", claims: PlanClaims | None = None) -> Page:
+def page(instance: Instance, plan: Plan, schedule: Schedule | str = "2bw", claims: PlanClaims | None = None) -> Page:
     return Page(page_html(subject(instance, plan, schedule, claims)))
 
 
-def written(path: Path, instance: Instance, plan: Plan, schedule: str = "2bw") -> Path:
+def written(path: Path, instance: Instance, plan: Plan, schedule: Schedule | str = "2bw") -> Path:
     write_page(subject(instance, plan, schedule), path)
     return path

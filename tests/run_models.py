@@ -133,6 +133,48 @@ def awkward(microbatch: int) -> tuple[nn.Module, Iterator[torch.Tensor], object]
 AWKWARD_PATHS = ("frozen", "again", "again", "turned", "idle", "norm", "last")
 
 
+class Dropping(nn.Module):
+    """Writes down which numbers it drops, in each pass of a step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = functional.dropout(torch.ones_like(x))
+        rank = os.environ["RANK"]
+        if (self.folder / f"begun-{rank}").exists():
+            with (self.folder / f"kept-{rank}").open("a") as file:
+                file.write("".join(str(int(number > 0)) for number in kept.flatten().tolist()) + "\n")
+        result: torch.Tensor = self.linear(x * kept)
+        return result
+
+
+def dropping(folder: str) -> tuple[nn.Module, Iterator[torch.Tensor]]:
+    """The same numbers again and again: only what is dropped differs."""
+
+    def microbatches() -> Iterator[torch.Tensor]:
+        yield torch.ones(2, 16)
+        Path(folder, f"begun-{os.environ['RANK']}").touch()
+        while True:
+            yield torch.ones(2, 16)
+
+    return nn.Sequential(Dropping(Path(folder)), nn.Linear(16, 16)), microbatches()
+
+
+DROPPING_PATHS = ("0", "1")
+
+
+def heavy(microbatch: int) -> tuple[nn.Module, torch.Tensor]:
+    """With 2048 samples, each of three layers has a MiB of weights, and four that it keeps for its backward pass."""
+    layers = [part for _ in range(3) for part in (nn.Linear(512, 512, bias=False), nn.Tanh())]
+    return nn.Sequential(*layers), torch.ones(microbatch, 512)
+
+
+HEAVY_PATHS = ("0", "2", "4")
+
+
 class Trouble(nn.Module):
     """Passes on what it gets until its rank's file is there, and then does as that says."""
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from piper_ray.run.data import Data, Microbatch
 from piper_ray.run.job import Job
-from piper_ray.run.pipeline import Pipeline
+from piper_ray.run.training import Training
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
 
 CPU = torch.device("cpu")
@@ -49,9 +49,10 @@ def main(job_file: str, rank: int) -> None:
 
 
 def compared(job: Job, mesh: DeviceMesh) -> dict[str, object]:
-    pipeline = Pipeline(job, mesh, CPU)
+    training = Training(job, mesh, CPU)
+    pipeline = training.pipeline
     pipeline.recorder.begin()
-    losses = pipeline.run(pipeline.batch())
+    losses = training.run(training.batch())
     loss, gradients = reference(job)
     largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient is not None)
     difference, compared_parameters = 0.0, 0

@@ -37,4 +37,5 @@ def job(
         sharing=sharing,
         steps=1,
         warm_up=0,
+        threads=1,
     )

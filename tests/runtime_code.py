@@ -34,7 +34,8 @@ def megatron(folder: Path, blocks: int) -> object:  # noqa: ARG001
     known = (
         "num_layers", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
         "pipeline_model_parallel_layout", "sequence_parallel", "recompute_granularity", "recompute_method",
-        "recompute_num_layers", "expert_model_parallel_size", "expert_tensor_parallel_size", *renamed,
+        "recompute_num_layers", "recompute_modules", "expert_model_parallel_size", "expert_tensor_parallel_size",
+        *renamed,
     )  # fmt: skip
     fields = {
         renamed.get(name, name): int(value) if str(value).isdecimal() else value
@@ -44,13 +45,12 @@ def megatron(folder: Path, blocks: int) -> object:  # noqa: ARG001
     return _transformer_config(fields) | {"flags": sorted(flags)}
 
 
-def _flags(folder: Path) -> dict[str, str | bool]:
-    words = shlex.split((folder / "megatron.args").read_text())
-    flags: dict[str, str | bool] = {}
-    for position, word in enumerate(words):
-        if word.startswith("--"):
-            following = words[position + 1] if position + 1 < len(words) else "--"
-            flags[word[2:].replace("-", "_")] = True if following.startswith("--") else following
+def _flags(folder: Path) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    for line in (folder / "megatron.args").read_text().splitlines():
+        flag, *values = shlex.split(line)
+        name = flag.removeprefix("--").replace("-", "_")
+        flags[name] = values if name == "recompute_modules" else values[0] if values else True
     return flags
 
 
@@ -76,7 +76,7 @@ def megatron_bridge(folder: Path, blocks: int) -> object:
     try:
         planned.apply(cfg)
         refused = False
-    except AssertionError:
+    except ValueError:
         refused = True
     found = _transformer_config({name: value for name, value in fields.items() if value is not None})
     return found | {"given_layout": layout, "train": vars(cfg.train), "refuses_other_depth": refused}
@@ -98,12 +98,136 @@ def _transformer_config(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "stages": stages,
         "chunks": config.virtual_pipeline_model_parallel_size,
-        "recompute": [config.recompute_granularity, config.recompute_method, config.recompute_num_layers],
+        "recompute": [
+            config.recompute_granularity,
+            config.recompute_method,
+            config.recompute_num_layers,
+            config.recompute_modules,
+        ],
         "sequence_parallel": config.sequence_parallel,
         "group": config.microbatch_group_size_per_vp_stage,
         "context": config.context_parallel_size,
         "experts": [config.expert_model_parallel_size, config.expert_tensor_parallel_size],
     }
+
+
+_OF_GPT_MODEL = (
+    "vocab_size", "max_position_embeddings", "position_embedding_type", "rotary_base", "rotary_percent",
+    "untie_embeddings_and_output_weights",
+)  # fmt: skip
+_OF_CONFIG = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
+
+
+def megatron_parameters(folder: Path, blocks: int) -> object:
+    """Parameters of Megatron-Core's GPTModel as the arguments describe it, and those of its predictors apart.
+
+    It is built without memory and without TransformerEngine, whose norms are parts of other modules. A text where
+    Megatron-Core refuses it.
+    """
+    import torch
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    flags = {name: _value(name, value) for name, value in _flags(folder).items()}
+    torch.distributed.init_process_group(backend="fake", rank=0, world_size=1, store=FakeStore())
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    try:
+        model = _gpt_model(flags, blocks)
+    except (ValueError, AssertionError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    further = sum(size for name, size in sizes.items() if name.startswith("mtp."))
+    return [sum(sizes.values()) - further, further]
+
+
+def _value(name: str, value: Any) -> Any:
+    """As Megatron-LM's parser makes it of an argument's text."""
+    if not isinstance(value, str):
+        return value
+    if name == "window_size":
+        return tuple(map(int, value.split(",")))
+    if value.startswith("(["):
+        return eval(value)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return value
+
+
+def _gpt_model(flags: dict[str, Any], blocks: int) -> Any:
+    import torch
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment,return-value] # where experts are made
+    torch.cuda.Stream = lambda *_, **__: None  # type: ignore[assignment,misc]
+    plain = DotProductAttention.__init__
+
+    def without_sizes(self: Any, *args: Any, k_channels: Any = None, v_channels: Any = None, **kwargs: Any) -> None:  # noqa: ARG001
+        plain(self, *args, **kwargs)  # which has no parameters; latent attention's own is TransformerEngine's
+
+    latent = "multi_latent_attention" in flags
+    kind = MLATransformerConfig if latent else TransformerConfig
+    known = {field.name for field in dataclasses.fields(kind)}
+    activations = {
+        "swiglu": (torch.nn.functional.silu, True),
+        "squared_relu": (lambda x: torch.nn.functional.relu(x) ** 2, False),
+        "quick_geglu": (quick_gelu, True),
+    }
+    function, gated = next(
+        (found for name, found in activations.items() if name in flags), (torch.nn.functional.gelu, False)
+    )
+    given = {_OF_CONFIG.get(name, name): value for name, value in flags.items()}
+    apart = {"pipeline_model_parallel_layout", "moe_grouped_gemm", "window_size" if latent else ""}
+    fields = {name: value for name, value in given.items() if name in known - apart and "_parallel" not in name}
+    fields = {name: value for name, value in fields.items() if not name.startswith(("recompute", "fp8", "tp_comm"))}
+    config = kind(
+        **fields,
+        add_bias_linear="disable_bias_linear" not in flags,
+        activation_func=function,
+        gated_linear_unit=gated,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        gradient_accumulation_fusion=False,
+        **({"apply_rope_fusion": False} if latent else {}),
+    )
+    with (
+        torch.device("meta"),
+        unittest.mock.patch.object(DotProductAttention, "__init__", without_sizes),
+        unittest.mock.patch.object(multi_latent_attention, "TELinear", type("Absent", (), {})),
+    ):
+        norm = flags["normalization"]
+        if config.num_moe_experts:
+            spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=norm)
+        else:
+            spec = gpt_layer_specs.get_gpt_layer_local_spec(
+                qk_layernorm=config.qk_layernorm, multi_latent_attention=latent, normalization=norm
+            )
+        further = None
+        if config.mtp_num_layers:
+            last = spec.layer_specs[-1] if hasattr(spec, "layer_specs") else spec
+            further = gpt_layer_specs.get_gpt_mtp_block_spec(config, last, use_transformer_engine=False)
+        assert config.num_layers == blocks
+        return GPTModel(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=flags["vocab_size"],
+            max_sequence_length=flags["max_position_embeddings"],
+            position_embedding_type=flags["position_embedding_type"],
+            rotary_percent=flags.get("rotary_percent", 1.0),
+            rotary_base=flags.get("rotary_base", 10000),
+            share_embeddings_and_output_weights="untie_embeddings_and_output_weights" not in flags,
+            mtp_block_spec=further,
+        )
 
 
 def megatron_groups(folder: Path, blocks: int) -> object:
@@ -347,18 +471,25 @@ def torch_pipelining(folder: Path, blocks: int) -> object:  # noqa: ARG001
     world = ranks * plan["data_parallel_degree"]
     for rank in range(0, world, plan["data_parallel_degree"]):
         torch.distributed.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
-        model = _model_of([path for stage in plan["stages"] for path in stage["modules"]])
-        schedule, parts = pipeline.build(model, torch.device("cpu"), pipeline.mesh("cpu"), torch.nn.functional.mse_loss)
+        model = _chain_of([path for stage in plan["stages"] for path in stage["modules"]])
+        loss, x = torch.nn.functional.mse_loss, torch.zeros(1, 2)
+        schedule, parts = pipeline.build(model, torch.device("cpu"), pipeline.mesh("cpu"), loss, x, x)
         built[rank] = [type(schedule).__name__, len(parts)]
         torch.distributed.destroy_process_group()
     return {"stage_of_rank": {str(stage): rank for stage, rank in mapping.items()}, "built": built}
 
 
-def _model_of(paths: list[str]) -> Any:
-    """Modules at these paths, with a parameter each."""
+def _chain_of(paths: list[str]) -> Any:
+    """Modules at these paths, with a parameter each, one after the other."""
     import torch
 
-    model = torch.nn.Module()
+    class Chain(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            for path in paths:
+                x = self.get_submodule(path)(x)
+            return x
+
+    model = Chain()
     for path in paths:
         at, *names = model, *path.split(".")
         for name in names[:-1]:

@@ -11,6 +11,7 @@ from typing import Literal
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.recomputation import parse_recomputation
 from piper_ray.model.settings import ALL_REPLICAS
 
 PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
@@ -64,6 +65,7 @@ def estimate(
     expert_parallel: Iterable[int] = (),
     expert_tensor_parallel: int = 1,
     expert_imbalance: float | None = None,
+    recompute: Iterable[str] = (),
     keep_gathered: bool = False,
     offload: bool = False,
     lora: int | None = None,
@@ -83,7 +85,9 @@ def estimate(
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
     context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over, apart
     from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over the
-    average. keep_gathered: what sequence parallelism would gather again. offload: activations in host memory.
+    average. recompute: parts of layers that the backward pass computes again, such as ("core_attn,mlp",), besides those
+    that suit the software. keep_gathered: what sequence parallelism would gather again. offload: activations in host
+    memory.
 
     reserve_bytes: of each GPU, left free for CUDA's context, communicators and what is stuck in the allocator, in place
     of what is usual.
@@ -133,6 +137,7 @@ def estimate(
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
             gathered=arguments.flag("keep_gathered", keep_gathered),
         ),
+        recomputations=tuple(parse_recomputation(text("recompute", one, "core_attn,mlp")) for one in recompute),
         context_exchange=text("context_exchange", context_exchange, "ring"),
         expert_imbalance=None if expert_imbalance is None else _imbalance(expert_imbalance),
         lora=given("lora", lora) or 0,

@@ -37,8 +37,10 @@ from piper_ray.certificate.tables import claim_of
 from piper_ray.certificate.ways import Way, ways_of
 from piper_ray.model import arguments
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
+from piper_ray.model.figures import PROOF_TOLERANCE
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats import instance_of
@@ -72,9 +74,19 @@ class CertifiedBound:
     stages: int
     choices: int
 
-    def gap(self, time_s: float) -> float:
-        """How much less than this some plan could take, as a share."""
+    def gap(self, time_s: float) -> float | None:
+        """How much less than this some plan could take, as a share. None where the bound is not of a plan of such a
+        time: there is none, or none as fast."""
+        if self.bound_s > time_s * (1.0 + PROOF_TOLERANCE):
+            return None
         return relative_gap(time_s, self.bound_s)
+
+    def silent_on(self, instance: Instance, plan: Plan, time_s: float) -> tuple[str, ...]:
+        """Why nothing is said of a plan of that time, a sentence each; of a plan that it does speak of none."""
+        broken = tuple(self.restrictions.violations(instance, plan))
+        if broken or self.gap(time_s) is not None:
+            return broken
+        return ("its memory is above the limit, by less than plans are granted",)
 
 
 def verify_certificate(

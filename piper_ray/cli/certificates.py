@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,6 @@ import piper_ray
 from piper_ray.cli.common import Unwritten, note, refuse_unwritable
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.progress import working
-from piper_ray.evaluate import Evaluation
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
 from piper_ray.model.instance import Instance
@@ -117,26 +116,30 @@ def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Sc
         return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
 
 
-def certified_text(found: CertifiedBound, instance: Instance, plan: Plan, evaluation: Evaluation) -> list[str]:
-    """In words, a line each."""
-    gap = percent_text(found.gap(evaluation.time_per_sample_s))
+def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> list[str]:
+    """In words, a line each. silent_on: why nothing is said of the plan."""
+    kept = found.restrictions.constraints
+    which = f" that keeps {', '.join(map(repr, kept))}" if kept else ""
     if found.bound_s < float("inf"):
-        lines = [f"certified: no plan takes less than {time_text(found.bound_s)}/microbatch; gap {gap}"]
+        text = f"no plan{which} takes less than {time_text(found.bound_s)}/microbatch"
     else:
-        lines = ["certified: there is no plan that keeps the memory to the byte"]
-    if found.restrictions.constraints:
-        lines.append(f"of plans that keep {', '.join(map(repr, found.restrictions.constraints))}")
-        lines += [f"note: PLAN breaks that: {text}" for text in found.restrictions.violations(instance, plan)]
-    lines.append(f"checked: {plural(found.stages, 'stage')} in front of {plural(found.tails, 'tail')}")
-    return lines
+        text = f"there is no plan{which}" if kept else "there is no plan that keeps the memory to the byte"
+    gap = found.gap(time_s)
+    if silent_on or gap is None:
+        text += "; of PLAN that says nothing"
+    else:
+        text += f"; gap {percent_text(gap)}"
+    return [f"certified: {text}", f"checked: {plural(found.stages, 'stage')} in front of {plural(found.tails, 'tail')}"]
 
 
-def certified_document(found: CertifiedBound, evaluation: Evaluation) -> Mapping[str, object]:
-    """For ``--json``; null: without end."""
+def certified_document(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> Mapping[str, object]:
+    """For ``--json``; a bound of null: there is no plan; a gap of null: nothing is said of the plan, for these
+    reasons."""
     return {
         "certificate": {
             "bound_s": found.bound_s if found.bound_s < float("inf") else None,
-            "gap": found.gap(evaluation.time_per_sample_s),
+            "gap": None if silent_on else found.gap(time_s),
+            "violations": list(silent_on),
             "restrictions": found.restrictions.to_dict(),
             "downsets": found.downsets,
             "tails": found.tails,

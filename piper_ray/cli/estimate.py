@@ -17,6 +17,7 @@ from piper_ray.cli.offers import (
     ExpertParallel,
     ExpertTensorParallel,
     KeepGathered,
+    Recompute,
     ShardedGradients,
     ShardedState,
     ShardedWeights,
@@ -87,6 +88,7 @@ def estimate(
     expert_parallel: ExpertParallel = None,
     expert_tensor_parallel: ExpertTensorParallel = 1,
     expert_imbalance: ExpertImbalance = None,
+    recompute: Recompute = None,
     keep_gathered: KeepGathered = False,
     offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
     lora: Annotated[
@@ -148,6 +150,7 @@ def estimate(
             expert_tensor=expert_tensor_parallel,
             gathered=keep_gathered,
         ),
+        recomputations=tuple(recompute or ()),
         context_exchange=context_exchange,
         expert_imbalance=expert_imbalance,
         lora=lora,

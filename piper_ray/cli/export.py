@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from piper_ray.cli.common import (
     Microbatches,
     load_instance,
     note,
+    option_value,
     refuse_unwritable,
 )
 from piper_ray.cli.plan_files import judged
@@ -25,8 +27,8 @@ from piper_ray.cli.progress import working
 from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
 from piper_ray.export.target import RANKS, Target
 from piper_ray.model.errors import InvalidPlan, UsageError
+from piper_ray.model.recomputation import Recomputation, parse_recomputation
 from piper_ray.model.schedule import PAPERS_SCHEDULE
-from piper_ray.model.settings import Recomputation
 from piper_ray.runtimes.runtime import gpus_per_node_of
 from piper_ray.workloads.formats.load import plan_claims
 
@@ -128,7 +130,13 @@ def import_plan(
         ),
     ] = None,
     recompute: Annotated[
-        Recomputation | None, typer.Option("--recompute", help="What layers recompute in the backward pass.")
+        Recomputation | None,
+        typer.Option(
+            "--recompute",
+            metavar="WHAT",
+            parser=option_value(parse_recomputation),
+            help="What layers recompute in the backward pass: none, full, or parts of them, such as core_attn,mlp.",
+        ),
     ] = None,
     recompute_layers: Annotated[
         int | None,
@@ -202,27 +210,42 @@ def _layout_text(layout: str) -> tuple[str, int | None]:
     Raises UsageError.
     """
     path, ranks = Path(layout), None
-    if not layout.strip():
+    if not layout.strip() or not _can_be_path(layout):
         return layout, None
+    if path.is_dir():
+        found = [name for name in _LAYOUT_FILES if (path / name).is_file()]
+        if not found:
+            raise UsageError(f"{layout}: a folder without {', '.join(_LAYOUT_FILES[:-1])} or {_LAYOUT_FILES[-1]}")
+        if len(found) > 1 and found != _TITAN_FILES:
+            names = f"{', '.join(found[:-1])} and {found[-1]}"
+            raise UsageError(f"{layout}: a folder with {names}, of several exports; expected one of these files")
+        if (path / RANKS).is_file():
+            ranks = len(_text_of(path / RANKS).splitlines()) - 1
+        path /= found[0]
+    if not path.is_file():
+        if _PATH_LIKE.fullmatch(layout):
+            raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
+        return layout, None
+    return _text_of(path), ranks
+
+
+def _can_be_path(layout: str) -> bool:
+    """Whether the system takes it for one: no longer, and without characters, than it allows."""
     try:
-        if path.is_dir():
-            found = [name for name in _LAYOUT_FILES if (path / name).is_file()]
-            if not found:
-                raise UsageError(f"{layout}: a folder without {', '.join(_LAYOUT_FILES[:-1])} or {_LAYOUT_FILES[-1]}")
-            if len(found) > 1 and found != _TITAN_FILES:
-                names = f"{', '.join(found[:-1])} and {found[-1]}"
-                raise UsageError(f"{layout}: a folder with {names}, of several exports; expected one of these files")
-            if (path / RANKS).is_file():
-                ranks = len((path / RANKS).read_text(encoding="utf-8").splitlines()) - 1
-            path /= found[0]
-        if not path.is_file():
-            if _PATH_LIKE.fullmatch(layout):
-                raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
-            return layout, None
-        return path.read_text(encoding="utf-8-sig"), ranks
+        Path(layout).stat()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        return error.errno not in (errno.ENAMETOOLONG, errno.EINVAL)
+    except ValueError:
+        return False
+    return True
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: is no text") from None
-    except (OSError, ValueError) as error:  # a layout that cannot be a path, or a file that cannot be read
-        if path.exists():
-            raise UsageError(f"{path}: cannot be read: {error}") from None
-        return layout, None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None

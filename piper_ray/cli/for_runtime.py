@@ -208,8 +208,10 @@ def find_alternatives(
         )
 
 
-def print_alternatives(console: Console, instance: Instance, found: Alternatives, tolerance: float) -> None:
-    """The table, and a line for each plan but the first that says what separates it from that."""
+def print_alternatives(
+    console: Console, instance: Instance, found: Alternatives, tolerance: float, *, letters: bool
+) -> None:
+    """The table (letters: with layouts in Megatron's), and what separates each plan but the first from that."""
     from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
 
     plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
@@ -218,7 +220,7 @@ def print_alternatives(console: Console, instance: Instance, found: Alternatives
     )
     if not plans:
         return
-    print_comparison(console, instance, plans)
+    print_comparison(console, instance, plans, letters=letters)
     if found.tied > 1:
         console.print(
             f"1 to {found.tied} are within {percent_text(tolerance)} of each other: fewest devices first, then the "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from piper_ray.cli.common import NamedNumber, option_value
 from piper_ray.cli.search_options import parse_degrees
 from piper_ray.model.errors import UsageError
+from piper_ray.model.recomputation import parse_recomputation
 from piper_ray.model.settings import ALL_REPLICAS
 
 
@@ -94,6 +95,16 @@ ExpertImbalance = Annotated[
         metavar="FACTOR",
         min=1.0,
         help="Tokens of the busiest experts' GPU over those of the average one; 1.25 if not given.",
+    ),
+]
+Recompute = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "--recompute",
+        metavar="PARTS",
+        parser=option_value(parse_recomputation),
+        help="Offer recomputing these parts of each layer, as core_attn,mlp, besides what suits the software; may be "
+        "given again.",
     ),
 ]
 KeepGathered = Annotated[

@@ -57,7 +57,12 @@ def plan(
     runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Who is to run it.")] = RuntimeName.MEGATRON,
     global_batch: Annotated[
         int | None,
-        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas."),
+        typer.Option(
+            "--global-batch",
+            metavar="SAMPLES",
+            min=1,
+            help="Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
+        ),
     ] = None,
     microbatch_size: Annotated[
         int | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,8 @@ from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.workloads.measure.session import Profile
+    from piper_ray.workloads.measure.session import Profile, Progress
+    from piper_ray.workloads.measure.store import Store
 
 
 class Device(str, Enum):
@@ -94,7 +96,14 @@ def profile(
         typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", metavar="K", min=1, help="Devices to plan for, in place of those here.")
+        int | None,
+        typer.Option(
+            "--devices",
+            metavar="K",
+            min=1,
+            help="Devices to plan for, in place of those here; on a CPU, layers are measured with one's share of the "
+            "cores.",
+        ),
     ] = None,
     batch: Annotated[
         int | None,
@@ -131,7 +140,7 @@ def profile(
     from piper_ray.workloads.measure.factory import find_factory
     from piper_ray.workloads.measure.inputs import parse_input
     from piper_ray.workloads.measure.passes import Repeats
-    from piper_ray.workloads.measure.session import ProfileRequest, store_of
+    from piper_ray.workloads.measure.session import ProfileRequest, store_of, threads_of_a_rank
     from piper_ray.workloads.measure.session import profile as run
 
     request = ProfileRequest(
@@ -148,12 +157,24 @@ def profile(
         gpu=gpu,
     )
     table = load_hardware(hardware, note)
-    factory = find_factory(model, dict(parse_argument(text) for text in arg or ()))
-    store = store_of(factory, request, out.with_name(f"{out.name}.partial"))
-    if resume:
-        store.resume()
-    else:
-        store.start()
+    with threads_of_a_rank(request):
+        factory = find_factory(model, dict(parse_argument(text) for text in arg or ()))
+        store = store_of(factory, request, out.with_name(f"{out.name}.partial"))
+        if resume:
+            store.resume()
+        else:
+            store.start()
+        result = _measured(store, lambda progress: run(factory, request, table, store, progress))
+        if out.suffix.lower() == ".json":
+            piper_ray.dump(result.instance, out)
+        else:
+            write_atomically(out, file_text(result, command_text(context, hidden=("resume",))))
+        store.remove()
+        typer.echo("\n".join(summary_lines(result)))
+
+
+def _measured(store: Store, run: Callable[[Progress], Profile]) -> Profile:
+    """With a live line. What was measured before an interruption stays in the store."""
     try:
         with working("measuring") as show:
 
@@ -162,9 +183,9 @@ def profile(
                     stop.check()
                     show(done, total, layer)
 
-                return run(factory, request, table, store, progress)
+                return run(progress)
 
-            result = current().run(measure)
+            return current().run(measure)
     except (KeyboardInterrupt, PiperRayError):
         if len(store):
             words = "keeps what was measured; the same command with --resume goes on"
@@ -172,12 +193,6 @@ def profile(
         else:
             store.remove()
         raise
-    if out.suffix.lower() == ".json":
-        piper_ray.dump(result.instance, out)
-    else:
-        write_atomically(out, file_text(result, command_text(context, hidden=("resume",))))
-    store.remove()
-    typer.echo("\n".join(summary_lines(result)))
 
 
 def _degrees(text: str | None) -> tuple[int, ...]:

@@ -263,7 +263,8 @@ def solve(
     if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
         others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
         screen.print()
-        print_alternatives(screen, instance, others, tolerance)
+        letters = for_runtime is None or for_runtime.runtime.letters
+        print_alternatives(screen, instance, others, tolerance, letters=letters)
         more["alternatives"] = alternatives_document(instance, others)
         if out is not None:
             write_alternatives(out, instance, others, unwritten)

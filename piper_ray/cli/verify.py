@@ -33,7 +33,7 @@ from piper_ray.cli.search_options import (
 )
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegrees
-from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.errors import CertificateRefused, InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
@@ -42,6 +42,7 @@ from piper_ray.simulate.options import SimulationOptions
 from piper_ray.workloads.formats.load import plan_claims
 
 if TYPE_CHECKING:
+    from piper_ray.certificate.check import CertifiedBound
     from piper_ray.simulate.result import Simulation
 
 
@@ -91,31 +92,37 @@ def verify(
                 found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
                 typer.echo(to_text(found), nl=False)
             raise
-    certified = None if certificate is None else checked_certificate(certificate, instance, plan, valued_for)
+    time_s = evaluation.time_per_sample_s
+    certified: CertifiedBound | None = None
+    silent_on: tuple[str, ...] = ()
+    if certificate is not None:
+        certified = checked_certificate(certificate, instance, plan, valued_for)
+        silent_on = certified.silent_on(instance, plan, time_s)
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
         if certified is not None:
-            found |= certified_document(certified, evaluation)
+            found |= certified_document(certified, silent_on, time_s)
         typer.echo(to_text(found), nl=False)
-        return
-    screen = console()
-    for line in [*instance_lines(instance), schedule_line(valued_for)]:
-        screen.print(line, soft_wrap=True)
-    screen.print()
-    print_plan(screen, instance, plan, evaluation)
-    if simulation is not None:
+    else:
+        screen = console()
+        for line in [*instance_lines(instance), schedule_line(valued_for)]:
+            screen.print(line, soft_wrap=True)
         screen.print()
-        print_simulation(screen, simulation)
-    screen.print()
-    time_s = evaluation.time_per_sample_s
-    screen.print(f"valid: {cost_text(instance, time_s, evaluation.devices)}", soft_wrap=True)
-    print_speed(screen, instance, time_s)
-    if certified is not None:
-        for line in certified_text(certified, instance, plan, evaluation):
-            screen.print(line, soft_wrap=True, highlight=False)
-    if not valued_for.asynchronous:
-        for uneven in SameDegrees().violations(instance, plan):
-            screen.print(f"note: {uneven}: no runtime runs such a plan under a flush", soft_wrap=True)
+        print_plan(screen, instance, plan, evaluation)
+        if simulation is not None:
+            screen.print()
+            print_simulation(screen, simulation)
+        screen.print()
+        screen.print(f"valid: {cost_text(instance, time_s, evaluation.devices)}", soft_wrap=True)
+        print_speed(screen, instance, time_s)
+        if certified is not None:
+            for line in certified_text(certified, silent_on, time_s):
+                screen.print(line, soft_wrap=True, highlight=False)
+        if not valued_for.asynchronous:
+            for uneven in SameDegrees().violations(instance, plan):
+                screen.print(f"note: {uneven}: no runtime runs such a plan under a flush", soft_wrap=True)
+    if silent_on:
+        raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {plan_file}:", *silent_on]))
 
 
 def _valued(

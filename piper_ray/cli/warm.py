@@ -31,7 +31,7 @@ def warm(
     of the folder, such as those of a container image.
     """
     from piper_ray.compiled.jit import cache_folders
-    from piper_ray.engine.backends.cores import usable_cores
+    from piper_ray.model.cores import usable_cores
 
     began = time.perf_counter()
 

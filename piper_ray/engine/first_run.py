@@ -14,7 +14,7 @@ import numpy as np
 from piper_ray.compiled.beside import compile_beside
 from piper_ray.compiled.jit import compile_for
 from piper_ray.compiled.observers import observed
-from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import Compiling, Listener, Note
 
 

@@ -16,7 +16,7 @@ from piper_ray.cost.variants import never_worse
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.several import Part, Solver, best_of
-from piper_ray.model.constraints import SameDegrees
+from piper_ray.model.constraints import Recompute, SameDegrees
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
@@ -43,12 +43,13 @@ class _Setting(NamedTuple):
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneSetting)
-    parts = [
-        _Setting(worth_of(instance, restrictions, schedule), instance)
+    instances = (
+        instance if constraint.by_layer else _under_rule(restrictions.recompute, request.instance, instance)
         for constraint in request.restrictions.constraints
         if isinstance(constraint, OneSetting)
         for instance in constraint.under_each(request.instance, constraint.settings(request.instance))
-    ]
+    )
+    parts = [_Setting(worth_of(instance, restrictions, schedule), instance) for instance in instances]
     found: list[_Setting] = []
     for part in sorted(parts, key=lambda part: part.worth):  # of equal ones the plainest first
         if not any(_never_loses(other.instance, part.instance) for other in found):
@@ -62,6 +63,31 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
         for part in found
     ]
     return best_of(request, several, solve, "one setting for all layers")
+
+
+def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:
+    """The setting's instance without the degrees at which it breaks the rule of recomputation.
+
+    The rule speaks of layers that have the choice, and in the setting's instance none has it any more.
+    """
+    if rule is Recompute.AUTO:
+        return narrowed
+    made: dict[int, set[bool]] = {}
+    for layer, own in zip(whole.layers, narrowed.layers, strict=True):
+        for t, row in own.tmpcs.items():
+            if len({tmpc.recompute for tmpc in layer.tmpcs[t]}) > 1:
+                made.setdefault(t, set()).update(tmpc.recompute for tmpc in row)
+    allowed = {Recompute.ALWAYS: {True}, Recompute.NEVER: {False}}.get(rule)
+    broken = {t for t, found in made.items() if len(found) > 1 or (allowed is not None and not found <= allowed)}
+    if not broken:
+        return narrowed
+    layers = tuple(
+        replace(layer, tmpcs={t: row for t, row in layer.tmpcs.items() if t not in broken}) for layer in narrowed.layers
+    )
+    found = replace(narrowed, layers=layers)
+    if narrowed.checked:
+        found.mark_checked()
+    return found
 
 
 def _ids(instance: Instance) -> Iterator[str]:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from piper_ray.export.files import Export, json_text
 from piper_ray.export.job import Job
 from piper_ray.model.errors import UsageError
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 
 _SCRIPT = '''"""The plan for DeepSpeed: PlannedPipelineModule(layers=...), of the workload's layers in its order."""
 
@@ -54,7 +54,7 @@ class PlannedPipelineModule(PipelineModule):
 
 def export_deepspeed(job: Job) -> Export:
     """``ds_config.json`` and ``planned_module.py``. Raises UsageError for what DeepSpeed has no setting for."""
-    if job.recomputation is None or job.recomputation is Recomputation.SELECTIVE:
+    if job.recomputation not in (Recomputation.NONE, Recomputation.FULL):
         raise UsageError(
             "DeepSpeed recomputes all layers in full or none (activation_checkpoint_interval); this plan does otherwise"
         )
@@ -69,7 +69,7 @@ def export_deepspeed(job: Job) -> Export:
         p=job.pipeline_ranks,
         t=job.tensor_parallel_degree,
         d=job.data_parallel_degree,
-        recomputed=job.recomputation is Recomputation.FULL,
+        recomputed=job.recomputation == Recomputation.FULL,
         shards=job.setting.optimizer_shards,
     )
     config = {

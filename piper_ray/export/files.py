@@ -16,12 +16,14 @@ from piper_ray.storage.files import write_atomically
 @dataclass(frozen=True)
 class Export:
     """files: texts by file name. command: what starts the training. notes: what the form could not hold, and what was
-    assumed, a sentence each. excess: of each rank that needs more memory than a device has, which notes tell too."""
+    assumed, a sentence each. excess: of each rank that needs more memory than a device has, which notes tell too.
+    usage: how the files are used, Markdown for the README."""
 
     files: Mapping[str, str]
     command: str
     notes: tuple[str, ...]
     excess: tuple[str, ...] = ()
+    usage: str = ""
 
     def write(self, folder: Path) -> list[Path]:
         """Into the folder, which is made if need be. Raises UsageError where that cannot be."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from piper_ray.export.files import Export, yaml_text
 from piper_ray.export.job import Job
+from piper_ray.export.megatron_flags import Settings
+from piper_ray.export.megatron_model import model_settings, require_megatron_model
+from piper_ray.export.megatron_settings import overlap_settings, precision_settings
 from piper_ray.model.errors import UsageError
 
 
 def export_flagscale(job: Job) -> Export:
     """``system.yaml``, to be merged into the task's own. Raises UsageError for what FlagScale has no setting for."""
+    if job.pieces.predictors:
+        raise UsageError(
+            "FlagScale's hetero_pipeline_layer_split counts decoder layers alone, and this model predicts further "
+            "tokens (one whose config has num_nextn_predict_layers = 0 does not)"
+        )
     counts = job.first_recomputed
     if counts is None:
         raise UsageError(
@@ -31,6 +39,8 @@ def export_flagscale(job: Job) -> Export:
         "context_parallel_size": context,
         "sequence_parallel": job.setting.sequence_parallel,
         "use_distributed_optimizer": job.setting.optimizer_shards > 1,
+        **overlap_settings(job),
+        **_precision(job),
         "hetero": hetero,
     }
     if job.expert_ranks is not None:
@@ -49,12 +59,15 @@ def export_flagscale(job: Job) -> Export:
         }
     model: dict[str, object] = {
         "num_layers": job.pieces.blocks,
+        **_model(job),
         "micro_batch_size": job.microbatch_samples,
         "global_batch_size": job.global_batch_samples,
     }
     if job.instance.batch.tokens_per_sample is not None:
         model["seq_length"] = job.instance.batch.tokens_per_sample
     notes = [f"hetero_device_types: {_DEVICE} stands for the name of your devices"]
+    if job.instance.model is None:
+        notes.append("the workload does not say which model it is: its shape and its precision are the task's own")
     if job.tied_over_ranks:
         notes.append(
             f"{job.tied_text}: FlagScale sums their gradients over these where untie_embeddings_and_output_weights of "
@@ -74,3 +87,17 @@ def export_flagscale(job: Job) -> Export:
 
 
 _DEVICE = "GPU"
+
+
+def _model(job: Job) -> Settings:
+    """The model's arguments, which FlagScale takes by Megatron's names; empty where nobody knows the model."""
+    model = job.instance.model
+    if model is None:
+        return {}
+    if model.lora_rank:
+        raise UsageError("Megatron in FlagScale trains no adapters (LoRA), and this plan does")
+    return model_settings(require_megatron_model(model))
+
+
+def _precision(job: Job) -> Settings:
+    return {} if job.instance.model is None else precision_settings(job.instance.model)

@@ -24,7 +24,7 @@ def export_yaml(job: Job) -> Export:
                     {
                         "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
                         "configuration": stage.tmpc_ids[layer],
-                        "recomputation": recomputed[layer].value,
+                        "recomputation": recomputed[layer].id,
                     }
                     for layer in job.in_order(stage.layers)
                 ],

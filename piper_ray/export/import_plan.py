@@ -12,17 +12,19 @@ import yaml
 from piper_ray.export.deepspeed_module import is_planned_module, read_planned_module
 from piper_ray.export.megatron_arguments import are_arguments, read_arguments, read_string
 from piper_ray.export.megatron_fields import is_recipe, read_recipe, read_sections
+from piper_ray.export.megatron_flags import HARMLESS_FLAGS, READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
-from piper_ray.export.torchtitan_config import read_config, read_parts
+from piper_ray.export.torchtitan_config import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
+from piper_ray.export.understood import require_understood
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.settings import (
     ALL_REPLICAS,
-    Recomputation,
     Setting,
     Sharding,
     missing_of,
@@ -39,6 +41,12 @@ FORMS = (
     "configuration, or a file of an exported folder"
 )
 """What is read, for people."""
+
+
+_KNOWN = READ_FLAGS.keys() | RENAMED_FIELDS.keys() | READ_FIELDS
+_HARMLESS = HARMLESS_FLAGS | HARMLESS_FIELDS
+_COMPARED = frozenset({"num_layers", "mtp_num_layers", "seq_length", "global_batch_size", "micro_batch_size"})
+"""With the workload's, where they are read; where they are not, nothing is divided otherwise."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
         return Imported(*read_planned_module(text, instance))
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
+    if document is not None or are_arguments(text) or is_recipe(text):
+        require_understood(text, read.names | _COMPARED, _KNOWN, _HARMLESS)
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 
@@ -161,7 +171,7 @@ def _first_recomputed(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_
     given = run_as.recomputed_layers
     if given is None:
         return [None] * len(stages)
-    if run_as.recomputation is not Recomputation.FULL:
+    if run_as.recomputation != Recomputation.FULL:
         raise UsageError(
             f"{given} recomputed layers of each stage are for full recomputation alone; expected it beside them"
         )
@@ -234,15 +244,16 @@ def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]
         sequence = False
     sharding, shards = _shards(known, run_as, d * context, notes)
     experts, each = _spread(instance, known, run_as, t // context, notes)
+    recomputation = run_as.recomputation or Recomputation.NONE
     return Setting(
-        run_as.recomputation or Recomputation.NONE,
+        recomputation,
         sequence,
         shards,
         context=context,
         experts=experts,
         expert_tensor=each,
         sharding=sharding,
-        gathered=sequence and bool(run_as.gathered) and run_as.recomputation in (None, Recomputation.NONE),
+        gathered=sequence and bool(run_as.gathered) and recomputation == Recomputation.NONE,
     )
 
 

@@ -13,8 +13,9 @@ from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import chosen_tmpcs, order_violations, partition_violations
+from piper_ray.model.recomputation import Recomputation, share_of
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, Sharding, setting_of
+from piper_ray.model.settings import ALL_REPLICAS, Setting, Sharding, setting_of
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 
@@ -108,11 +109,20 @@ class Job:
 
     @property
     def torchrun(self) -> str:
-        """The command up to the script. Where the last node has fewer processes a shell tells it by NODE_RANK."""
+        """The command up to the script, for a shell on each node.
+
+        On several nodes the shell ends with words where NODE_RANK or MASTER_ADDR is not set: a process that took itself
+        for the first one would wait for the others for ever. The last node may have fewer processes.
+        """
         processes = str(self.processes_per_node)
+        if self.nodes == 1:
+            return f"torchrun --standalone --nproc-per-node {processes}"
         if self.processes_of_last_node < self.processes_per_node:
-            processes = f"$((${{NODE_RANK:-0}} == {self.nodes - 1} ? {self.processes_of_last_node} : {processes}))"
-        return f"torchrun --nnodes {self.nodes} --nproc-per-node {processes}"
+            processes = f"$((${{NODE_RANK:?}} == {self.nodes - 1} ? {self.processes_of_last_node} : {processes}))"
+        return (
+            f'torchrun --nnodes {self.nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:?from 0}}" '
+            '--master-addr "${MASTER_ADDR:?the address of node 0}" --master-port "${MASTER_PORT:-29500}"'
+        )
 
     @cached_property
     def tmpcs(self) -> tuple[tuple[Tmpc, ...], ...]:
@@ -180,11 +190,19 @@ class Job:
             for kinds in self.recomputed_layers
         )
 
-    @property
+    @cached_property
     def recomputation(self) -> Recomputation | None:
-        """Of all layers that have the choice; None where they differ."""
+        """Of all layers that have the choice, each with the parts of it that it has; None where they differ."""
         kinds = {kind for stage in self.recomputed for kind in stage} or {Recomputation.NONE}
-        return kinds.pop() if len(kinds) == 1 else None
+        if len(kinds) == 1:
+            return kinds.pop()
+        union = Recomputation.of_parts(part for kind in kinds for part in kind.parts)
+        for own in self.recomputed_layers:
+            for layer, kind in own.items():
+                row = self.instance.layer_by_id[layer].tmpcs[self.replica_devices]
+                if share_of(union, (setting_of(tmpc).recomputation for tmpc in row)) != kind:
+                    return None
+        return union
 
     @property
     def first_recomputed(self) -> tuple[int, ...] | None:
@@ -206,9 +224,8 @@ class Job:
     def pieces_of_stages(self) -> tuple[tuple[int, ...], ...]:
         """Ends of a model without layers are in its outer stages. Raises UsageError where stages divide a piece."""
         stages = [list(stage) for stage in self.pieces.of_stages(self.plan)]
-        last = self.pieces.blocks + 1
         stages[0] = sorted({0, *stages[0]})
-        stages[-1] = sorted({last, *stages[-1]})
+        stages[-1] = sorted({self.pieces.head, *stages[-1]})
         return tuple(map(tuple, stages))
 
     @cached_property

@@ -6,44 +6,27 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import NoReturn
 
-from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, check_layout, parse_layout
+from piper_ray.export.megatron_flags import COSTLY_FLAGS, READ_FLAGS, Kind, PlanFlag, flag_of
+from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, check_layout, parse_layout
+from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch, positive
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "Megatron arguments"
 
-_NUMBERS = (
-    "num-layers", "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
-    "expert-model-parallel-size", "expert-tensor-parallel-size",
-    "data-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-    "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "recompute-num-layers",
-    "micro-batch-size", "global-batch-size", "seq-length", "microbatch-group-size-per-virtual-pipeline-stage",
-)  # fmt: skip
-_TEXTS = ("pipeline-model-parallel-layout", "recompute-granularity", "recompute-method")
-_SWITCHES = (
-    "sequence-parallel", "use-distributed-optimizer", "account-for-embedding-in-pipeline-split",
-    "account-for-loss-in-pipeline-split", "recompute-activations",
-)  # fmt: skip
-_COSTLY = (
-    "--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp", "--data-parallel-sharding-strategy",
-    "--distribute-saved-activations", "--cpu-offloading", "--optimizer-cpu-offload", "--recompute-modules",
-    "--mtp-num-layers", "--encoder-",
-)  # fmt: skip
-"""Flags, or how they begin, that change what a run takes and that plans do not hold."""
+_OF_THE_MODEL = (*MODEL_NUMBERS, "fp8_format")
+_COSTLY = tuple(map(flag_of, COSTLY_FLAGS))
+_DEFAULT_MODULE = "core_attn"
+"""What Megatron computes again where selective recomputation names no modules."""
 
-
-_FLAG_OF = {name.replace("-", "_"): name for name in (*_NUMBERS, *_TEXTS, *_SWITCHES)}
-_IN_A_COMMAND = re.compile(r"(^|\s)--(tensor|pipeline)-model-parallel-")
-
-
-def is_known(name: str) -> bool:
-    """Whether a flag of that name in Python says something of a plan."""
-    return name in _FLAG_OF
+_IN_A_COMMAND = re.compile(r"(^|[\s'\"=])--[\w.-]*(parallel|pipeline)")
 
 
 def are_arguments(text: str) -> bool:
@@ -58,12 +41,19 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="", add_help=False, allow_abbrev=False)
-    for name in _NUMBERS:
-        parser.add_argument(f"--{name}", type=int)
-    for name in _TEXTS:
-        parser.add_argument(f"--{name}")
-    for name in _SWITCHES:
-        parser.add_argument(f"--{name}", action="store_true")
+    for flag in READ_FLAGS.values():
+        match flag.kind:
+            case Kind.NUMBER:
+                parser.add_argument(flag_of(flag.name), type=int)
+            case Kind.TEXT:
+                parser.add_argument(flag_of(flag.name))
+            case Kind.SWITCH:
+                parser.add_argument(flag_of(flag.name), action="store_true")
+            case Kind.WORDS:
+                parser.add_argument(flag_of(flag.name), nargs="*")
+    for name in MODEL_NUMBERS:
+        parser.add_argument(flag_of(name), type=int)
+    parser.add_argument("--fp8-format")
     return parser
 
 
@@ -83,13 +73,25 @@ def read_values(
 
     letters: of each stage, such as ``Ett``, where no flag says which layers it has.
     """
-    words: list[str] = []
+    known = {name: value for name, value in values.items() if name in READ_FLAGS}
+    words = [_words(READ_FLAGS[name], value) for name, value in known.items() if value is not None]
     for name, value in values.items():
-        flag = _FLAG_OF.get(name)
-        if flag is None or value is None or value is False:
-            continue
-        words.append(f"--{flag}" if flag in _SWITCHES else f"--{flag}={value}")
-    return _read(words, pieces, instance, letters)
+        if name in _OF_THE_MODEL and isinstance(value, (int, str)) and not isinstance(value, bool):
+            words.append([f"{flag_of(name)}={value}"])
+        elif name not in known and name not in _OF_THE_MODEL and value:
+            words.append([flag_of(name)])
+    read = _read([*chain.from_iterable(words)], pieces, instance, letters)
+    return replace(read, names=frozenset(known))
+
+
+def _words(flag: PlanFlag, value: object) -> list[str]:
+    if flag.kind is Kind.SWITCH:
+        if not isinstance(value, bool):
+            raise UsageError(f"{flag.name}: {value!r}; expected true or false")
+        return [flag_of(flag.name)] if value else []
+    if isinstance(value, list):
+        return [flag_of(flag.name), *map(str, value)]
+    return [f"{flag_of(flag.name)}={value}"]
 
 
 def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tuple[int, ...], ...]:
@@ -99,15 +101,15 @@ def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tupl
         found = []
         for letter in stage:
             block += letter == BLOCK
-            found.append({EMBEDDING: 0, LOSS: pieces.blocks + 1}.get(letter, block))
-        stages.append(tuple(found))
+            found.append({EMBEDDING: 0, MTP: pieces.head - 1, LOSS: pieces.head}.get(letter, block))
+        stages.append(tuple(dict.fromkeys(found)))
     return tuple(stages)
 
 
 def read_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tuple[int, ...], ...]:
     """The stages of a layout string. Raises UsageError that says where it is wrong."""
     parsed = parse_layout(text)
-    check_layout(parsed, text, pieces.blocks, ranks or len(parsed))
+    check_layout(parsed, text, pieces, ranks or len(parsed))
     return pieces_of_letters(parsed, pieces)
 
 
@@ -117,6 +119,9 @@ def _read(
     given, others = _parser().parse_known_args(words)
     if given.num_layers not in (None, pieces.blocks):
         raise UsageError(f"{_SOURCE}: --num-layers {given.num_layers}, but the model has {pieces.blocks}")
+    if given.mtp_num_layers not in (None, pieces.predictors):
+        raise UsageError(f"{_SOURCE}: --mtp-num-layers {given.mtp_num_layers}, but the model has {pieces.predictors}")
+    _require_model(given, instance)
     check_batch(instance, _SOURCE, given.micro_batch_size, given.global_batch_size, given.seq_length)
     ranks = _given(given, "pipeline-model-parallel-size") or 1
     if ranks > instance.devices:
@@ -143,9 +148,29 @@ def _read(
     elif given.pipeline_model_parallel_layout is not None:
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
-        stages = pieces_of_letters(_older_flags(given, pieces.blocks, ranks), pieces)
-    notes += _costly(others)
-    return ReadLayout(stages, said, tuple(notes))
+        stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
+    notes += [*_precision(given, instance), *_costly(others)]
+    names = frozenset(name for name, value in vars(given).items() if value is not None and value is not False)
+    return ReadLayout(stages, said, tuple(notes), names)
+
+
+def _require_model(given: argparse.Namespace, instance: Instance) -> None:
+    """Raises UsageError where the arguments are of another model than the workload."""
+    if instance.model is None or not instance.model.config:
+        return
+    try:
+        model = model_settings(require_megatron_model(instance.model))
+    except UsageError:
+        return  # Megatron has no such model; the arguments may be of one like it
+    for name in MODEL_NUMBERS:
+        said, known = getattr(given, name), model.get(name)
+        if said is not None and known is not None and said != known:
+            raise UsageError(f"{_SOURCE}: {flag_of(name)} {said}, but the workload's model has {known}")
+
+
+def _precision(given: argparse.Namespace, instance: Instance) -> Iterator[str]:
+    if given.fp8_format is not None and instance.model is not None and instance.model.precision != "fp8":
+        yield f"--fp8-format {given.fp8_format} is left aside: the workload's times are of {instance.model.precision}"
 
 
 def _costly(words: Sequence[str]) -> Iterator[str]:
@@ -187,7 +212,7 @@ def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recompu
     if granularity == "selective":
         if layers is not None:
             raise UsageError("--recompute-num-layers stands beside selective recomputation, which Megatron refuses")
-        return Recomputation.SELECTIVE, None
+        return Recomputation.of_parts(given.recompute_modules or [_DEFAULT_MODULE]), None
     if method is None or layers is None:
         missing = "--recompute-method uniform or block" if method is None else "--recompute-num-layers"
         raise UsageError(f"--recompute-granularity full without {missing}, which Megatron refuses")
@@ -199,8 +224,9 @@ def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recompu
     return Recomputation.FULL, layers if method == "block" else None
 
 
-def _older_flags(given: argparse.Namespace, blocks: int, ranks: int) -> list[str]:
+def _older_flags(given: argparse.Namespace, pieces: ModelPieces, ranks: int) -> list[str]:
     """Megatron's even split, but for what first and last ranks are told to hold; chunks of a rank are alike."""
+    blocks = pieces.blocks
     first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
     embedding, loss = given.account_for_embedding_in_pipeline_split, given.account_for_loss_in_pipeline_split
     if (first, last) != (None, None) and (embedding or loss):
@@ -231,16 +257,16 @@ def _older_flags(given: argparse.Namespace, blocks: int, ranks: int) -> list[str
             f"{' or '.join(map(str, sorted(set(of_rank))))} layers of a rank are not {chunks} equal chunks"
         )
     counts = [count // chunks for _ in range(chunks) for count in of_rank]
-    return _with_ends(counts, embedding=bool(embedding), loss=bool(loss))
+    return _with_ends(counts, pieces.predictors, embedding=bool(embedding), loss=bool(loss))
 
 
-def _with_ends(counts: list[int], *, embedding: bool, loss: bool) -> list[str]:
-    """Letters of each stage. embedding, loss: counted as a layer where they are."""
+def _with_ends(counts: list[int], predictors: int, *, embedding: bool, loss: bool) -> list[str]:
+    """Letters of each stage; predictors stand with the loss. embedding, loss: counted as a layer where they are."""
     counts[0] -= embedding
     counts[-1] -= loss
     if min(counts) < 0:
         raise UsageError("a stage has no room for the embedding or the loss layer that are to count as layers")
     letters = [BLOCK * count for count in counts]
     letters[0] = EMBEDDING + letters[0]
-    letters[-1] += LOSS
+    letters[-1] += MTP * predictors + LOSS
     return letters

@@ -8,24 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from piper_ray.export.megatron_arguments import is_known, read_values
+from piper_ray.export.megatron_arguments import read_values
+from piper_ray.export.megatron_flags import READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP
 from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 _LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
 _SETTING = re.compile(r"^\s*cfg\.(?:\w+\.)*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
 _SECTIONS_DEEP = 4
-_RENAMED = {
-    "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
-    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
-}
-"""Megatron's fields whose flags have other names."""
 
 
 def is_recipe(text: str) -> bool:
@@ -39,7 +33,7 @@ def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayou
     for found in _SETTING.finditer(text):
         name, value = found["name"], found["value"].strip()
         values[name] = _literal(value)
-        if values[name] is None and value != "None" and is_known(_RENAMED.get(name, name)):
+        if values[name] is None and value != "None" and _argument(name) in READ_FLAGS:
             raise UsageError(f"cfg.{name} = {value}: expected a value that need not be worked out")
     return _of_fields(values, pieces, instance)
 
@@ -75,13 +69,19 @@ def _flat(document: Mapping[str, object], depth: int = _SECTIONS_DEEP) -> dict[s
 
 
 def _of_fields(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    named = {_RENAMED.get(name, name): value for name, value in values.items()}
+    named = {_argument(name): value for name, value in values.items()}
     layout = named.get("pipeline_model_parallel_layout")
     if isinstance(layout, list):
         named["pipeline_model_parallel_layout"] = _layout_text(layout)
     if layout is not None:
         named.pop("num_virtual_stages_per_pipeline_rank", None)  # follows from the layout
-    return read_values(named, pieces, instance)
+    read = read_values(named, pieces, instance)
+    return replace(read, names=frozenset(name for name in values if _argument(name) in READ_FLAGS))
+
+
+def _argument(field: str) -> str:
+    """Its name among Megatron-LM's arguments."""
+    return RENAMED_FIELDS.get(field, field)
 
 
 def _layout_text(layout: Sequence[object]) -> str:
@@ -101,7 +101,14 @@ def _of_meshes(values: Mapping[str, object], meshes: object, pieces: ModelPieces
     source = "FlagScale system"
     if not _are_counts(meshes) or len(meshes) != 5:
         raise UsageError(f"{source}: hetero_process_meshes: {meshes}; expected one mesh: [t, cp, ep, dp, pp]")
-    _, _, experts, replicas, ranks = meshes
+    t, context, experts, replicas, ranks = meshes
+    for name, size in (
+        ("tensor_model_parallel_size", t),
+        ("context_parallel_size", context),
+        ("pipeline_model_parallel_size", ranks),
+    ):
+        if values.get(name, size) != size:
+            raise UsageError(f"{source}: {name}: {values[name]}, but hetero_process_meshes has {size}")
     split = values.get("hetero_pipeline_layer_split")
     if not _are_counts(split, least=0) or len(split) != ranks or sum(split) != pieces.blocks:
         raise UsageError(
@@ -109,7 +116,7 @@ def _of_meshes(values: Mapping[str, object], meshes: object, pieces: ModelPieces
         )
     letters = [BLOCK * count for count in split]
     letters[0] = EMBEDDING + letters[0]
-    letters[-1] += LOSS
+    letters[-1] += MTP * pieces.predictors + LOSS
     counts = values.get("recompute_num_layers_per_stage_micro_batch")
     common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
     read = read_values(common, pieces, instance, letters)
@@ -121,7 +128,7 @@ def _of_meshes(values: Mapping[str, object], meshes: object, pieces: ModelPieces
                 "[1, 16, 2]: the same for all microbatches"
             )
         run_as = replace(run_as, recomputation=Recomputation.FULL, recomputed_layers=tuple(x[2] for x in counts))
-    return ReadLayout(read.stages, run_as, read.notes)
+    return replace(read, run_as=run_as, names=frozenset(values.keys() & READ_FLAGS.keys()))
 
 
 def _are_counts(value: object, least: int = 1) -> TypeGuard[list[int]]:

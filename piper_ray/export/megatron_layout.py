@@ -1,4 +1,5 @@
-"""Megatron's layout strings (``Et*2|(t*2|)*34,t*3|(t*2|)*3,tL``): E embedding, t transformer layer, L loss, | border.
+"""Megatron's layout strings (``Et*2|(t*2|)*34,t*3|(t*2|)*3,tmL``): E embedding, t transformer layer, m multi-token
+prediction, L loss, | border.
 
 Read as megatron-core 0.16 reads them, and told where they are wrong; each stage as a text such as ``Ett``.
 """
@@ -99,15 +100,12 @@ class _Reader:
         return UsageError(f"layout {_shown(self._text)}: character {self._at} {what}")
 
 
-def check_layout(stages: tuple[str, ...], text: str, blocks: int, ranks: int) -> None:
-    """What Megatron asks of the stages besides, for a model of so many blocks. Raises UsageError with the stage."""
+def check_layout(stages: tuple[str, ...], text: str, pieces: ModelPieces, ranks: int) -> None:
+    """What Megatron asks of the stages besides, for a model of these pieces. Raises UsageError with the stage."""
     where = f"layout {_shown(text)}"
     if len(stages) % ranks:
         raise UsageError(f"{where}: {len(stages)} stages are no multiple of {ranks} pipeline ranks")
     flat = "".join(stages)
-    if MTP in flat:
-        stage = next(number for number, one in enumerate(stages, start=1) if MTP in one)
-        raise UsageError(f"{where}: stage {stage} holds a multi-token-prediction layer (m), which plans do not know")
     for piece, what, place, wanted in (
         (EMBEDDING, "embedding (E)", 0, "first"),
         (LOSS, "loss layer (L)", len(flat) - 1, "last"),
@@ -118,8 +116,21 @@ def check_layout(stages: tuple[str, ...], text: str, blocks: int, ranks: int) ->
         if flat[place] != piece:
             stage = next(number for number, one in enumerate(stages, start=1) if piece in one)
             raise UsageError(f"{where}: the {what} stands in stage {stage} and is not the {wanted} of all")
-    if flat.count(BLOCK) != blocks:
-        raise UsageError(f"{where}: {flat.count(BLOCK)} transformer layers (t); the model has {blocks}")
+    for piece, what, wanted_count in (
+        (BLOCK, "transformer layers (t)", pieces.blocks),
+        (MTP, "multi-token-prediction layers (m)", pieces.predictors),
+    ):
+        if flat.count(piece) != wanted_count:
+            raise UsageError(f"{where}: {flat.count(piece)} {what}; the model has {wanted_count}")
+    holding = [number for number, one in enumerate(stages, start=1) if MTP in one]
+    if len(holding) > 1:
+        raise UsageError(f"{where}: several stages hold multi-token-prediction layers (m); Megatron keeps them in one")
+    if holding and BLOCK in flat[flat.index(MTP) :]:
+        raise UsageError(f"{where}: a transformer layer (t) stands behind a multi-token-prediction layer (m)")
+    if holding and holding[0] <= len(stages) - ranks:
+        raise UsageError(
+            f"{where}: stage {holding[0]} holds multi-token prediction (m) and is not the last one of its rank"
+        )
 
 
 def layout_text(stages: tuple[str, ...]) -> str:
@@ -134,8 +145,10 @@ def layout_text(stages: tuple[str, ...]) -> str:
 
 def stage_letters(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """A text for each stage, from its pieces."""
-    ends = {0: EMBEDDING, pieces.blocks + 1: LOSS}
-    return tuple("".join(ends.get(piece, BLOCK) for piece in stage) for stage in stages)
+    others = {0: EMBEDDING, pieces.head: LOSS}
+    if pieces.predictors:
+        others[pieces.head - 1] = MTP * pieces.predictors
+    return tuple("".join(others.get(piece, BLOCK) for piece in stage) for stage in stages)
 
 
 def plan_layout(instance: Instance, plan: Plan) -> str | None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import Recomputation
 
 ALL = 0
 """In place of a number of shards: as many as there are replicas of a weight."""
@@ -47,11 +47,15 @@ class RunAs:
 
 @dataclass(frozen=True)
 class ReadLayout:
-    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each."""
+    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each.
+
+    names: of all options that were read, as they stand in the layout, in Python (``tensor_model_parallel_size``).
+    """
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs
     notes: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
 
 
 def check_batch(instance: Instance, source: str, microbatch: object, batch: object, tokens: object = None) -> None:

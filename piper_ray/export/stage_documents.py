@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Annotated, Any
@@ -12,8 +13,9 @@ from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting, Sharding, setting_of, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, Setting, Sharding, setting_of, tmpcs_under
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
@@ -27,10 +29,11 @@ class _Module(Open):
 
 
 class _Stage(Open):
-    """Its modules are read one by one."""
+    """Its modules are read one by one. calls: which of its module's calls each is."""
 
     modules: list[Any] = Field(min_length=1, description="a list of modules")
     recomputed: list[bool] | None = Field(default=None, description="a list of true or false for each module")
+    calls: list[int] | None = Field(default=None, description="a list of whole numbers, one for each module")
 
 
 class _Document(Open):
@@ -41,6 +44,16 @@ class _Document(Open):
     microbatch_samples: _Count | None = None
     global_batch_samples: _Count | None = None
     stages: list[_Stage] = Field(min_length=1, description="a list of stages")
+
+
+def calls_of(instance: Instance) -> dict[int, int]:
+    """Of each layer, which of its module's calls it is: layers of one module are these, in the order of their ids."""
+    seen: Counter[str] = Counter()
+    calls = {}
+    for layer in sorted(instance.layers, key=lambda layer: layer.id):
+        calls[layer.id] = seen[layer.path] if layer.path else 0
+        seen[layer.path] += 1
+    return calls
 
 
 def is_stage_document(document: Mapping[str, object]) -> bool:
@@ -59,20 +72,25 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
         raise InputError(source, faults.found)
     check_batch(instance, source, read.microbatch_samples, read.global_batch_samples)
     d, t = read.data_parallel_degree, read.tensor_parallel_degree * read.context_parallel_degree
-    layer_of = {layer.path or f"layer {layer.id}": layer.id for layer in instance.layers}
+    names = {layer.id: layer.path or f"layer {layer.id}" for layer in instance.layers}
+    layer_of = {(names[layer], call): layer for layer, call in calls_of(instance).items()}
+    met: Counter[str] = Counter()
     stages = []
     for number, stage in enumerate(read.stages):
         chosen: dict[int, str] = {}
-        recomputed = stage.recomputed or []
-        for index, (raw, recomputes) in enumerate(zip_longest(stage.modules, recomputed[: len(stage.modules)])):
+        recomputed, calls = ((given or [])[: len(stage.modules)] for given in (stage.recomputed, stage.calls))
+        for index, (raw, recomputes, call) in enumerate(zip_longest(stage.modules, recomputed, calls)):
             where = f"stages[{number}].modules[{index}]"
             module = None if isinstance(raw, str) else faults.model(_Module, raw, where)
             path = raw if isinstance(raw, str) else "" if module is None else module.path
-            if path not in layer_of:
+            layer = layer_of.get((path, met[path] if call is None else call))
+            met[path] += 1
+            if layer is None:
                 if path:
-                    faults.at(where, f"{path!r} is no layer here; expected the path of one of the workload's layers")
+                    again = "" if met[path] == 1 else f" {met[path]} times"
+                    faults.at(where, f"{path!r} is no layer here{again}; expected the path of a layer of the workload")
                 continue
-            row = instance.layer_by_id[layer_of[path]].tmpcs.get(t, ())
+            row = instance.layer_by_id[layer].tmpcs.get(t, ())
             setting = Setting(
                 Recomputation.FULL if recomputes else Recomputation.NONE,
                 optimizer_shards=_known_shards(row, read.optimizer_shards, d),
@@ -82,7 +100,7 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
                 asked = "none" if module is None else f"none of the id {module.configuration!r}"
                 faults.at(where, f"of the TMPCs of {path} at tensor-parallel degree {t} there is {asked}")
             else:
-                chosen[layer_of[path]] = tmpc.id
+                chosen[layer] = tmpc.id
         ordered = tuple(layer.id for layer in instance.layers if layer.id in chosen)
         stages.append(Stage(ordered, d, t, {layer: chosen[layer] for layer in ordered}))
     if faults:

@@ -11,7 +11,8 @@ from piper_ray.export.files import Export
 from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.generic import export_yaml
 from piper_ray.export.job import Job, make_job
-from piper_ray.export.megatron import export_bridge, export_megatron
+from piper_ray.export.megatron import export_megatron
+from piper_ray.export.megatron_bridge import export_bridge
 from piper_ray.export.target import RANKS, Target
 from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
@@ -88,6 +89,7 @@ def _readme(job: Job, target: Target, export: Export) -> str:
         export.command,
         "```",
         "",
+        *([export.usage] if export.usage else []),
         *([] if not export.notes else ["What the form does not hold, or was assumed:", ""]),
         *(f"- {note}" for note in export.notes),
         *([""] if export.notes else []),

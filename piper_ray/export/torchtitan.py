@@ -8,7 +8,7 @@ from piper_ray.export.job import Job
 from piper_ray.export.torchtitan_modules import module_names
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import divisors
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 
 _CONFIG = '''"""torchtitan's config of the plan: --module piper_plan --config planned, with this folder on PYTHONPATH.
 
@@ -88,7 +88,7 @@ def titan_document(job: Job) -> dict[str, object]:
         "layers": job.pieces.blocks,
         "parallelism": parallelism,
         "training": training,
-        "activation_checkpoint": job.recomputation.value,
+        "activation_checkpoint": "selective" if job.recomputation.selective else job.recomputation.id,
     }
     return document if job.schedule.group is None else document | {"group": job.schedule.group}
 
@@ -140,14 +140,9 @@ def _notes(job: Job) -> list[str]:
             f"the plan shares among {planned} ranks, which are no whole groups here: {written} are written, which "
             "takes less memory"
         )
-    if job.setting.sequence_parallel and not job.setting.gathered and job.recomputation is Recomputation.NONE:
+    if job.setting.sequence_parallel and not job.setting.gathered and job.recomputation == Recomputation.NONE:
         found.append(
             "torchtitan keeps what sequence parallelism gathers for the backward pass; the plan gathers it again, "
             "which takes less memory and more messages (estimate --keep-gathered has TMPCs that keep it)"
-        )
-    if job.recomputation is Recomputation.SELECTIVE:
-        found.append(
-            "selective recomputation: torchtitan's SelectiveAC keeps attention and every second product, and makes the "
-            "rest again; the plan's estimate makes norms and activation functions again"
         )
     return found

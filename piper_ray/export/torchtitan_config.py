@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from piper_ray.export.actions import ONE_STAGE, TORCH_NAMES
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch
 from piper_ray.export.torchtitan_modules import own_division, read_modules
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance
+from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "torchtitan layout"
 _ALL_THAT_ARE_LEFT = -1
+
+READ_FIELDS = frozenset({
+    "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
+    "pipeline_parallel_microbatch_size", "num_pp_microbatches", "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+    "module_fqns_per_model_part", "data_parallel_replicate_degree", "data_parallel_shard_degree",
+    "fsdp_reshard_after_forward", "tensor_parallel_degree", "enable_sequence_parallel", "context_parallel_degree",
+    "expert_parallel_degree", "expert_tensor_parallel_degree",
+})  # fmt: skip
+"""Of the parallelism table of torchtitan 0.2, 0.3 and main."""
+
+HARMLESS_FIELDS = frozenset({
+    "context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "context_parallel_rotate_method",
+    "disable_loss_parallel", "enable_async_tensor_parallel", "enable_compiled_autograd", "enable_fsdp_symm_mem",
+    "expert_parallel_comm_backend", "local_batch_size", "spmd_backend",
+})  # fmt: skip
+"""Further ones, which decide nothing of a plan."""
 
 
 def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
@@ -27,6 +46,10 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
     parallelism, training = document.get("parallelism"), document.get("training")
     if not isinstance(parallelism, Mapping):
         raise UsageError(f"{_SOURCE}: parallelism is missing; expected torchtitan's fields, or a list of lists")
+    for name in parallelism.keys() - READ_FIELDS - HARMLESS_FIELDS:
+        meant = get_close_matches(str(name), READ_FIELDS, 1)
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        raise UsageError(f"{_SOURCE}: parallelism.{printable(str(name))} is not understood{hint}")
     said = _run_as(parallelism, document)
     if isinstance(training, Mapping):
         piped = said.pipeline_ranks != 1
@@ -36,14 +59,23 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
         check_batch(instance, _SOURCE, microbatch, training.get("global_batch_size"), training.get("seq_len"))
     parts = parallelism.get("module_fqns_per_model_part")
     if parts is None:
-        return ReadLayout(_own_division(parallelism, pieces, said), said)
-    return ReadLayout(read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part"), said)
+        stages = _own_division(parallelism, pieces, said)
+    else:
+        stages = read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part")
+    return ReadLayout(stages, said, _notes(parallelism, document), frozenset(parallelism.keys() & READ_FIELDS))
+
+
+def _notes(parallelism: Mapping[str, object], document: Mapping[str, object]) -> tuple[str, ...]:
+    is_ours = "layers" in document  # whose file has the order of the schedule that is named
+    if not parallelism.get("pipeline_parallel_schedule_csv") or is_ours:
+        return ()
+    return ("pipeline_parallel_schedule_csv is left aside: the plan is judged in the order of a named schedule",)
 
 
 def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: RunAs) -> tuple[tuple[int, ...], ...]:
     """Where no part names its modules."""
     if said.pipeline_ranks in (None, 1):
-        return (tuple(range(pieces.blocks + 2)),)
+        return (tuple(range(pieces.head + 1)),)
     given = parallelism.get("pipeline_parallel_layers_per_stage")
     per_stage = None if given is None else _number(parallelism, "pipeline_parallel_layers_per_stage", 1)
     first, last = (
@@ -74,7 +106,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
     ranks = _number(parallelism, "pipeline_parallel_degree", 1)
     replicas = _number(parallelism, "data_parallel_replicate_degree", 1)
-    all_shard = parallelism.get("data_parallel_shard_degree") == _ALL_THAT_ARE_LEFT
+    all_shard = parallelism.get("data_parallel_shard_degree", _ALL_THAT_ARE_LEFT) == _ALL_THAT_ARE_LEFT
     if all_shard and replicas > 1:
         raise UsageError(
             f"{_SOURCE}: parallelism.data_parallel_shard_degree: {_ALL_THAT_ARE_LEFT} beside {replicas} replicas; "
@@ -91,7 +123,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         tensor_parallel=t,
         context_parallel=context,
         expert_parallel=experts,
-        expert_tensor=t if experts == 1 else 1,
+        expert_tensor=t if experts == 1 else _number(parallelism, "expert_tensor_parallel_degree", 1),
         data_parallel=None if all_shard else replicas * shards,
         schedule=None if named is None else schedules[str(named)],
         recomputation=_recomputation(document.get("activation_checkpoint", "none")),
@@ -112,6 +144,11 @@ def _group(given: object) -> int | None:
 
 def _recomputation(given: object) -> Recomputation:
     mode = given.get("mode", "none") if isinstance(given, Mapping) else given
-    if mode not in {kind.value for kind in Recomputation}:
-        raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected none, selective or full")
-    return Recomputation(str(mode))
+    known = {
+        "none": Recomputation.NONE,
+        "selective": Recomputation.of_parts([EVERY_SECOND_PRODUCT]),
+        "full": Recomputation.FULL,
+    }
+    if not isinstance(mode, str) or mode not in known:
+        raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected {', '.join(known)}")
+    return known[mode]

@@ -17,7 +17,7 @@ _HEADS = (_HEAD, "output")
 
 def module_names(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> list[list[str]]:
     """``[["tok_embeddings", "layers.0"], ..., ["norm", "lm_head"]]`` from the pieces of each stage."""
-    names = {0: [_EMBEDDING], pieces.blocks + 1: [_NORM, _HEAD]}
+    names = {0: [_EMBEDDING], pieces.head: [_NORM, _HEAD]}
     return [[name for piece in stage for name in names.get(piece, [f"layers.{piece - 1}"])] for stage in stages]
 
 
@@ -55,8 +55,8 @@ def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = ""
     """The pieces of each stage. Raises InputError with every name that is none, or the first that is out of order."""
     if not isinstance(parts, list) or not parts or not all(isinstance(part, list) and part for part in parts):
         raise InputError(source, [Fault(path, "is no list of lists of module names, none of them empty")])
-    expected = [name for part in module_names(pieces, [range(pieces.blocks + 2)]) for name in part]
-    piece_of = {_EMBEDDING: 0, _NORM: pieces.blocks + 1, _HEAD: pieces.blocks + 1}
+    expected = [name for part in module_names(pieces, [range(pieces.head + 1)]) for name in part]
+    piece_of = {_EMBEDDING: 0, _NORM: pieces.head, _HEAD: pieces.head}
     found = [
         (f"{path}[{number}][{index}]", number, _HEAD if name in _HEADS else name)
         for number, part in enumerate(parts)

@@ -12,7 +12,9 @@ from piper_ray.model.plain import convert_fields, count
 
 @dataclass(frozen=True)
 class Batch:
-    """microbatches: N. samples_per_microbatch, tokens_per_sample: of the training data; None where nobody says.
+    """What a step trains on.
+
+    microbatches: N. samples_per_microbatch, tokens_per_sample: of the training data; None where nobody says.
 
     >>> Batch(512, samples_per_microbatch=2).samples
     1024

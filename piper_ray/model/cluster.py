@@ -60,7 +60,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """devices: K. memory_bytes: M, of each. links: the smallest groups first (within a node, then between nodes); the
+    """The devices, and the links between them.
+
+    devices: K. memory_bytes: M, of each. links: the smallest groups first (within a node, then between nodes); the
     last one joins all devices, and is all that the paper's model knows.
 
     packed: a plan that fits into one node lies in one.

@@ -148,7 +148,9 @@ _ROLES: dict[Recompute, tuple[bool | None, ...]] = {
 
 @dataclass(frozen=True)
 class RecomputeRule(Constraint):
-    """rule: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither.
+    """Which layers of a stage may recompute.
+
+    rule: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -212,7 +214,9 @@ def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
 
 @dataclass(frozen=True)
 class TensorParallelDegrees(Constraint):
-    """degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising.
+    """The tensor-parallel degrees that stages may have.
+
+    degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -286,7 +290,9 @@ class SameDegrees(Constraint):
 
 @dataclass(frozen=True)
 class StageCount(Constraint):
-    """stages: p. Raises UsageError unless it is a positive number.
+    """So many stages.
+
+    stages: p. Raises UsageError unless it is a positive number.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

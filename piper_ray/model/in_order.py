@@ -72,6 +72,7 @@ def in_order(instance: Instance) -> Instance:
         cluster=instance.cluster,
         batch=instance.batch,
         schedule=instance.schedule,
+        model=instance.model,
     )
     if instance.checked:
         found.mark_checked()

@@ -22,6 +22,7 @@ from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.notebook import html_table
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain, size
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.trained_model import TrainedModel
 
 _CHECKED = "_checked"
 
@@ -102,7 +103,7 @@ class Layer:
     path: the module's name in the user's model, as "model.layers.17"; empty where nobody says. tied: a name for weights
     that the layer has in common with each other layer that gives this name; empty where it has none. experts:
     how many its tokens are routed to, 0 without such. key_heads: of keys and values in its attention, 0 without such or
-    where nobody says.
+    where nobody says. predictor: whether it predicts a further token (multi-token prediction), beside the decoder.
 
     >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
     0.02
@@ -115,9 +116,11 @@ class Layer:
     tied: str = ""
     experts: int = 0
     key_heads: int = 0
+    predictor: bool = False
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "id", "experts", "key_heads")
+        convert_fields(self, plain, "predictor")
         convert_fields(self, _rows, "tmpcs")
 
     def __repr__(self) -> str:
@@ -171,7 +174,9 @@ class Instance:
 
     tensors: what is charged once for each stage, beside what is charged for each edge.
     schedule: that which its plans are to run under; None: nobody says. ``solve`` then takes Piper's.
+    model: which model is trained, and how; None: nobody says. No plan depends on it; launch files do.
     notes: what its reader assumed or changed, or holds for a slip, a sentence each; no matter of what a plan costs.
+    measured_threads: of the CPU that its times were measured on, in each process; None where they were not.
     devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
     bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a cluster with one link and a batch of
     which no more is known; beside ``cluster`` and ``batch`` they take the place of the figures there.
@@ -190,6 +195,8 @@ class Instance:
     tensors: tuple[Tensor, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     schedule: Schedule | None = None
+    model: TrainedModel | None = None
+    measured_threads: int | None = None
 
     def __init__(
         self,
@@ -206,6 +213,8 @@ class Instance:
         cluster: Cluster | None = None,
         batch: Batch | None = None,
         schedule: Schedule | str | None = None,
+        model: TrainedModel | None = None,
+        measured_threads: int | None = None,
     ) -> None:
         figures = {
             "devices": devices,
@@ -222,10 +231,11 @@ class Instance:
         elif microbatches is not None:
             batch = dataclasses.replace(batch, microbatches=microbatches)
         values = {"layers": layers, "edges": edges, "cluster": cluster, "batch": batch, "name": name}
-        values |= {"schedule": _named_schedule(schedule)}
+        values |= {"schedule": _named_schedule(schedule), "model": model, "measured_threads": measured_threads}
         for field_name, value in (values | {"tensors": tensors, "notes": notes}).items():
             object.__setattr__(self, field_name, value)
         convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")
+        convert_fields(self, count, "measured_threads")
 
     def replace(
         self,
@@ -253,6 +263,8 @@ class Instance:
             cluster=self.cluster if cluster is None else cluster,
             batch=self.batch,
             schedule=self.schedule if schedule is None else schedule,
+            model=self.model,
+            measured_threads=self.measured_threads,
             **figures,
         )
         if self.checked:

@@ -6,26 +6,17 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum
+from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from piper_ray.model import arguments
 from piper_ray.model.constraints import Constraint, Scope
-from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
+from piper_ray.model.recomputation import Recomputation, share_of
 
 if TYPE_CHECKING:
     from piper_ray.model.instance import Instance, Tmpc
     from piper_ray.model.plan import Plan
-
-
-class Recomputation(str, Enum):
-    """What a backward pass makes again: nothing, what is cheap for the memory that it takes, or the whole layer."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
 
 
 class Sharding(IntEnum):
@@ -82,7 +73,7 @@ class Setting:
             each = f", {self.expert_tensor} GPUs each" if self.expert_tensor > 1 else ""
             parts.append(f"experts over {self.experts} ranks{each}")
         if self.recomputation not in (None, Recomputation.NONE):
-            parts.append(f"{self.recomputation.value} recomputation")
+            parts.append(self.recomputation.text)
         if self.optimizer_shards != 1:
             count = "as many shards as replicas" if self.optimizer_shards == ALL_REPLICAS else None
             parts.append(f"{_SHARED[self.sharding]} in {count or f'{self.optimizer_shards} shards'}")
@@ -104,7 +95,7 @@ _AXES = {
     "gathered": "what is kept gathered",
     "shares": "what replicas share",
     "offload": "offload of activations",
-    "recomputation": "kind of recomputation",
+    "recomputation": "recomputation",
 }
 """What settings are made of, in words."""
 
@@ -116,7 +107,7 @@ _AXES_OF_ONE_DEGREE = tuple(_AXES)[1:]
 def _axis_text(setting: Setting, axis: str) -> str:
     """``selective recomputation``, or ``no sequence parallelism``."""
     if getattr(setting, axis) == getattr(_PLAIN, axis):
-        return f"no {_AXES[axis]}" if axis != "recomputation" else "no recomputation"
+        return f"no {_AXES[axis]}"
     return replace(_PLAIN, **{name: getattr(setting, name) for name in _FIELDS.get(axis, (axis,))}).text
 
 
@@ -128,15 +119,19 @@ def setting_of(tmpc: Tmpc) -> Setting:
     return _setting(tmpc.id, tmpc.recompute)
 
 
+_ESTIMATED = "-estimated"
+"""How ids of measured workloads end where a figure is an estimate."""
+
 _NUMBERED = re.compile(r"(zero2x|zero|fsdp|cp|ep|etp)(\d{1,9})")
 
 
 @lru_cache(4096)
 def _setting(tmpc_id: str, recompute: bool) -> Setting:
-    words = [word.partition("-")[0] for word in tmpc_id.split("+")]
+    words = [word.removesuffix(_ESTIMATED) for word in tmpc_id.split("+")]
     recomputation = Recomputation.FULL if recompute else Recomputation.NONE
-    if "selective" in words:
-        recomputation = Recomputation.SELECTIVE
+    for word in words:
+        if word.partition("-")[0] == "selective":
+            recomputation = Recomputation.of(word)
     numbers = {match[1]: max(1, int(match[2])) for word in words if (match := _NUMBERED.fullmatch(word))}
     shards, sharding = ALL_REPLICAS if "zero" in words else 1, Sharding.OPTIMIZER
     for name, what in (("zero", Sharding.OPTIMIZER), ("zero2x", Sharding.GRADIENTS), ("fsdp", Sharding.WEIGHTS)):
@@ -183,6 +178,8 @@ def _places_under(row: Sequence[Setting], setting: Setting) -> tuple[int, ...]:
         asked = getattr(setting, axis)
         if asked is None:
             continue
+        if axis == "recomputation":
+            asked = share_of(asked, (row[place].recomputation for place in left))
         for wanted in (asked, getattr(_PLAIN, axis)):
             found = tuple(place for place in left if getattr(row[place], axis) == wanted)
             if found:
@@ -199,7 +196,10 @@ def missing_of(chosen: Iterable[tuple[Tmpc, Setting]]) -> list[str]:
         own = setting_of(tmpc)
         for axis in _AXES:
             value = getattr(setting, axis)
-            if value is not None and value != getattr(_PLAIN, axis):
+            if axis == "recomputation":
+                asked |= _parts_texts(value)
+                had |= _parts_texts(own.recomputation)
+            elif value is not None and value != getattr(_PLAIN, axis):
                 text = _axis_text(setting, axis)
                 asked.add(text)
                 if getattr(own, axis) == value:
@@ -207,19 +207,25 @@ def missing_of(chosen: Iterable[tuple[Tmpc, Setting]]) -> list[str]:
     return sorted(asked - had)
 
 
+def _parts_texts(recomputation: Recomputation | None) -> set[str]:
+    """A text for each part that is computed again."""
+    return {Recomputation((part,)).text for part in (recomputation.parts if recomputation else ())}
+
+
 @dataclass(frozen=True)
 class OneSetting(Constraint):
-    """Sequence and context parallelism, spread of experts, sharding and kind of recomputation are one for all layers.
+    """Sequence and context parallelism, spread of experts, sharding and recomputation are one for all layers.
 
-    recomputations: the kinds that may be. by_layer: each layer has a kind of its own among these. sequence_parallel,
-    optimizer_sharding, offload, context, experts, gathered: whether there may be any. most_sharding: what replicas may
-    share beside the optimizer's state. experts_in_sequence: a model with experts has sequence parallelism where t > 1.
+    recomputed: names of the parts that may be computed again (``Recomputation.parts``); None: any. by_layer: each
+    layer recomputes as it likes, within these. sequence_parallel, optimizer_sharding, offload, context, experts,
+    gathered: whether there may be any. most_sharding: what replicas may share besides the optimizer's state.
+    experts_in_sequence: a model with experts has sequence parallelism where t > 1.
     always_gathered: sequence parallelism without recomputation keeps what it gathers, of layers that have the choice.
     own_key_heads: each of t devices has heads of keys and values of its own, none a copy of another's. Sequence
     parallelism needs a sample's tokens, where the workload says them, to be a multiple of a replica's devices.
     """
 
-    recomputations: tuple[Recomputation, ...] = tuple(Recomputation)
+    recomputed: tuple[str, ...] | None = None
     by_layer: bool = False
     sequence_parallel: bool = True
     optimizer_sharding: bool = True
@@ -233,10 +239,13 @@ class OneSetting(Constraint):
     own_key_heads: bool = False
 
     def __post_init__(self) -> None:
-        kinds = tuple(arguments.choice("recomputations", kind, Recomputation) for kind in self.recomputations)
-        if Recomputation.NONE not in kinds:
-            raise UsageError(f"recomputations must have none among them, not {arguments.shown(self.recomputations)}")
-        object.__setattr__(self, "recomputations", kinds)
+        if self.recomputed is not None:
+            object.__setattr__(self, "recomputed", tuple(sorted(set(self.recomputed))))
+
+    def may_recompute(self, recomputation: Recomputation | None) -> bool:
+        """Whether all parts of it may be computed again."""
+        able = self.recomputed
+        return recomputation is None or able is None or all(part in able for part in recomputation.parts)
 
     @property
     def scope(self) -> Scope:
@@ -248,9 +257,7 @@ class OneSetting(Constraint):
         seen = {one for row in rows for one in row}
         kinds: list[Recomputation | None] = [None]
         if not self.by_layer:
-            kinds = [
-                kind for kind in Recomputation if kind in self.recomputations and _has(seen, "recomputation", kind)
-            ]
+            kinds = [kind for kind in _common_recomputations(rows) if self.may_recompute(kind)]
         sequence = [False, True] if self.sequence_parallel and _has(seen, "sequence_parallel", True) else [False]
         if self.experts_in_sequence and any(layer.experts for layer in instance.layers):
             sequence = sequence[-1:]
@@ -269,7 +276,7 @@ class OneSetting(Constraint):
             for kind, context, spread, sp, whole, (sharding, shards), kept in itertools.product(
                 kinds, contexts, spreads, sequence, gathered, shares, offload
             )
-            if (sp or not whole) and (whole or not keeps or not sp or kind is not Recomputation.NONE)
+            if (sp or not whole) and (whole or not keeps or not sp or kind != Recomputation.NONE)
         )
 
     def under(self, instance: Instance, setting: Setting) -> Instance:
@@ -322,7 +329,7 @@ class OneSetting(Constraint):
 
     def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
         """Of TMPCs that recompute as the constraint allows it; all where none does."""
-        places = [place for place, tmpc in enumerate(row) if setting_of(tmpc).recomputation in self.recomputations]
+        places = [place for place, tmpc in enumerate(row) if self.may_recompute(setting_of(tmpc).recomputation)]
         return places or list(range(len(row)))
 
     def _left(self, row: Sequence[Tmpc], setting: Setting) -> tuple[Tmpc, ...]:
@@ -361,13 +368,14 @@ class OneSetting(Constraint):
             own = setting_of(tmpc)
             for axis in _AXES:
                 value, asked = getattr(own, axis), getattr(nearest, axis)
-                allowed = self.recomputations if asked is None else {getattr(setting, axis) for setting in settings}
-                if value not in allowed:
+                allowed = {getattr(setting, axis) for setting in settings}
+                free = axis == "recomputation" and self.may_recompute(value)
+                if value not in allowed and not free:
                     text = _axis_text(own, axis)
                     if text not in told:
                         yield f"{text} is not possible; layer {layer} runs as {tmpc.id!r}"
                     told.add(text)
-                elif value != asked and asked is not None:
+                elif asked is not None and not _agrees(value, asked):
                     mixed.setdefault(axis, (layer, tmpc))
         for axis, (layer, tmpc) in mixed.items() if not told else ():
             yield (
@@ -379,6 +387,37 @@ class OneSetting(Constraint):
             yield f"layers run in ways that are not one for all, such as layer {layer} as {tmpc.id!r}"
 
 
+def _agrees(value: object, asked: object) -> bool:
+    """Whether a layer that runs with ``value`` does what is asked of all; it may lack parts that others have."""
+    if isinstance(value, Recomputation) and isinstance(asked, Recomputation):
+        return value.within(asked) and (value.parts != ()) == (asked.parts != ())
+    return value == asked
+
+
+def _common_recomputations(rows: Iterable[Sequence[Setting]]) -> list[Recomputation]:
+    """What can be asked of all layers at once so that each computes again just those of these parts that it has.
+
+    Runtimes take one list of parts for a whole model: of a list, a layer that has no TMPC for its share of it would do
+    more in the run than in the plan. rows: the settings of each layer's TMPCs.
+    """
+    of_row = {frozenset(one.recomputation for one in row if one.recomputation is not None) for row in rows}
+    selective = [{one for one in row if one != Recomputation.FULL} | {Recomputation.NONE} for row in of_row]
+    unions = {Recomputation.NONE}
+    for choices in selective:
+        unions = {Recomputation.of_parts(one.parts + other.parts) for one in unions for other in choices}
+    known = [{part for one in choices for part in one.parts} for choices in selective]
+    common = [
+        union
+        for union in unions
+        if all(
+            Recomputation.of_parts(parts.intersection(union.parts)) in choices
+            for parts, choices in zip(known, selective, strict=True)
+        )
+    ]
+    full = [Recomputation.FULL] if any(Recomputation.FULL in row for row in of_row) else []
+    return sorted(common, key=lambda one: (len(one.parts), one.parts)) + full
+
+
 def _has(seen: set[Setting], axis: str, value: object) -> bool:
-    """Whether some TMPC has it; without recomputation every layer may run that has not got the choice."""
-    return value is Recomputation.NONE or any(getattr(setting, axis) == value for setting in seen)
+    """Whether some TMPC has it."""
+    return any(getattr(setting, axis) == value for setting in seen)

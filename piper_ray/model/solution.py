@@ -203,7 +203,9 @@ class Infeasibility:
 
 @dataclass(frozen=True)
 class Solution:
-    """time_per_sample_s: of ``plan`` as ``evaluate`` computes it; None without a plan.
+    """What a solve found, and what it proved.
+
+    time_per_sample_s: of ``plan`` as ``evaluate`` computes it; None without a plan.
 
     lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s.
     stopped_by: what ended the search before a proof; None when it ended by itself.

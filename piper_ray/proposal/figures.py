@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.settings import Recomputation, setting_of
+from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.settings import setting_of
 from piper_ray.proposal.propose import Proposed
 from piper_ray.workloads.estimate.work import hardware_flop
 
@@ -13,7 +14,10 @@ _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
 
 @dataclass(frozen=True)
 class Figures:
-    """mfu, hfu: shares of the peak rate of all devices that the plan uses, by the definitions of ``estimate.work``.
+    """What people ask of a plan.
+
+    mfu, hfu: shares of the peak rate of all devices of the cluster, idle ones too, by the definitions of
+    ``estimate.work``. devices: those that the plan uses. tokens_per_s_per_device: of each device of the cluster.
 
     tokens_per_s: None where a sample has no tokens. days, cost: of the training asked about, None where nothing was.
 
@@ -30,32 +34,30 @@ class Figures:
     hfu: float
     days: float | None
     cost: float | None
-
-    @property
-    def tokens_per_s_per_device(self) -> float | None:
-        """Of each device that the plan uses."""
-        return None if self.tokens_per_s is None else self.tokens_per_s / self.devices
+    tokens_per_s_per_device: float | None
 
 
 def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: float | None = None) -> Figures:
     """tokens: of the whole training; price_per_hour: of one GPU, in any currency."""
     simulation, estimate = proposed.simulation, proposed.estimate
     devices = proposed.plan.by_rank(simulation.schedule).devices
-    peak_flop = devices * (estimate.peak_flop_per_s / estimate.devices) * simulation.step_s
+    peak_flop = estimate.peak_flop_per_s * simulation.step_s
+    tokens_per_s = simulation.tokens_per_s
     days = cost = None
-    if tokens is not None and simulation.tokens_per_s is not None:
-        days = tokens / simulation.tokens_per_s / _S_PER_HOUR / _HOURS_PER_DAY
+    if tokens is not None and tokens_per_s is not None:
+        days = tokens / tokens_per_s / _S_PER_HOUR / _HOURS_PER_DAY
         if price_per_hour is not None:
             cost = days * _HOURS_PER_DAY * estimate.devices * price_per_hour
     return Figures(
         step_s=simulation.step_s,
         samples_per_s=simulation.samples_per_s,
-        tokens_per_s=simulation.tokens_per_s,
+        tokens_per_s=tokens_per_s,
         devices=devices,
         mfu=estimate.model_flop / peak_flop,
         hfu=_hardware_flop(proposed) / peak_flop,
         days=days,
         cost=cost,
+        tokens_per_s_per_device=None if tokens_per_s is None else tokens_per_s / estimate.devices,
     )
 
 

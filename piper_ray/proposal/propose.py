@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
+from piper_ray.model.divided import divisible_batch, odd_part
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
 from piper_ray.model.figures import size_text, time_text
@@ -104,6 +105,11 @@ class Proposed:
         return self.estimate.instance
 
     @property
+    def batch(self) -> int:
+        """In samples."""
+        return self.samples * self.instance.microbatches
+
+    @property
     def step_s(self) -> float:
         """Of the whole batch, simulated."""
         return self.simulation.step_s
@@ -126,10 +132,13 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Help:
-    """What a change of the cluster would bring: the step with it, or None where no plan was found in time."""
+    """What a change of the cluster or the batch would bring: the step with it, or None where no plan was found in time.
+
+    samples: of its batch."""
 
     what: str
     step_s: float | None
+    samples: int
 
 
 def microbatch_sizes(model: ModelConfig, request: EstimateRequest) -> tuple[int, ...]:
@@ -151,6 +160,7 @@ def propose(
     began_s = time.perf_counter()
     told = tell is not None
     tell = tell or (lambda _: None)
+    demand = _with_batch(demand, tell)
     estimates, refused = _estimates(demand)
     found: list[Proposed] = []
 
@@ -190,6 +200,21 @@ def propose(
     return proposal
 
 
+def _with_batch(demand: Demand, tell: Tell) -> Demand:
+    """With a batch that the devices divide, where nobody says which one it is to be."""
+    request, usual = demand.request, demand.model.batch
+    devices = request.nodes * (request.gpus_per_node or demand.hardware.gpu(demand.gpu).gpus_per_node)
+    odd = odd_part(devices)
+    if request.batch is not None or usual % odd == 0:
+        return demand
+    batch = divisible_batch(usual, devices)
+    tell(
+        f"a batch of {batch:,} samples, as {odd} divides the {devices:,} GPUs and not the usual {usual:,} "
+        "(--global-batch says another)"
+    )
+    return replace(demand, request=replace(request, batch=batch))
+
+
 def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None, watch: Watch = _unwatched) -> Iterator[Help]:
     """The best plan's step with more memory, and with faster links: of the plan itself, or a faster one. None of what
     is not known yet when the end is wished for."""
@@ -207,7 +232,24 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None, watch: Wa
         if stop is not None and stop.requested:
             return
         plans = [best.plan] if found.plan is None else [best.plan, found.plan]
-        yield Help(what, min(_simulated(demand, changed_instance, plan, best.solution).step_s for plan in plans))
+        step_s = min(_simulated(demand, changed_instance, plan, best.solution).step_s for plan in plans)
+        yield Help(what, step_s, best.batch)
+    batch = divisible_batch(best.batch, instance.devices)
+    if idle_devices(best) and batch % best.samples == 0 and batch != best.batch:
+        watch(SolveBegun(len(changes) + 1, len(changes) + 1, f"with a batch of {batch:,}", batch // best.samples, None))
+        of_batch = estimate(
+            demand.model, demand.hardware, demand.gpu, replace(demand.request, samples=best.samples, batch=batch)
+        )
+        within_s = best.step_s * batch / best.batch
+        found = _plan(demand, of_batch.instance, best.solution.schedule, within_s, stop, watch, CHUNKED_HELP_S)
+        if found.plan is not None:
+            step_s = _simulated(demand, of_batch.instance, found.plan, found).step_s
+            yield Help(f"a batch of {batch:,} samples", step_s, batch)
+
+
+def idle_devices(one: Proposed) -> int:
+    """Of the cluster, those that the plan leaves over."""
+    return one.instance.devices - one.plan.by_rank(one.solution.schedule).devices
 
 
 def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:

@@ -134,8 +134,10 @@ def _step(one: ComparedPlan) -> str:
     return time_text(one.simulation.step_s)
 
 
-def print_comparison(console: Console, instance: Instance, plans: Sequence[ComparedPlan]) -> None:
-    """A table, the layouts below it."""
+def print_comparison(
+    console: Console, instance: Instance, plans: Sequence[ComparedPlan], *, letters: bool = True
+) -> None:
+    """A table, below it the layouts of several stages in Megatron's letters, unless ``letters`` are of no use."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("plan", "step", "schedule", "shape", "layers run as"):
         table.add_column(column, overflow="fold", no_wrap=column in ("step", "schedule"))
@@ -155,10 +157,10 @@ def print_comparison(console: Console, instance: Instance, plans: Sequence[Compa
             size_text(one.peak_bytes) + ("" if one.fits else ": too much"),
         )
     console.print(table)
-    layouts = [(one.name, plan_layout(instance, one.plan)) for one in plans]
-    for name, layout in layouts:
+    for one in plans if letters else ():
+        layout = plan_layout(instance, one.plan) if len(one.plan.stages) > 1 else None
         if layout is not None:
-            console.print(f"layout of {name}: {layout}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"Megatron's layout of {one.name}: {layout}", soft_wrap=True, markup=False, highlight=False)
 
 
 def comparison_document(instance: Instance, plans: Sequence[ComparedPlan]) -> list[dict[str, object]]:

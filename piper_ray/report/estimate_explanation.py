@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, range_text, size_text, time_text
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
+from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.settings import ALL_REPLICAS, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
@@ -166,8 +167,8 @@ def _saved(kind: LayerKind) -> Iterator[str]:
     yield "Kept by a microbatch for its backward pass, bytes:"
     for operator in kind.operators:
         for saved in operator.saved:
-            cheap = "; selective makes it again" if saved.cheap else ""
-            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(kind, saved.split)}{cheap}"
+            again = f"; made again by {' or '.join(saved.again)}" if saved.again else ""
+            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(kind, saved.split)}{again}"
     if kind.recomputable:
         yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(kind, Split.SEQUENCE)}"
 
@@ -310,13 +311,12 @@ def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
 
 
 def _kept_text(kind: LayerKind, mode: Mode) -> str:
-    if mode.recomputation is Recomputation.FULL:
+    if mode.recomputation == Recomputation.FULL:
         listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
     else:
-        selective = mode.recomputation is Recomputation.SELECTIVE
         saved = [(operator, item) for operator in kind.operators for item in operator.saved]
         listed = [
-            (item.bytes, kept_parts(operator, item, mode)) for operator, item in saved if not (selective and item.cheap)
+            (item.bytes, kept_parts(operator, item, mode)) for operator, item in saved if not mode.does_again(item)
         ]
     terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
     total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"

@@ -32,8 +32,8 @@ def header_lines(result: Estimate, command: str) -> list[str]:
         f"{_parameters_text(result)}. A microbatch: {result.architecture.sample};",
         f"{result.instance.microbatches:,} microbatches are a batch.",
         "",
-        "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; selective, full: what the backward pass",
-        f"recomputes{_options_text(result)}.",
+        "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; full: the backward pass computes the whole",
+        f"layer again; selective: norms and activation functions, or the parts that follow it{_options_text(result)}.",
         "time_s         forward and backward pass of a microbatch on t GPUs, recomputation and exchanges included",
         "forward_s      the forward pass of it; weight_s: products of the backward pass that give gradients of weights",
         f"weights        what data parallelism synchronises: gradients, {gradient_bytes:g} bytes a {trained}parameter",
@@ -101,7 +101,7 @@ def memory_line(result: Estimate) -> str:
 
 
 def _parameters_text(result: Estimate) -> str:
-    further = result.architecture.training_only_parameters
+    further = result.architecture.predictor_parameters
     text = f"{result.architecture.parameters:,} parameters"
     text += f" and {further:,} that only training has" if further else ""
     trained = result.architecture.trained_parameters

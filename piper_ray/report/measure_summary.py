@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from piper_ray.model.cores import load_text
 from piper_ray.model.figures import given_size_text, memory_text, plural, printable, size_text, time_text
 from piper_ray.workloads.measure.measure import Measured
 from piper_ray.workloads.measure.session import Profile, device_name
@@ -45,7 +46,7 @@ def header_lines(result: Profile, command: str) -> list[str]:
     parameters = f"{result.parameters:,} parameters{_unused_text(result)}"
     samples = plural(batch.samples_per_microbatch or 1, "sample")
     return [
-        f"{result.instance.name}, measured with torch {torch.__version__} on {device_name(result.device)}:",
+        f"{result.instance.name}, measured with torch {torch.__version__} on {device_text(result)}:",
         f"  {command}",
         "",
         f"{parameters}. A microbatch: {samples}; {batch.microbatches:,} microbatches are a batch.",
@@ -64,6 +65,12 @@ def header_lines(result: Profile, command: str) -> list[str]:
     ]
 
 
+def device_text(result: Profile) -> str:
+    """``x86_64 CPU, 2 threads; load 0.31 on 2 cores in the minute before``."""
+    name = device_name(result.device)
+    return name if result.load is None else f"{name}; {load_text(result.load)}"
+
+
 def summary_lines(result: Profile) -> list[str]:
     """What was profiled."""
     instance, kinds = result.instance, kinds_of(result.layers)
@@ -74,7 +81,7 @@ def summary_lines(result: Profile) -> list[str]:
     memory, rate = memory_text(result.target.cluster.memory_bytes), given_size_text(instance.bandwidth_bytes_per_s)
     lines = [
         f"Model     {instance.name}: {parameters}, {layers}",
-        f"Device    {device_name(result.device)}",
+        f"Device    {device_text(result)}",
         f"Passes    {time_text(total_s, 4)} forward and backward of a microbatch, spread {time_text(spread_s, 3)}",
         f"Cluster   K = {instance.devices:,}, N = {instance.microbatches:,}, {memory} a device, {rate}/s",
     ]

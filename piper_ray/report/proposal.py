@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
+from piper_ray.model.divided import odd_part
 from piper_ray.model.figures import memory_text, percent_text, plural, size_text, time_text
 from piper_ray.proposal.figures import Figures
-from piper_ray.proposal.propose import Help, Proposal, Proposed
+from piper_ray.proposal.propose import Help, Proposal, Proposed, idle_devices
 from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
 
 _MOST_SHOWN = 5
@@ -24,6 +25,8 @@ def print_figures(console: Console, proposal: Proposal, figures: Figures) -> Non
         f"{_shape(best)}, {figures.devices:,} of {best.instance.devices:,} GPUs",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
+    if idle := idle_devices(best):
+        _line(console, f"{idle:,} of {best.instance.devices:,} GPUs are idle: {_why_idle(best)}")
     rates = [f"step {time_text(figures.step_s, 4)}"]
     if figures.samples_per_s is not None:
         rates.append(f"{figures.samples_per_s:,.1f} samples/s")
@@ -36,6 +39,16 @@ def print_figures(console: Console, proposal: Proposal, figures: Figures) -> Non
     if figures.days is not None:
         cost = "" if figures.cost is None else f", {figures.cost:,.0f} at that price"
         _line(console, f"the training takes {figures.days:,.1f} days{cost}")
+
+
+def _why_idle(best: Proposed) -> str:
+    """What divides what: of plans with d t p devices, d divides the microbatches of a batch."""
+    odd, microbatches = odd_part(best.instance.devices), best.instance.microbatches
+    if microbatches % odd:
+        return (
+            f"a plan uses d t p of them, and no d that divides the {microbatches:,} microbatches is a multiple of {odd}"
+        )
+    return f"a plan uses d t p of them, d divides the {microbatches:,} microbatches, and none on more of them is faster"
 
 
 def print_memory(console: Console, best: Proposed) -> None:
@@ -57,7 +70,7 @@ def print_others(console: Console, proposal: Proposal) -> None:
         ComparedPlan(f"{one.samples} x {one.simulation.schedule.name.value}", one.plan, one.simulation)
         for one in proposal.found[:_MOST_SHOWN]
     ]
-    print_comparison(console, proposal.best.instance, plans)
+    print_comparison(console, proposal.best.instance, plans, letters=proposal.demand.runtime.letters)
     first = plans[0]
     for one in plans[1:]:
         slower = one.simulation.step_s / first.simulation.step_s - 1.0
@@ -71,8 +84,10 @@ def print_help(console: Console, best: Proposed, found: Iterable[Help]) -> None:
         if one.step_s is None:
             _line(console, f"with {one.what}: no plan was found in time")
             continue
-        gain = 1.0 - one.step_s / best.step_s
-        words = f"{percent_text(gain)} less time a step" if gain > 1e-4 else "no faster"
+        gain = 1.0 - one.step_s * best.batch / (one.samples * best.step_s)
+        words = f"{percent_text(gain)} less time a sample" if gain > 1e-4 else "no faster"
+        if one.samples == best.batch:
+            words = words.replace("sample", "step")
         _line(console, f"with {one.what}: {words}")
 
 

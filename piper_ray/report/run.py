@@ -9,6 +9,7 @@ from statistics import median
 from rich.console import Console
 
 from piper_ray.model.batch import Batch
+from piper_ray.model.cores import load_text
 from piper_ray.model.figures import Scale, plural, size_scale, size_text, time_scale, time_text
 from piper_ray.report.layout import Column, table_lines
 from piper_ray.report.speed import batch_text, rates_text
@@ -78,6 +79,7 @@ def head_lines(run: Run) -> list[str]:
         f"Model     {job.model}",
         f"Ranks     {each}: {plural(len(job.stages), 'stage')}{replicas}, {job.schedule.text}",
         f"Batch     {batch_text(batch)}",
+        *([] if run.load is None else [f"Machine   {load_text(run.load)}"]),
     ]
 
 
@@ -85,7 +87,9 @@ def summary_lines(run: Run) -> list[str]:
     """Steps against the promise, losses, and what stands for what."""
     steps_s, job = run.steps_s, run.job
     batch = Batch(job.microbatches, job.microbatch)
-    spread = f", {time_text(min(steps_s), 4)} to {time_text(max(steps_s), 4)}" if len(steps_s) > 1 else ""
+    spread = ""
+    if len(steps_s) > 1:
+        spread = f", {time_text(min(steps_s), 4)} to {time_text(max(steps_s), 4)}, spread {time_text(run.spread_s, 3)}"
     rates = rates_text(batch, run.step_s / job.microbatches)
     lines = [f"step {time_text(run.step_s, 4)} (median of {plural(len(steps_s), 'step')}{spread}): {rates}"]
     if run.promised_s is not None:
@@ -99,6 +103,12 @@ def summary_lines(run: Run) -> list[str]:
         lines.append(
             f"note: torch keeps room to receive all microbatches of a batch: up to {size_text(border_bytes, 3)} of a "
             "rank's memory, not in the promise"
+        )
+    measured = run.measured_threads
+    if job.device == "cpu" and measured is not None and measured != run.threads:
+        lines.append(
+            f"note: the plan's times were measured with {plural(measured, 'thread')}, and each rank had {run.threads}: "
+            f"OMP_NUM_THREADS={run.threads} piper-ray profile measures times for such ranks"
         )
     return lines
 
@@ -153,7 +163,10 @@ def run_document(run: Run) -> dict[str, object]:
         "samples_per_microbatch": job.microbatch,
         "device": run.device,
         "threads": run.threads,
+        "measured_threads": run.measured_threads,
+        "load": run.load,
         "step_s": run.step_s,
+        "spread_s": run.spread_s,
         "steps_s": list(run.steps_s),
         "promised_s": run.promised_s,
         "losses": list(run.losses),

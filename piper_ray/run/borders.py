@@ -49,17 +49,21 @@ def borders_of(
     received: tuple[torch.Tensor, ...] = ()
     for number, stage in enumerate(stages, start=1):
         leaves = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in received)
+        what = f"stage {number}"
         try:
             with torch.enable_grad():
                 given = [leaf.clone() for leaf in leaves]
                 versions = [tensor._version for tensor in given]
                 sent = stage.run(given, inputs)
-                ends = sent if number < len(stages) else (loss(sent),)
+                ends = sent
+                if number == len(stages):
+                    what = "the loss"
+                    ends = (loss(sent),)
         except InputError:
             raise
         except Exception as error:
             where = place_of(error)
-            fault = Fault(f"stage {number}", words_of(error) + (f" ({where})" if where else ""))
+            fault = Fault(what, words_of(error) + (f" ({where})" if where else ""))
             raise InputError(spec, [fault]) from error
         written = frozenset(i for i, tensor in enumerate(given) if tensor._version != versions[i])
         idle = not _reached(ends) >= {id(one) for one in stage.parameters() if one.requires_grad}

@@ -28,10 +28,13 @@ class Microbatch:
 
     def on(self, device: torch.device) -> Microbatch:
         """On a device."""
-        if device.type == "cpu":
-            return self
-        moved: Inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), self.inputs)
-        return Microbatch.of(moved)
+        return Microbatch.of(moved(self.inputs, device))
+
+
+def moved(inputs: Inputs, device: torch.device) -> Inputs:
+    """With all tensors on a device."""
+    found: Inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
+    return found
 
 
 class Data:

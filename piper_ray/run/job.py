@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from piper_ray.model.cores import share_of_cores
 from piper_ray.model.errors import UsageError
 from piper_ray.model.plain import as_tuple, convert_fields
 from piper_ray.model.schedule import Schedule
@@ -31,7 +32,9 @@ class Replicas(str, Enum):
 
 @dataclass(frozen=True)
 class LayerJob:
-    """path: of its module; call: of that module's calls in a forward pass, from 0.
+    """A layer of a stage, as a run finds it in the model.
+
+    path: of its module; call: of that module's calls in a forward pass, from 0.
 
     >>> LayerJob("blocks.3", call=0, recompute=True).path
     'blocks.3'
@@ -44,9 +47,12 @@ class LayerJob:
 
 @dataclass(frozen=True)
 class Job:
-    """stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
+    """What the ranks of a run are told.
 
-    model, arguments: of the factory; inputs: as ``profile`` takes them. warm_up: steps before the ``steps`` measured.
+    stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
+
+    model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
+    others, of which ``warm_up`` are the warm-up's. threads: of each rank, on a CPU.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -65,6 +71,7 @@ class Job:
     sharing: Replicas
     steps: int
     warm_up: int
+    threads: int
 
     def __post_init__(self) -> None:
         convert_fields(self, as_tuple, "inputs", "stages")
@@ -78,6 +85,12 @@ class Job:
     def ranks(self) -> int:
         """p d: rank r d + i is replica i of place r."""
         return self.places * self.replicas
+
+    @property
+    def steps_before(self) -> int:
+        """Those that are not measured: the optimizer makes its state in the first one, memory is followed until the end
+        of the second, and then there are those of the warm-up."""
+        return 2 + self.warm_up
 
     @property
     def microbatches_of_replica(self) -> int:
@@ -190,9 +203,16 @@ def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
         sharing=options.sharing,
         steps=options.steps,
         warm_up=options.warm_up,
+        threads=_threads(plan, len(plan.stages) // schedule.v * degrees[0]),
     )
     pass_lists(job)  # raises where there is none
     return job
+
+
+def _threads(plan: Planned, ranks: int) -> int:
+    """As many as its times were measured with, if the ranks can have them; else their share of the cores."""
+    share = share_of_cores(ranks)
+    return share if plan.measured_threads is None else min(plan.measured_threads, share)
 
 
 def _layers(plan: Planned) -> tuple[tuple[LayerJob, ...], ...]:

@@ -28,7 +28,8 @@ _LOG_LINES = 12
 _THREADS, _GLOO, _NCCL = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 Advanced = Callable[[int, int], None]
-"""Steps done and steps in all, the first and the warm-up among them; 0 done until the ranks have found each other."""
+"""Steps done and steps in all, those before the measured ones among them; 0 done until the ranks have found each
+other."""
 
 
 def launch(job: Job, advanced: Advanced, stop: Stop[Any]) -> Run:
@@ -83,11 +84,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(job: Job, rank: int, folder: Path) -> Mapping[str, str]:
-    """As torchrun's, and the cores shared out."""
+    """As torchrun's, and the threads of a rank, unless the user has said how many."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    threads = max(1, (os.cpu_count() or 1) // job.ranks)
     return {
-        _THREADS: str(threads),
+        _THREADS: str(job.threads),
         _GLOO: loopback,
         _NCCL: loopback,
         **os.environ,
@@ -103,7 +103,7 @@ def _watch(
     job: Job, folder: Path, processes: list[subprocess.Popen[bytes]], advanced: Advanced, stop: Stop[Any]
 ) -> None:
     """Until all have ended well. Raises the error of the one at fault."""
-    steps = 1 + job.warm_up + job.steps
+    steps = job.steps_before + job.steps
     told = -1
     while True:
         stop.check()

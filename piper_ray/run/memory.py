@@ -39,6 +39,13 @@ class PeakMemory:
             for tensor in tensors:
                 self._live.count(tensor)
 
+    def forget_peak(self) -> None:
+        """The peak counts from here; what is there stays counted."""
+        if self._live is None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._live.forget_peak()
+
     @property
     def peak_bytes(self) -> float:
         """So far."""
@@ -74,6 +81,9 @@ class _LiveBytes(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, lambda gone: self._gone(key, gone)), size
         self._live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+    def forget_peak(self) -> None:
+        self.peak_bytes = self._live_bytes
 
     def _gone(self, key: int, gone: weakref.ref[Any]) -> None:
         held, size = self._storages[key]

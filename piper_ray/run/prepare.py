@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from piper_ray.model import arguments
+from piper_ray.model.cores import machine_load
 from piper_ray.model.errors import UsageError
 from piper_ray.model.extras import require
 from piper_ray.model.instance import Instance
@@ -30,14 +31,23 @@ _DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Promise:
-    """step_s: of a batch; None: nobody says. simulation: where the plan's instance is at hand."""
+    """step_s: of a batch; None: nobody says. simulation: where the plan's instance is at hand. measured_threads: those
+    that its times were measured with, None: nobody says. load: of this machine, before anything is started."""
 
     step_s: float | None
     simulation: Simulation | None
+    measured_threads: int | None
+    load: float | None
 
     def given_to(self, run: Run) -> Run:
         """The run with the promise beside it."""
-        return replace(run, promised_s=self.step_s, simulation=self.simulation)
+        return replace(
+            run,
+            promised_s=self.step_s,
+            simulation=self.simulation,
+            measured_threads=self.measured_threads,
+            load=self.load,
+        )
 
 
 def prepared(
@@ -56,6 +66,7 @@ def prepared(
     inputs: Iterable[str],
 ) -> tuple[Job, Promise]:
     """See ``run``; nothing is started. Raises UsageError, InputError and InvalidPlan."""
+    load = machine_load()
     require("torch", "run")
     arguments.of_kind("model", model, str, "a factory, such as 'model.py:build'")
     if device not in _DEVICES:
@@ -82,9 +93,10 @@ def prepared(
         made = plan if isinstance(plan, Plan) else load_plan(plan, known)
         flush_terms = StepTerms() if chosen.asynchronous else terms
         simulation = simulate(known, made, chosen, options=SimulationOptions.of(flush_terms))
-        return job, Promise(simulation.step_s, simulation)
+        return job, Promise(simulation.step_s, simulation, read.measured_threads, load)
     as_planned = read.time_per_sample_s is not None and (job.microbatches, chosen) == (read.microbatches, of_plan)
-    return job, Promise(read.time_per_sample_s * job.microbatches if as_planned else None, None)  # type: ignore[operator]
+    step_s = read.time_per_sample_s * job.microbatches if as_planned else None  # type: ignore[operator]
+    return job, Promise(step_s, None, read.measured_threads, load)
 
 
 def _with_batch(instance: Instance, microbatches: int | None) -> Instance:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from piper_ray.model.figures import plural, time_text
@@ -82,7 +82,8 @@ class Run:
     step, those before included: the mean over its microbatches.
     shown: number of the measured step that the ranks' figures are of: one of median length.
     promised_s: of a step, by the plan's document or its simulation; None: nobody promised anything. simulation: of the
-    plan, where its instance is at hand.
+    plan, where its instance is at hand. threads, measured_threads: of each rank; and those that the plan's times were
+    measured with, None where nobody says. load: of the machine, as ``os.getloadavg`` has it, before the ranks began.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -98,11 +99,21 @@ class Run:
     ranks: tuple[RankRun, ...]
     promised_s: float | None = None
     simulation: Simulation | None = None
+    measured_threads: int | None = None
+    load: float | None = None
 
     @property
     def step_s(self) -> float:
         """The median."""
         return median(self.steps_s)
+
+    @property
+    def spread_s(self) -> float:
+        """From the first to the third quartile of the measured steps."""
+        if len(self.steps_s) == 1:
+            return 0.0
+        low, _, high = quantiles(self.steps_s, n=4, method="inclusive")
+        return high - low
 
     def waiting_s(self, rank: int) -> float:
         """What is left of the shown step: the rank waits for others, or for what they send."""

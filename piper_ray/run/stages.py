@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
 from piper_ray.model.errors import Fault, InputError
-from piper_ray.run.job import Job, LayerJob
+from piper_ray.run.job import LayerJob
 from piper_ray.workloads.measure.graph import Source, TracedLayer, TracedModel
 
 
@@ -33,12 +33,13 @@ class Cut:
     sent: tuple[Source, ...]
 
 
-def cuts_of(spec: str, job: Job, traced: TracedModel) -> list[Cut]:
-    """Raises InputError where plan and model do not fit together, with each layer that does not."""
-    stage_of, recompute = _placed(spec, job, traced.layers)
+def cuts_of(spec: str, stages: Sequence[Sequence[LayerJob]], traced: TracedModel) -> list[Cut]:
+    """stages: the layers of each. Raises InputError where plan and model do not fit together, with each layer that
+    does not."""
+    stage_of, recompute = _placed(spec, stages, traced.layers)
     outputs = _outputs(spec, traced)
     readers = [(source, stage_of[number]) for number, layer in enumerate(traced.layers) for source in layer.sources]
-    readers += [(source, len(job.stages) - 1) for source in outputs]
+    readers += [(source, len(stages) - 1) for source in outputs]
     _check_order(spec, traced.layers, stage_of)
     _check_ties(spec, traced.layers, stage_of)
     last: dict[Source, int] = {}
@@ -48,20 +49,22 @@ def cuts_of(spec: str, job: Job, traced: TracedModel) -> list[Cut]:
     made = {source: stage_of[source.layer] for source in last if source.layer is not None}
     order = sorted(last, key=lambda source: (source.layer, source.output))
     cuts: list[Cut] = []
-    for stage in range(len(job.stages)):
+    for stage in range(len(stages)):
         crossing = [source for source in order if made[source] <= stage < last[source]]
         cuts.append(
             Cut(
                 layers=tuple(number for number in sorted(stage_of) if stage_of[number] == stage),
                 recompute=frozenset(recompute),
                 received=cuts[-1].sent if cuts else (),
-                sent=tuple(crossing) if stage < len(job.stages) - 1 else outputs,
+                sent=tuple(crossing) if stage < len(stages) - 1 else outputs,
             )
         )
     return cuts
 
 
-def _placed(spec: str, job: Job, layers: Sequence[TracedLayer]) -> tuple[dict[int, int], set[int]]:
+def _placed(
+    spec: str, stages: Sequence[Sequence[LayerJob]], layers: Sequence[TracedLayer]
+) -> tuple[dict[int, int], set[int]]:
     """For each traced layer its stage; and those that recompute."""
     calls: dict[str, int] = {}
     numbers: dict[tuple[str, int], int] = {}
@@ -71,7 +74,7 @@ def _placed(spec: str, job: Job, layers: Sequence[TracedLayer]) -> tuple[dict[in
     stage_of: dict[int, int] = {}
     recompute: set[int] = set()
     faults = []
-    for stage, wanted in enumerate(job.stages):
+    for stage, wanted in enumerate(stages):
         for layer_job in wanted:
             found = numbers.get((layer_job.path, layer_job.call))
             if found is None:
@@ -136,20 +139,37 @@ def _check_ties(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int,
 class StageModule(nn.Module):
     """A stage: what it receives, and inputs of the model by name, become what it sends.
 
-    copied: numbers of the received tensors that layers write into. whole: a sent tensor is never a view, as torch
-    asks where the backward pass is split.
+    copied: numbers of the received tensors that layers write into. sends: tensors like those that the next stage has
+    room for; None: nobody receives them. whole: a sent tensor is never a view, as torch asks where the backward pass is
+    split.
     """
 
     def __init__(self, cut: Cut, layers: Sequence[TracedLayer], *, whole: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers[number].module for number in cut.layers)
         self.copied: frozenset[int] = frozenset()
+        self.sends: tuple[torch.Tensor, ...] | None = None
         self.whole = whole
         self.cut = cut
+        self.paths = [layers[number].path for number in cut.layers]
         self._sources = [layers[number].sources for number in cut.layers]
 
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether it reads inputs of the model."""
+        return any(source.layer is None for sources in self._sources for source in sources)
+
     def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.run([_bordered(tensor, copied=i in self.copied) for i, tensor in enumerate(received)], inputs)
+        """Raises InputError for tensors that the next stage has no room for."""
+        sent = self.run([_bordered(tensor, copied=i in self.copied) for i, tensor in enumerate(received)], inputs)
+        if self.sends is not None and list(map(_form, sent)) != list(map(_form, self.sends)):
+            found, traced = (", ".join(map(_form, tensors)) for tensors in (sent, self.sends))
+            what = (
+                f"sends {found}, and sent {traced} when the model was traced; expected inputs and an autocast mode as "
+                "then, and shapes that do not depend on numbers"
+            )
+            raise InputError(", ".join(self.paths), [Fault("", what)])
+        return sent
 
     def run(self, received: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The pass itself: layers may write into what is received."""
@@ -175,6 +195,10 @@ class StageModule(nn.Module):
         if self.whole and tensor._is_view():
             return tensor.clone(memory_format=torch.contiguous_format)
         return tensor.contiguous()
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def input_name(number: int) -> str:

@@ -7,14 +7,14 @@ last rank). The runtime checks the table, and adds what is sent and received.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from piper_ray.run.job import Job, pass_lists
 from piper_ray.run.passes import TimedStage
+from piper_ray.run.pipeline_plan import Pass, PipelinePlan
 from piper_ray.simulate.actions import ActionKind
 
 _TORCH = {
@@ -25,20 +25,17 @@ _TORCH = {
 }
 
 
-def torch_table(job: Job) -> dict[int, list[_Action | None]]:
+def torch_table(lists: Iterable[Iterable[Pass]]) -> dict[int, list[_Action | None]]:
     """For each place its actions: what ``_load_csv`` reads of a file."""
-    return {
-        place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes]
-        for place, passes in enumerate(pass_lists(job))
-    }
+    return {place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes] for place, passes in enumerate(lists)}
 
 
 class TableSchedule(_PipelineScheduleRuntime):
     """Microbatches are handed in one by one, as each has its own inputs; gradients are the mean over them."""
 
-    def __init__(self, job: Job, stages: Sequence[TimedStage], loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__(list(stages), job.microbatches_of_replica, loss_fn=loss, scale_grads=True)
-        self._prepare_schedule_with_comms(torch_table(job))
+    def __init__(self, plan: PipelinePlan, stages: Sequence[TimedStage], loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__(list(stages), plan.microbatches, loss_fn=loss, scale_grads=True)
+        self._prepare_schedule_with_comms(torch_table(plan.passes))
 
     def run(self, inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[object]) -> list[torch.Tensor]:
         """Works through a batch. inputs: of each microbatch; targets: what the loss gets beside the output.

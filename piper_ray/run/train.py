@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from piper_ray.run.job import Job
 from piper_ray.run.memory import PeakMemory
-from piper_ray.run.pipeline import Pipeline
 from piper_ray.run.result import RankRun, Run, Stretch
+from piper_ray.run.training import Training
 
 _LEARNING_RATE = 1e-4
 
@@ -36,30 +36,35 @@ class _Step:
 def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     """Trains by the job's plan: the process group is there, all its ranks call this, and the first gets the run.
 
-    The very first step is for the memory alone. Raises InputError and UsageError for a model that does not fit the
-    plan, PassFailed for an error in a pass.
+    Random numbers, of dropout say, begin with the rank's own number: replicas differ in them, and runs do not. Raises
+    InputError and UsageError for a model that does not fit the plan, PassFailed for an error in a pass.
     """
     mesh = init_device_mesh(device.type, (job.places, job.replicas), mesh_dim_names=("pp", "dp"))
-    pipeline = Pipeline(job, mesh, device)
-    optimizer = torch.optim.AdamW(pipeline.parameters(), lr=_LEARNING_RATE) if pipeline.parameters() else None
+    training = Training(job, mesh, device)
+    torch.manual_seed(dist.get_rank())
+    parameters = training.pipeline.parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE) if parameters else None
     memory = PeakMemory(device)
     with memory:
-        for module in pipeline.modules.values():
+        for module in training.pipeline.modules.values():
             memory.held([*module.parameters(), *module.buffers()])
-        steps = [_step(pipeline, optimizer)]
-    for done in range(1, 1 + job.warm_up + job.steps):
+        steps = [_step(training, optimizer)]
+        progress(1)
+        memory.forget_peak()  # the first step began without the optimizer's state
+        steps.append(_step(training, optimizer))
+    for done in range(2, job.steps_before + job.steps):
         progress(done)
-        steps.append(_step(pipeline, optimizer))
-    progress(1 + job.warm_up + job.steps)
-    return _gathered(job, device, pipeline, memory.peak_bytes, steps)
+        steps.append(_step(training, optimizer))
+    progress(job.steps_before + job.steps)
+    return _gathered(job, device, training.pipeline.border_bytes, memory.peak_bytes, steps)
 
 
-def _step(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> _Step:
-    batch = pipeline.batch()
-    recorder, device = pipeline.recorder, pipeline.device
+def _step(training: Training, optimizer: torch.optim.Optimizer | None) -> _Step:
+    batch = training.batch()
+    recorder, device = training.pipeline.recorder, training.pipeline.device
     _together(device)
     recorder.begin()
-    losses = pipeline.run(batch)
+    losses = training.run(batch)
     start = recorder.clock()
     if optimizer is not None:
         optimizer.step()
@@ -77,7 +82,7 @@ def _together(device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def _gathered(job: Job, device: torch.device, pipeline: Pipeline, peak_bytes: float, steps: list[_Step]) -> Run | None:
+def _gathered(job: Job, device: torch.device, border_bytes: float, peak_bytes: float, steps: list[_Step]) -> Run | None:
     ranks = dist.get_world_size()
     found: list[tuple[list[float], list[tuple[float, int]]]] = [([], []) for _ in range(ranks)]
     dist.all_gather_object(found, ([step.end_s for step in steps], [step.losses for step in steps]))
@@ -86,16 +91,16 @@ def _gathered(job: Job, device: torch.device, pipeline: Pipeline, peak_bytes: fl
         sum(total for total, _ in of_ranks) / sum(count for _, count in of_ranks)
         for of_ranks in zip(*(of_rank for _, of_rank in found), strict=True)
     ]
-    measured_s = steps_s[1 + job.warm_up :]
+    measured_s = steps_s[job.steps_before :]
     shown = measured_s.index(median_low(measured_s))
     rank = dist.get_rank()
     own = RankRun(
         name=job.name_of(rank),
         stages=job.stages_of(rank),
         replica=rank % job.replicas,
-        stretches=tuple(steps[1 + job.warm_up + shown].stretches),
+        stretches=tuple(steps[job.steps_before + shown].stretches),
         peak_memory_bytes=peak_bytes,
-        border_bytes=pipeline.border_bytes,
+        border_bytes=border_bytes,
     )
     runs: list[RankRun | None] = [None] * ranks
     dist.gather_object(own, runs if rank == 0 else None)

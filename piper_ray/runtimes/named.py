@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import OneSetting, Recomputation, Sharding
+from piper_ray.model.settings import OneSetting, Sharding
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
 
-_WHOLE_LAYERS = (Recomputation.NONE, Recomputation.FULL)
+_WHOLE_LAYERS = Recomputation.FULL.parts
 
 _TORCH_SCHEDULES = (
     ScheduleName.ONE_F_ONE_B,
@@ -26,8 +27,9 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.MEGATRON,
         "Megatron",
         (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
-        OneSetting(context=True, experts=True, experts_in_sequence=True),
+        OneSetting((*_WHOLE_LAYERS, *MEGATRON_MODULES), context=True, experts=True, experts_in_sequence=True),
         fills_interleaved=True,
+        letters=True,
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
@@ -37,6 +39,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         "torchtitan",
         _TORCH_SCHEDULES,
         OneSetting(
+            (*_WHOLE_LAYERS, EVERY_SECOND_PRODUCT),
             context=True,
             experts=True,
             gathered=True,
@@ -48,6 +51,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
     ),
     # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
+    # Stages that share a weight would train it apart.
     RuntimeName.TORCH: Runtime(
         RuntimeName.TORCH,
         "torch.distributed.pipelining",
@@ -55,6 +59,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         OneSetting(_WHOLE_LAYERS, by_layer=True, sequence_parallel=False),
         tensor_parallelism=False,
         blocks=False,
+        ties_ends=False,
         rank_order="dp-pp",
     ),
     # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
@@ -76,5 +81,6 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
             _WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True, own_key_heads=True
         ),
         first_k=True,
+        letters=True,
     ),
 }

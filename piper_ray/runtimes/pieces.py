@@ -1,4 +1,4 @@
-"""A model as runtimes for language models build it: an embedding, equal blocks in a row, a head."""
+"""A model as runtimes for language models build it: an embedding, equal blocks in a row, maybe predictors, a head."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ _BLOCK_NAME = re.compile(r"layer|block", re.IGNORECASE)
 class ModelPieces:
     """Piece 0 is the embedding, 1 to ``blocks`` are the blocks, the last one is the head.
 
-    members: layer ids of each piece, in the model's order.
+    members: layer ids of each piece, in the model's order. predictors: how many layers predict further tokens
+    (multi-token prediction); where there are any they are the piece before the head, as runtimes keep them together.
     """
 
     members: tuple[tuple[int, ...], ...]
+    predictors: int = 0
 
     @property
     def blocks(self) -> int:
         """Their number."""
-        return len(self.members) - 2
+        return self.head - (2 if self.predictors else 1)
+
+    @property
+    def head(self) -> int:
+        """The number of the last piece."""
+        return len(self.members) - 1
 
     @cached_property
     def of_layer(self) -> dict[int, int]:
@@ -41,6 +48,10 @@ class ModelPieces:
     def is_block(self, piece: int) -> bool:
         """Whether it is none of the ends."""
         return 0 < piece <= self.blocks
+
+    def is_predictor(self, piece: int) -> bool:
+        """Whether it holds the predictors."""
+        return self.blocks < piece < self.head
 
     def of_stages(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The pieces of each stage of a plan. Raises UsageError where stages divide a piece."""
@@ -58,6 +69,8 @@ class ModelPieces:
         """For people; blocks are counted from 0, as runtimes do."""
         if self.is_block(piece):
             return f"block {piece - 1}"
+        if self.is_predictor(piece):
+            return "the predictors"
         return "the embedding" if piece == 0 else "the head"
 
 
@@ -86,16 +99,21 @@ def pieces_of(instance: Instance) -> ModelPieces:
         else:
             members.append((order[position],))
             open_key = key
-    members.append(order[last + 1 :])
-    _check_alike(instance, members[1:-1])
-    _check_row(instance, members[1:-1])
-    return ModelPieces(tuple(members))
+    _check_alike(instance, members[1:])
+    _check_row(instance, members[1:])
+    predictors = tuple(layer for layer in order[last + 1 :] if instance.layer_by_id[layer].predictor)
+    head = order[last + 1 + len(predictors) :]
+    if set(predictors).intersection(head):
+        raise UsageError(f"{_layer(instance, predictors[-1])} predicts further tokens and comes after the head")
+    members += [predictors] if predictors else []
+    members.append(head)
+    return ModelPieces(tuple(members), len(predictors))
 
 
 def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
     """For each place in the order what tells its block from others; None outside of blocks."""
     layers = [instance.layer_by_id[layer] for layer in order]
-    found = [_IN_LIST.match(layer.path) for layer in layers]
+    found = [None if layer.predictor else _IN_LIST.match(layer.path) for layer in layers]
     lists = list(dict.fromkeys(match["list"] for match in found if match is not None))
     if len(lists) > 1:
         raise UsageError(
@@ -106,7 +124,10 @@ def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
         keys: list[object] = [None if match is None else int(match["index"]) for match in found]
         _check_rising(instance, order, keys)
         return keys
-    return [position if _BLOCK_NAME.search(layer.name) else None for position, layer in enumerate(layers)]
+    return [
+        position if _BLOCK_NAME.search(layer.name) and not layer.predictor else None
+        for position, layer in enumerate(layers)
+    ]
 
 
 def _check_rising(instance: Instance, order: Sequence[int], keys: Sequence[object]) -> None:

@@ -18,6 +18,7 @@ from piper_ray.model.constraints import (
     WholePieces,
 )
 from piper_ray.model.errors import UsageError
+from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
@@ -46,7 +47,8 @@ class Runtime:
     tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
-    rank_order: of parallel groups, from neighbouring ranks to distant ones.
+    rank_order: of parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages in
+    Megatron's.
     """
 
     name: RuntimeName
@@ -59,6 +61,7 @@ class Runtime:
     fills_interleaved: bool = False
     ties_ends: bool = True
     rank_order: str = "tp-cp-ep-dp-pp"
+    letters: bool = False
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
         """That which is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
@@ -105,14 +108,14 @@ class Runtime:
         """
         if self.ties_ends or not instance.tied_layers:
             return None
-        pieces = pieces_of(instance)
-        ends = {0, pieces.blocks + 1}
-        for layers in instance.tied_layers.values():
-            if ends <= {pieces.of_layer[layer] for layer in layers}:
-                return (
-                    f"{self.title} runs no model over several pipeline ranks whose embedding and head have a weight in "
-                    "common"
-                )
+        if self.blocks:
+            pieces = pieces_of(instance)
+            place, ends, words = pieces.of_layer, {0, pieces.head}, "embedding and head"
+        else:
+            place = {layer: index for index, layer in enumerate(layers_in_order(instance))}
+            ends, words = {0, len(place) - 1}, "first and last layers"
+        if any(ends <= {place[layer] for layer in layers} for layers in instance.tied_layers.values()):
+            return f"{self.title} runs no model over several pipeline ranks whose {words} have a weight in common"
         return None
 
     def _contexts(self, instance: Instance) -> set[int]:

@@ -15,7 +15,9 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
 @dataclass(frozen=True)
 class Point:
-    """workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B. schedule: that its
+    """One solve of a sweep.
+
+    workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B. schedule: that its
     plan is for, and is valued under.
 
     >>> Point("bert", "piper", 64, 512, 80e9, 25e9, Restrictions()).devices

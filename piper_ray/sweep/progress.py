@@ -28,7 +28,9 @@ class Best:
 
 @dataclass
 class Progress:
-    """points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
+    """How far a sweep is.
+
+    points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
 
     solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
     reading and starting Ray. workers: at the moment. best: by workload and schedule, see

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation, Sharding
+from piper_ray.model.settings import Sharding
 from piper_ray.validate.runs import Run, RunModel
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
@@ -25,12 +26,12 @@ from piper_ray.workloads.estimate.runtimes import (
     NEMO,
     Loss,
     Runtime,
-    Selective,
 )
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
     ContextExchange,
     Precision,
+    Software,
     Stack,
     software_named,
     stack_of,
@@ -82,7 +83,7 @@ def laid_out(run: Run, hardware: Hardware, untold: Untold = Untold()) -> Laid:
         model = _model(run, untold)
         software = _generation(run, untold, assumed)
         stack = _stack(run, software, hardware, untold, assumed)
-        layout = _layout(run, model, assumed)
+        layout = _layout(run, model, stack.software, assumed)
         if _shards_untold(software, layout):
             assumed.append("memory: distributed optimizer, as in all of NeMo's recipes")
     except (UsageError, InputError) as error:
@@ -176,10 +177,10 @@ _RUNTIMES = {
 def _runtime(run: Run, generation: str, precision: Precision, sharding: Sharding) -> Runtime:
     of_bf16, of_fp16 = _RUNTIMES[generation]
     runtime = of_fp16 if precision is Precision.FP16 else of_bf16
-    if "deepseek-v3" in run.told and "h800" in (run.gpu or "").lower():
+    if _of_hai_llm(run):
         runtime = HAI_LLM
     elif "maxtext" in run.told and sharding is Sharding.WEIGHTS:
-        runtime = replace(FSDP, selective=Selective.CHEAP)
+        runtime = FSDP
     elif generation == "fsdp" and sharding is not Sharding.WEIGHTS:
         runtime = DEFAULT
     if "fp32 gradients not kept" in run.told:
@@ -188,6 +189,10 @@ def _runtime(run: Run, generation: str, precision: Precision, sharding: Sharding
         runtime = replace(runtime, states=DEFAULT.states)
     loss = Loss.FUSED if "fused cross entropy" in run.told else runtime.loss
     return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=_ALL_TO_ALL in run.told)
+
+
+def _of_hai_llm(run: Run) -> bool:
+    return "deepseek-v3" in run.told and "h800" in (run.gpu or "").lower()
 
 
 def _stack(run: Run, generation: str, hardware: Hardware, untold: Untold, assumed: list[str]) -> Stack:
@@ -247,7 +252,7 @@ def _gpu(run: Run, name: str, hardware: Hardware) -> Gpu:
     return gpu
 
 
-def _layout(run: Run, model: ModelConfig, assumed: list[str]) -> Layout:
+def _layout(run: Run, model: ModelConfig, software: Software, assumed: list[str]) -> Layout:
     missing = [name for name in ("microbatch", "global_batch") if getattr(run, name) is None]
     if run.tp is None and run.pp is None and run.dp is None:
         missing.insert(0, "layout")
@@ -279,7 +284,7 @@ def _layout(run: Run, model: ModelConfig, assumed: list[str]) -> Layout:
         tokens=run.seq if model.tokens is not None else None,
         schedule=_schedule(run, pp),
         sequence_parallel=bool(run.sequence_parallel),
-        recomputation=_recomputation(run, assumed),
+        recomputation=_recomputation(run, software, assumed),
         fused=run.fused_attention is not False,
         stages=None if run.stages is None else tuple(run.stages),
     )
@@ -313,7 +318,7 @@ def _schedule(run: Run, pp: int) -> Schedule:
     return Schedule(ScheduleName.ONE_F_ONE_B)
 
 
-def _recomputation(run: Run, assumed: list[str]) -> Recomputation:
+def _recomputation(run: Run, software: Software, assumed: list[str]) -> Recomputation:
     words = run.recompute.lower()
     if words in ("", "none", "no", "false"):
         if not words:
@@ -322,10 +327,10 @@ def _recomputation(run: Run, assumed: list[str]) -> Recomputation:
     if words.startswith(("full", "block", "uniform")):
         return Recomputation.FULL
     if words.startswith("selective"):
-        return Recomputation.SELECTIVE
+        return _selective(run, software)
     if words.startswith("partial"):
         assumed.append("partial recomputation: selective")
-        return Recomputation.SELECTIVE
+        return _selective(run, software)
     raise NotExpressible(f"recompute: {run.recompute}; none, selective and full can be priced")
 
 
@@ -341,3 +346,13 @@ def _sharding(run: Run, assumed: list[str]) -> Sharding:
         return Sharding.OPTIMIZER
     assumed.append(f"optimizer sharding {run.optimizer_sharding}: as ZeRO-1")
     return Sharding.OPTIMIZER
+
+
+def _selective(run: Run, software: Software) -> Recomputation:
+    """The parts that are named; else what the software does again by default: Megatron the core of attention."""
+    named = set(re.findall(r"\w+", run.recompute)).intersection(MEGATRON_MODULES)
+    if named:
+        return Recomputation.of_parts(named)
+    if _of_hai_llm(run) or "maxtext" in run.told:
+        return Recomputation.SELECTIVE
+    return Recomputation.of_parts([EVERY_SECOND_PRODUCT if EVERY_SECOND_PRODUCT in software.selective else "core_attn"])

@@ -131,6 +131,7 @@ def _workload(laid: Laid, hardware: Hardware) -> Instance:
             experts=() if layout.expert is None else (layout.expert,),
             expert_tensor=layout.expert_tensor,
         ),
+        recomputations=(layout.recomputation,),
     )
     return estimate_on(stack, laid.model, hardware, request).instance.replace(devices=layout.devices)
 

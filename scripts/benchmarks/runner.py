@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from piper_ray.engine.backends.cores import usable_cores
+from piper_ray.model.cores import usable_cores
 from piper_ray.planners.published import TmpcChoice
 from scripts.benchmarks.cases import SMALL, Row, Twin
 from scripts.benchmarks.measure import paper_table_id, run_benchmarks, run_command, solve_id

@@ -13,13 +13,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "docs", help="folder of the site")
     parser.add_argument(
-        "--update", action="store_true", help="run all examples and the notebook, and write what they print there"
+        "--update", action="store_true", help="write the reference, and what all examples and the notebook print, anew"
     )
     parser.add_argument("--pictures", action="store_true", help="draw the pictures of docs/pictures anew")
     wanted = parser.parse_args()
     if wanted.update:
-        from scripts.documentation import examples, notebook
+        from scripts.documentation import examples, generated, notebook
 
+        generated.update()
         examples.update()
         notebook.update()
     if wanted.pictures:

@@ -66,7 +66,7 @@ def _command(name: str, command: TyperCommand, context: typer.Context) -> Iterat
         names, text = record
         if isinstance(parameter, TyperArgument):
             names, text = parameter.metavar or names, parameter.help or ""
-        yield f"`{names}`\n: {_prose(text.strip()) or '-'}\n"
+        yield f"- `{names}`: {_prose(text.strip())}" if text.strip() else f"- `{names}`"
 
 
 def _prose(text: str) -> str:

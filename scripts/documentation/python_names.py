@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import piper_ray
@@ -24,17 +24,35 @@ GROUPS: Mapping[str, str] = MappingProxyType(
 
 def names_in_groups() -> str:
     """Markdown: a section for each group, with what autodoc makes of its names."""
-    return "\n".join(_lines())
+    return "\n".join(_lines("", _entry))
 
 
-def _lines() -> Iterator[str]:
+def names_with_meaning() -> str:
+    """Markdown: a section for each group, a table of names and the first sentence of each one's docstring."""
+    return "\n".join(_lines("| name | what it is |\n|---|---|", _row))
+
+
+def _lines(head: str, lines_of: Callable[[str], Iterator[str]]) -> Iterator[str]:
     missing = set(GROUPS) - set(piper_ray.__all__)
     if missing:
         raise ValueError(f"no public names: {missing}")
     for name in piper_ray.__all__:
         if name in GROUPS:
             yield f"\n## {GROUPS[name]}\n"
-        yield from _entry(name)
+            yield head
+        yield from lines_of(name)
+
+
+def _row(name: str) -> Iterator[str]:
+    value = getattr(piper_ray, name)
+    if name.startswith("__"):
+        return
+    about = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
+    if inspect.ismodule(value):
+        about = inspect.getdoc(value)
+    text = " ".join((about or "").partition("\n\n")[0].split()).replace("``", "`") or f"`{value!r}`"
+    shown = text.replace("|", "\\|")
+    yield f"| `{name}` | {shown} |"
 
 
 def _entry(name: str) -> Iterator[str]:

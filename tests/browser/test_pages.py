@@ -14,6 +14,7 @@ from PIL import Image, ImageStat
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.browser_support import HOW_TO_HAVE_ONE, Browser, browser_path, started
 from tests.page_support import written
 from tests.simulate_support import GIB, chain, cut
@@ -31,8 +32,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """replicas: uneven degrees, on nodes. many: more stages than are shown one by one. hostile: too little memory, and
-    names that would do harm if they were not escaped."""
+    """replicas: uneven degrees, on nodes. many: more stages than are shown one by one. chunks: 16 of each
+    rank. hostile: too little memory, and names that would do harm if they were not escaped."""
     folder = tmp_path_factory.mktemp("pages")
     links = (Link(100 * GIB, 8), Link(GIB))
     uneven = dataclasses.replace(
@@ -52,11 +53,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "replicas": written(folder / "replicas.html", uneven, cut([1] * 3, [2, 4, 2], 2), "2bw"),
         "many": written(folder / "many.html", many, cut([1] * 80), "1f1b"),
+        "chunks": written(
+            folder / "chunks.html",
+            chain([0.01] * 32, microbatches=16, devices=2, activation_bytes=GIB / 64, fixed_bytes=GIB / 64),
+            cut([1] * 32),
+            Schedule(ScheduleName.INTERLEAVED, 16),
+        ),
         "hostile": written(folder / "hostile.html", hostile, hostile_plan, "1f1b"),
     }
 
 
-NAMES = ("replicas", "many", "hostile")
+NAMES = ("replicas", "many", "chunks", "hostile")
 
 
 @pytest.mark.parametrize("name", NAMES)

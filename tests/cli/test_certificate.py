@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from tests.cli_cases import run, without_notes, write_small
+from tests.cli_cases import ROOT, run, without_notes, write_small
 from tests.report_cases import small_instance
 
 
@@ -75,12 +75,30 @@ def test_plans_of_others_are_told_how_far_off_they_are(small: Path) -> None:
 def test_restrictions_are_told(small: Path) -> None:
     plan, certificate = solved(small, "--no-data-parallel")
     result = run("verify", small, plan, "--certificate", certificate)
-    assert "of plans that keep NoDataParallelism()" in result.stdout
-    assert "note: PLAN breaks that" not in result.stdout
-    other = small.with_name("free.json")
-    assert run("solve", small, "--planner", "data-parallel", "-o", other).returncode == 0
-    result = run("verify", small, other, "--certificate", certificate, "--schedule", "2bw")
-    assert "note: PLAN breaks that: stage 1: data-parallel degree " in result.stdout
+    assert result.returncode == 0
+    assert "certified: no plan that keeps NoDataParallelism() takes less than " in result.stdout
+
+
+def test_a_certificate_that_says_nothing_of_a_plan(tmp_path: Path) -> None:
+    """Of one faster than its bound, of a slower one, and where it proves that there is none of its kind."""
+    bert, plan, slow = ROOT / "inputs" / "bert32-a100.toml", tmp_path / "plan.json", tmp_path / "slow.json"
+    assert run("solve", bert, "-o", plan).returncode == 0
+    assert run("solve", bert, "--planner", "data-parallel", "-o", slow).returncode == 0
+    of_eight, of_none = tmp_path / "of-eight", tmp_path / "of-none"
+    assert run("solve", bert, "--tensor-parallel", 8, "--certificate", of_eight).returncode == 0
+    assert run("solve", bert, "--tensor-parallel", 7, "--certificate", of_none).returncode == 4
+    for other, file in ((plan, of_eight), (slow, of_eight), (plan, of_none)):
+        result = run("verify", bert, other, "--certificate", file, "--schedule", "2bw")
+        assert result.returncode == 8
+        assert f"{file}: says nothing of {other}:\n  stage 1: tensor-parallel degree " in result.stderr
+        line = next(line for line in result.stdout.splitlines() if line.startswith("certified: "))
+        assert line.endswith("; of PLAN that says nothing")
+        assert "gap" not in line
+    result = run("verify", bert, plan, "--certificate", of_none, "--json")
+    assert result.returncode == 8
+    said = json.loads(result.stdout)["certificate"]
+    assert (said["bound_s"], said["gap"]) == (None, None)
+    assert said["violations"][0].startswith("stage 1: tensor-parallel degree ")
 
 
 def test_refused_by_name(small: Path) -> None:

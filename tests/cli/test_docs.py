@@ -16,6 +16,7 @@ from piper_ray.cli.app import app
 from scripts.documentation import notebook
 from scripts.documentation.build import ROOT
 from scripts.documentation.examples import Command, agree, blocks, differences, pages
+from scripts.documentation.generated import outdated
 
 NEEDS_TORCH = {"pytorch-model.md"}
 
@@ -102,3 +103,10 @@ def test_a_block_is_commands_with_their_output() -> None:
     assert [command.exit_code for command in block.commands] == [4, 0]
     with pytest.raises(ValueError, match="only piper-ray is run"):
         _ = Command("rm x", ()).arguments
+
+
+def test_the_reference_says_what_the_program_does() -> None:
+    """Its pages can be read as files; ``scripts/docs --update`` writes them."""
+    assert [str(page) for page, _ in outdated()] == []
+    empty = [page for page in (ROOT / "docs" / "reference").glob("*.md") if len(page.read_text("utf-8")) < 500]
+    assert empty == []

@@ -83,7 +83,7 @@ def test_round_trip_by_files(source: Path, tmp_path: Path) -> None:
     plan, again = tmp_path / "plan.json", tmp_path / "again.json"
     good("solve", source, "--runtime", "megatron", "--stages", 4, "--out", plan)
     exported = good("export", source, plan, "--to", "megatron", "-o", tmp_path / "m")
-    assert exported.stdout.splitlines()[-1] == "bash launch.sh MODEL-ARGUMENTS..."
+    assert exported.stdout.splitlines()[-1] == "bash launch.sh DATA [ARGUMENTS...]"
     assert "piper-ray: note: data parallelism is what is left of the ranks" in exported.stderr
     d = json.loads(plan.read_text())["stages"][0]["dataParallelDegree"]
     good("import-plan", source, tmp_path / "m" / "megatron.args", "--data-parallel", d, "-o", again)
@@ -151,6 +151,13 @@ def test_arguments_of_megatron_are_one_argument_of_ours(source: Path, tmp_path: 
     assert "did you mean --tensor-parallel?" in " ".join(unknown.stderr.split())
 
 
+def test_arguments_may_be_longer_than_a_path(source: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    long = "--pipeline-model-parallel-size 2 " + " ".join(f"--data-path /data/{number:05d}" for number in range(400))
+    assert "2 stages, 16 devices" in good("import-plan", source, long, "-o", plan).stdout
+    assert run("import-plan", source, "x" * 5000, "-o", plan).returncode == 2
+
+
 def test_a_folder_that_was_exported_is_read_with_its_ranks(source: Path, tmp_path: Path) -> None:
     plan, again = tmp_path / "plan.json", tmp_path / "again.json"
     piper_ray.dump_plan(plan_of(llama(), [7, 7], d=2, t=2), plan, llama())
@@ -214,3 +221,15 @@ def test_a_model_whose_ends_are_tied_is_told_and_kept_on_one_rank(tmp_path: Path
     refused = run("export", source, plan, "--to", "torchtitan", "-o", tmp_path / "t")
     assert refused.returncode == 6
     assert refused.stderr.startswith("piper-ray: torchtitan cannot run this plan:")
+
+
+@pytest.mark.parametrize("runtime", ["megatron", "torchtitan", "deepspeed", "flagscale"])
+@pytest.mark.parametrize("rule", ["always", "never", "all-or-none"])
+def test_a_runtime_keeps_to_rules_of_recomputation(source: Path, tmp_path: Path, runtime: str, rule: str) -> None:
+    """The plan is valid (exit 6 otherwise), keeps both, and can be exported."""
+    out = tmp_path / "plan.json"
+    good("solve", source, "--runtime", runtime, "--recompute", rule, "--out", out)
+    chosen = [tmpc for stage in json.loads(out.read_text())["stages"] for tmpc in stage["TMPCids"].values()]
+    recomputing = [tmpc for tmpc in chosen if "full" in tmpc or "selective" in tmpc]
+    assert len(recomputing) in {"always": {12}, "never": {0}}.get(rule, {0, 12})
+    good("export", source, out, "--to", runtime, "-o", tmp_path / "launch")

@@ -18,7 +18,7 @@ import pytest
 import piper_ray
 from tests.cli_cases import ROOT, run
 from tests.interrupt_support import HANG_S, started
-from tests.run_models import HERE, TROUBLED_PATHS
+from tests.run_models import DROPPING_PATHS, HEAVY_PATHS, HERE, TROUBLED_PATHS
 from tests.run_support import GPT_PATHS
 
 GPT = f"{HERE}:gpt"
@@ -42,13 +42,19 @@ def chain(paths: tuple[str, ...], microbatches: int = 4) -> piper_ray.Instance:
 
 
 def write_plan(
-    folder: Path, paths: tuple[str, ...], border: int | None, *, recompute: tuple[int, ...] = ()
+    folder: Path,
+    paths: tuple[str, ...],
+    border: int | None,
+    *,
+    recompute: tuple[int, ...] = (),
+    replicas: int = 1,
+    microbatches: int = 4,
 ) -> tuple[Path, Path]:
     """Two stages, or without a border one; returns the plan and its workload."""
-    instance = chain(paths)
+    instance = chain(paths, microbatches)
     ends = (0, len(paths)) if border is None else (0, border, len(paths))
     stages = tuple(
-        piper_ray.Stage(of, 1, 1, {layer: "full" if layer in recompute else "plain" for layer in of})
+        piper_ray.Stage(of, replicas, 1, {layer: "full" if layer in recompute else "plain" for layer in of})
         for of in (tuple(range(first, end)) for first, end in pairwise(ends))
     )
     plan, workload = folder / "plan.json", folder / "workload.toml"
@@ -84,6 +90,35 @@ def test_a_plan_is_trained_and_measured_against_its_promise(tmp_path: Path) -> N
     for track in names:
         passes = [event["name"] for event in events if event["pid"] == track and "microbatch" in event.get("args", {})]
         assert sorted(passes) == sorted(f"{kind}{k}" for kind in "FB" for k in range(4))
+
+
+def test_masks_of_dropout_differ_between_replicas_and_are_the_same_in_each_run(tmp_path: Path) -> None:
+    seen = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        plan, _ = write_plan(folder, DROPPING_PATHS, None, recompute=(0,), replicas=2)
+        result = run("run", f"{HERE}:dropping", plan, "--arg", f"folder={folder}", "--json", *QUICK)
+        assert result.returncode == 0, result.stderr
+        masks = [(folder / f"kept-{rank}").read_text().splitlines() for rank in range(2)]
+        seen.append((json.loads(result.stdout)["losses"], masks))
+    (losses, (one, other)), again = seen
+    assert again == seen[0]
+    for own in (one, other):  # each twice, since the first layer is recomputed
+        assert sorted(own) == sorted(2 * list(set(own)))
+        assert len(set(own)) == 2 * len(losses)  # a replica has two microbatches
+    assert not set(one) & set(other)
+
+
+def test_the_peak_of_memory_is_that_of_a_step_with_the_optimizer_s_state(tmp_path: Path) -> None:
+    plan, _ = write_plan(tmp_path, HEAVY_PATHS, None, microbatches=1)
+    result = run("run", f"{HERE}:heavy", plan, "--microbatch-size", 2048, "--json", *QUICK)
+    assert result.returncode == 0, result.stderr
+    (rank,) = json.loads(result.stdout)["ranks"]
+    # MiB, as the backward pass is through with its last layer: weights, AdamW's state, what the layers keep; then
+    # gradients of the output, of what is before its tanh, and of the layer's weights.
+    expected = 3 + 6 + 3 * 4 + 4 + 4 + 1
+    assert rank["measured"]["peak_memory_bytes"] / 2**20 == pytest.approx(expected, rel=1e-3)
 
 
 def _threads() -> str:
@@ -173,7 +208,7 @@ def test_ranks_may_be_torchrun_s(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert (document["schema"], document["stages"], document["replicas"]) == ("piper-ray/run", 2, 1)
-    assert len(document["losses"]) == 2
+    assert len(document["losses"]) == 3
     assert document["step_s"] == document["steps_s"][0] > 0
     assert document["promised_s"] is None  # dump_plan says nothing of what a plan costs
     assert [rank["stages"] for rank in document["ranks"]] == [[1], [2]]

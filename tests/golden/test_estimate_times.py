@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.evaluate import Evaluation, evaluate
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.modes import Mode

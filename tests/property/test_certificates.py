@@ -57,7 +57,9 @@ def assert_proved(instance: Instance, restrictions: Restrictions = _RULES[0]) ->
     optimum = expected.time_per_sample_s
     assert Fraction(found.bound_s) <= optimum
     assert found.bound_s == pytest.approx(float(optimum), rel=2e-9, abs=0.0)
-    assert found.gap(float(optimum)) <= 2e-9
+    gap = found.gap(float(optimum))
+    assert gap is not None
+    assert gap <= 2e-9
     if optimum > 0:
         for factor in (1.0 + 1e-9, 1.01, math.inf):
             assert not is_accepted(instance, replace(certificate, bound_s=float(optimum) * factor))

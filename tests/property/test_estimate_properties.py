@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs
@@ -106,7 +106,7 @@ def test_sequence_parallelism_costs_no_more(result: Estimate) -> None:
 def test_recomputation_keeps_less_and_takes_longer(result: Estimate) -> None:
     for kind, costs in all_costs(result):
         for mode, plain in costs.items():
-            if not kind.recomputable or mode.recomputation is not Recomputation.NONE or mode.offload:
+            if not kind.recomputable or mode.recomputation != Recomputation.NONE or mode.offload:
                 continue
             selective = costs.get(same_but(mode, recomputation=Recomputation.SELECTIVE))
             full = costs[same_but(mode, recomputation=Recomputation.FULL)]
@@ -145,7 +145,7 @@ def test_the_instance_is_sound_and_its_figures_are_those_of_the_costs(result: Es
             assert abs(tmpc.time_per_sample_s - found.time_s) <= 1e-5 * found.time_s
             assert 0 <= tmpc.activation_bytes - found.activation_bytes < 1
             assert 0 <= tmpc.fixed_bytes - found.fixed_bytes < 1
-            assert tmpc.recompute == (mode.recomputation is not Recomputation.NONE)
+            assert tmpc.recompute == (mode.recomputation != Recomputation.NONE)
     assert result.instance.memory_bytes + result.setting.workspace_bytes <= result.setting.gpu.device_bytes
 
 

@@ -19,9 +19,12 @@ from tests.export_support import random_case
 def test_plans_through_megatron_and_torchtitan(seeds: range) -> None:
     there = 0
     for seed in seeds:
-        instance, plan, schedule = random_case(Random(f"round trip {seed}"))
-        degrees = RunAs(data_parallel=plan.stages[0].data_parallel_degree)
-        for target, name in ((Target.MEGATRON, "megatron.args"), (Target.TORCHTITAN, "torchtitan.json")):
+        for target, name, software in (
+            (Target.MEGATRON, "megatron.args", "megatron-core"),
+            (Target.TORCHTITAN, "torchtitan.json", "fsdp"),
+        ):
+            instance, plan, schedule = random_case(Random(f"round trip {seed}"), software=software)
+            degrees = RunAs(data_parallel=plan.stages[0].data_parallel_degree)
             try:
                 text = export_plan(instance, plan, schedule, target, 8).files[name]
             except UsageError:

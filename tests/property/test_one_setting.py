@@ -13,13 +13,14 @@ import piper_ray
 from piper_ray.engine import several
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.constraints import KeepOrder, SameDegrees, WholePieces
+from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import OneSetting, Recomputation, tmpcs_under
+from piper_ray.model.settings import OneSetting, tmpcs_under
 from piper_ray.model.solution import Solution
 from tests.export_support import mixture
 from tests.flush_brute_force import plan_batch_s
@@ -130,10 +131,28 @@ def test_the_best_of_all_plans_in_one_setting(seeds: range) -> None:
         instance = instance_of(seed)
         rng = Random(seed)
         kinds = {"none", *rng.sample(["selective", "full"], rng.randint(0, 2))}
-        rule = OneSetting(tuple(Recomputation(kind) for kind in sorted(kinds)))
+        rule = OneSetting(tuple(part for kind in kinds for part in Recomputation.of(kind).parts))
         expected_s = best_s(instance, lambda chosen, i=instance, k=kinds: is_uniform(i.layers, chosen, k))
         feasible += check(instance, Restrictions(constraints=[KeepOrder(), rule]), expected_s)
     assert feasible > len(seeds) // 3
+
+
+def test_the_best_under_a_rule_of_recomputation() -> None:
+    """Of layers that have the choice all recompute, none do, or all do the same."""
+    feasible = 0
+    for seed in range(36):
+        instance, rule = instance_of(seed), (Recompute.ALWAYS, Recompute.NEVER, Recompute.ONE_FOR_ALL)[seed % 3]
+        allowed = {Recompute.ALWAYS: [{True}], Recompute.NEVER: [{False}]}.get(rule, [{True}, {False}])
+
+        def keeps(chosen: dict[int, Tmpc], i: Instance = instance, able: list[set[bool]] = allowed) -> bool:
+            choice = [x.id for x in i.layers if len({tmpc.recompute for tmpc in x.tmpcs[1]}) > 1]
+            made = {chosen[layer].recompute for layer in choice}
+            return is_uniform(i.layers, chosen, {"none", "selective", "full"}) and any(made <= one for one in able)
+
+        expected_s = best_s(instance, keeps)
+        rules = Restrictions(recompute=rule, constraints=[KeepOrder(), OneSetting()])
+        feasible += check(instance, rules, expected_s)
+    assert feasible > 12
 
 
 def test_violations_are_told_of_what_the_definition_forbids() -> None:

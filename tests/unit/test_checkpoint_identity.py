@@ -16,6 +16,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import StepTerms
+from piper_ray.model.trained_model import TrainedModel
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
 LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))
@@ -48,7 +49,7 @@ def variants(thing: Any, *others: str) -> list[Any]:
     return [replace(thing, **{name: other_value(getattr(thing, name))}) for name in names]
 
 
-DECIDES_NOTHING = ("path", "tied", "experts", "key_heads")
+DECIDES_NOTHING = ("path", "tied", "experts", "key_heads", "predictor")
 """Of a layer: what is told of its plans, or which of them a runtime takes, which is among the options."""
 
 
@@ -64,7 +65,8 @@ def test_every_figure_that_plans_depend_on_counts() -> None:
     others = [INSTANCE.replace(**{name: other_value(getattr(INSTANCE, name))}) for name in figures]
     parts = ("layers", "edges", "tensors")
     others += [replace(INSTANCE, **{name: other_value(getattr(INSTANCE, name))}) for name in parts]
-    assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", "name", "notes", "schedule"}
+    told = {"name", "notes", "schedule", "model", "measured_threads"}
+    assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", *told}
     others += [with_layer(layer) for layer in variants(LAYERS[0], *DECIDES_NOTHING)]
     times = [
         replace(TMPC, time_per_sample_s=other_value(TMPC.time_per_sample_s)),
@@ -101,6 +103,7 @@ def test_nothing_else_counts() -> None:
     assert identity(replace(INSTANCE, schedule=Schedule(ScheduleName.GPIPE))) == identity(), (
         "a checkpoint is of a solve under Piper's own"
     )
+    assert identity(replace(INSTANCE, model=TrainedModel({"model_type": "llama"}), measured_threads=3)) == identity()
     assert identity(with_layer(replace(LAYERS[0], path="model.other"))) == identity()
     assert identity(replace(INSTANCE, batch=replace(INSTANCE.batch, samples_per_microbatch=16))) == identity()
     assert identity(with_layer(reordered)) == identity()

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.model.cores import usable_cores
 
 
 def test_cores_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,8 @@ def test_options_reach_the_figures(config: Path, tmp_path: Path) -> None:
     instance, text = load(out), out.read_text()
     assert (instance.devices, instance.microbatches, instance.degrees) == (4, 16, (1, 2, 4))
     ids = {tmpc.id for tmpc in instance.layers[1].tmpcs[4]}
-    assert len(ids) == 2 * 3 * 2 * 2
-    assert {"plain", "sp+selective+zero4+offload", "full+zero4"} <= ids
+    assert len(ids) == 2 * 4 * 2 * 2
+    assert {"plain", "sp+selective-core_attn-mlp+zero4+offload", "full+zero4"} <= ids
     assert "zero4: optimizer state over 4 replicas, in stages of as many replicas or more; offload: activations" in text
     assert "gradients, 2 bytes a parameter" in text
     assert "16 bytes a parameter" in text
@@ -146,7 +146,7 @@ def test_each_figure_is_explained(config: Path, layer: str) -> None:
     assert any("(s b) x (h) x (2 f), columns / t = 2048 x 1024 x 1024: 4.295e+09 FLOP at" in line for line in lines)
     exchange = "reduce-scatter and all-gather, attention: 2 s b h = 2*2048*1*1024 = 4,194,304 bytes"
     assert f"  {exchange}: 95.91 us, 1 forward and 1 backward; gathered again backward: 27.96 us" in lines
-    assert "  TMPC sp+selective at t = 8" in lines
+    assert "  TMPC sp+selective-mlp at t = 8" in lines
     assert any(line.startswith("    p = forward ") and " + again " in line for line in lines)
     assert "    w = 15,730,688 x 4 = 62,922,752 bytes" in lines
     assert any("x (2 weights + 4 gradients + 12 optimizer)" in line for line in lines)

@@ -115,6 +115,52 @@ def test_an_unknown_family_is_what_its_keys_tell(tmp_path: Path, keys: dict[str,
     assert layers(model).parameters == parameters(tmp_path, {**SHAPE, **same})
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_heads": 24},  # Falcon-H1
+        {"linear_num_key_heads": 16, "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention"]},  # Qwen3-Next
+        {"layer_types": ["conv", "full_attention"]},  # LFM2
+        {"attn_type_list": [0, 0, 0, 1]},  # MiniMax-Text-01
+        {"index_n_heads": 64, "index_topk": 2048},  # DeepSeek-V3.2
+        {"lru_width": 2560, "conv1d_width": 4},  # RecurrentGemma
+        {"hybrid_override_pattern": "M-M*"},
+        {"decoder_sparse_step": 2},
+        {"encoder_layers": 12},
+    ],
+)
+def test_an_unknown_family_with_other_layers_is_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, {**SHAPE, "model_type": "none-such", **keys})
+    assert len(error.value.faults) == len(keys)
+    for key in keys:
+        assert f'{key}: tells of layers that are not Llama\'s, and model_type is unknown ("none-such")' in str(
+            error.value
+        )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"layer_types": None, "mamba_d_ssm": None, "mlp_only_layers": [], "decoder_sparse_step": 1},
+        {"pretraining_tp": 1, "auto_map": {}, "attention_multiplier": 0.1},
+    ],
+)
+def test_keys_that_tell_of_no_other_layers_change_nothing(tmp_path: Path, keys: dict[str, Any]) -> None:
+    shape = {**SHAPE, "model_type": "none-such"}
+    assert parameters(tmp_path, {**shape, **keys}) == parameters(tmp_path, shape)
+
+
+def test_layers_without_experts_in_an_unknown_family(tmp_path: Path) -> None:
+    mixture = {**SHAPE, **EXPERTS, "model_type": "none-such"}
+    kinds = ["dense", *["sparse"] * (SHAPE["num_hidden_layers"] - 1)]
+    first = parameters(tmp_path, {**mixture, "first_k_dense_replace": 1})
+    assert first != parameters(tmp_path, mixture)
+    assert parameters(tmp_path, {**mixture, "num_dense_layers": 1}) == first
+    assert parameters(tmp_path, {**mixture, "mlp_layer_types": kinds}) == first
+
+
 @pytest.mark.parametrize("part", ["text_config", "language_config", "llm_config"])
 def test_an_unknown_model_of_several_parts_is_its_decoder(tmp_path: Path, part: str) -> None:
     decoder = {"model_type": "qwen2", **SHAPE}
@@ -233,7 +279,7 @@ def test_predictors_of_further_tokens_are_counted_apart() -> None:
     assert ahead.parameters == plain.parameters
     assert len(ahead.nodes) == len(plain.nodes) + 2
     block = plain.nodes[-2].kind.parameters
-    assert ahead.training_only_parameters == 2 * (block + 2 * 256 * 256 + 3 * 256)
+    assert ahead.predictor_parameters == 2 * (block + 2 * 256 * 256 + 3 * 256)
     for architecture, tokens in ((plain, 64), (ahead, 3 * 64)):
         head = architecture.nodes[-1].kind
         assert [head.value(p.rows) for operator in head.operators for p in operator.products] == [tokens]

@@ -8,8 +8,9 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding, setting_of
+from piper_ray.model.settings import ALL_REPLICAS, Sharding, setting_of
 from piper_ray.proposal.usual import usual_contexts, usual_experts
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
@@ -51,8 +52,8 @@ def rich(**options: object) -> Estimate:
 def test_ids_say_how_layers_run() -> None:
     seen = set()
     for mode in (mode for modes in rich().modes.values() for mode in modes):
-        found = setting_of(Tmpc(mode.id, 1.0, recompute=mode.recomputation is not Recomputation.NONE))
-        assert found.recomputation is mode.recomputation
+        found = setting_of(Tmpc(mode.id, 1.0, recompute=mode.recomputation != Recomputation.NONE))
+        assert found.recomputation == mode.recomputation
         assert (found.sequence_parallel, found.gathered) == (mode.sequence_parallel, mode.gathered)
         assert (found.context, found.experts, found.expert_tensor) == (mode.context, mode.experts, mode.expert_tensor)
         assert found.shares == (mode.shares, mode.zero_shards)

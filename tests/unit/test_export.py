@@ -24,8 +24,10 @@ from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Recomputation, Setting
+from piper_ray.model.settings import Setting
+from piper_ray.runtimes.pieces import ModelPieces
 from tests.export_support import llama, mixture, plan_in, plan_of
 from tests.report_cases import small_instance
 
@@ -33,7 +35,7 @@ NVIDIA = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
 ONE_F_ONE_B = Schedule(ScheduleName.ONE_F_ONE_B)
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 BOTH_COUNT = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-FULL, SELECTIVE = Setting(Recomputation.FULL), Setting(Recomputation.SELECTIVE)
+FULL, PARTS = Setting(Recomputation.FULL), Setting(Recomputation.of("selective-mlp"))
 
 
 def export(plan: Plan, target: Target, schedule: Schedule = ONE_F_ONE_B, instance: Instance | None = None) -> list[str]:
@@ -46,7 +48,7 @@ def test_layouts_by_hand() -> None:
     assert layout_text(stages) == NVIDIA
     assert parse_layout("E|t*0|tL") == ("E", "", "tL")
     assert layout_text(("EttL",)) == "Et*2L"
-    check_layout(stages, NVIDIA, 80, 8)
+    check_layout(stages, NVIDIA, ModelPieces(((0,), *((layer,) for layer in range(1, 81)), (81,))), 8)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_layouts_by_hand() -> None:
         ("Et*11|Lt", "the loss layer (L) stands in stage 2 and is not the last of all"),
         ("t*12|L", "0 times the embedding (E)"),
         ("EE|t*12L", "2 times the embedding (E)"),
-        ("Et*12|mL", "stage 2 holds a multi-token-prediction layer"),
+        ("Et*12|mL", "1 multi-token-prediction layers (m); the model has 0"),
         ("Et*6||t*6L", "stage 2 holds nothing"),
         ("", "0 times the embedding"),
     ],
@@ -199,7 +201,7 @@ def test_hostile_lists_are_told_where_they_are_wrong(at: tuple[int, int], value:
             "tensor_parallel_degree: 0 is no whole number of at least 1",
         ),
         ('{"parallelism": {"pipeline_parallel_schedule": "1F2B"}}', "'1F2B'; expected one of"),
-        ('{"parallelism": {}, "activation_checkpoint": "some"}', "expected none, selective or full"),
+        ('{"parallelism": {}, "activation_checkpoint": "some"}', "expected none, selective, full"),
     ],
 )
 def test_other_documents_are_told_apart(text: str, told: str) -> None:
@@ -236,8 +238,8 @@ def test_what_a_form_cannot_hold_is_refused_by_name() -> None:
         export(mixed, Target.TORCHTITAN)
     with pytest.raises(UsageError, match="DeepSpeed recomputes all layers in full or none"):
         export(mixed, Target.DEEPSPEED)
-    with pytest.raises(UnsupportedPlan, match="selective recomputation is not possible; layer 1 runs as 'selective'"):
-        export(plan_of(instance, [7, 7], setting=SELECTIVE), Target.FLAGSCALE)
+    with pytest.raises(UnsupportedPlan, match="recomputation of mlp is not possible; layer 1 runs as 'selective-mlp'"):
+        export(plan_of(instance, [7, 7], setting=PARTS), Target.FLAGSCALE)
     with pytest.raises(UsageError, match="Megatron has no schedule gpipe"):
         export(mixed, Target.MEGATRON, Schedule(ScheduleName.GPIPE))
     with pytest.raises(UsageError, match="DeepSpeed has no schedule interleaved"):
@@ -314,17 +316,39 @@ def test_megatrons_script_starts_what_is_left_on_the_last_node(tmp_path: Path) -
     told = []
     for node in ("0", "1"):
         finished = subprocess.run(
-            ["bash", str(tmp_path / "launch.sh"), "--hidden-size", "1024"],
+            ["bash", str(tmp_path / "launch.sh"), "mock", "--train-iters", "7"],
             capture_output=True, text=True, check=True, cwd=tmp_path,
-            env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "NODE_RANK": node, "MASTER_ADDR": "first"},
+            env={
+                "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "NODE_RANK": node, "MASTER_ADDR": "first",
+                "MEGATRON": "/megatron",
+            },
         )  # fmt: skip
         connections, *words = finished.stdout.splitlines()
         assert connections == "1"
-        assert words[-2:] == ["--hidden-size", "1024"]
+        assert words[-3:] == ["--mock-data", "--train-iters", "7"]
         given = dict(pairwise(words))
         assert given["--pipeline-model-parallel-layout"] == "Et*4|t*5|t*3L"
         told.append([given[name] for name in ("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr")])
     assert told == [["2", "8", "0", "first"], ["2", "4", "1", "first"]]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_megatrons_script_ends_in_words_where_something_is_not_said(tmp_path: Path) -> None:
+    """Of several nodes none takes itself for the first one."""
+    export_plan(llama(), plan_of(llama(), [5, 5, 4], d=2, t=2), ONE_F_ONE_B, Target.MEGATRON, 8).write(tmp_path)
+    (tmp_path / "torchrun").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    whole = {"NODE_RANK": "1", "MASTER_ADDR": "first", "MEGATRON": "/megatron"}
+    for missing in (*whole, "data"):
+        said = {name: value for name, value in whole.items() if name != missing}
+        finished = subprocess.run(
+            ["bash", str(tmp_path / "launch.sh"), *(["mock"] if missing != "data" else [])],
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+            env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **said},
+        )  # fmt: skip
+        assert finished.returncode != 0
+        assert "started" not in finished.stdout
+        assert ("give the prefix of a Megatron dataset" if missing == "data" else missing) in finished.stderr
 
 
 def test_deepspeed_and_torch_are_told_of_a_last_node_with_fewer_ranks() -> None:
@@ -332,7 +356,7 @@ def test_deepspeed_and_torch_are_told_of_a_last_node_with_fewer_ranks() -> None:
     found = {target: export_plan(llama(), plan, ONE_F_ONE_B, target, 8) for target in (Target.DEEPSPEED, Target.TORCH)}
     assert found[Target.DEEPSPEED].command.startswith("deepspeed --hostfile HOSTFILE YOUR-SCRIPT.py")
     assert "the hostfile names 2 nodes with slots=8, the last one with slots=4" in found[Target.DEEPSPEED].notes
-    assert "torchrun --nnodes 2 --nproc-per-node $((${NODE_RANK:-0} == 1 ? 4 : 8)) " in found[Target.TORCH].command
+    assert "torchrun --nnodes 2 --nproc-per-node $((${NODE_RANK:?} == 1 ? 4 : 8)) " in found[Target.TORCH].command
     whole = plan_of(llama(), [7, 7], d=8)
     assert "--num_nodes 2 --num_gpus 8 " in export_plan(llama(), whole, ONE_F_ONE_B, Target.DEEPSPEED, 8).command
 
@@ -365,7 +389,6 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         (Target.MEGATRON_BRIDGE, "Megatron sums their gradients"),
         (Target.FLAGSCALE, "untie_embeddings_and_output_weights"),
         (Target.DEEPSPEED, "give numbers 0 and 13 of layers= as deepspeed.pipe.TiedLayerSpec"),
-        (Target.TORCH, "add their gradients up after each step"),
         (Target.YAML, "whoever runs the plan keeps them alike"),
     ],
 )

@@ -18,12 +18,13 @@ from piper_ray.export.torchtitan_modules import own_division
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting
+from piper_ray.model.settings import ALL_REPLICAS, Setting
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.export_support import llama, mixture, plan_in, plan_of, random_counts, runtime_says
 
-FULL, SELECTIVE = Setting(Recomputation.FULL), Setting(Recomputation.SELECTIVE)
+FULL, PARTS = Setting(Recomputation.FULL), Setting(Recomputation.of("selective-mlp"))
 
 
 def exported(folder: Path, instance: Instance, plan: Plan, schedule: Schedule, target: Target) -> Path:
@@ -46,9 +47,9 @@ def test_megatron_reads_layouts_and_recomputation(tmp_path: Path) -> None:
     interleaved = plan_of(instance, [1, 2, 2, 3, 1, 2, 2, 1], d=2, t=2, setting=sequence)
     v2, v1 = Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ONE_F_ONE_B)
     cases = [
-        (FULL, None, ["full", "uniform", 1]),
-        (SELECTIVE, None, ["selective", None, None]),
-        (Setting(), 2, ["full", "block", 2]),
+        (FULL, None, ["full", "uniform", 1, ["core_attn"]]),
+        (PARTS, None, ["selective", None, None, ["mlp"]]),
+        (Setting(), 2, ["full", "block", 2, ["core_attn"]]),
     ]
     plans = [plan_of(instance, [4, 3, 4, 3], setting=setting, first_k=first) for setting, first, _ in cases]
     bridged = plan_of(
@@ -72,13 +73,17 @@ def test_megatron_reads_layouts_and_recomputation(tmp_path: Path) -> None:
     )
 
     assert letters(chunked["stages"]) == expected_letters(interleaved)
-    assert (chunked["chunks"], chunked["sequence_parallel"], chunked["recompute"]) == (2, True, [None, None, None])
+    assert (chunked["chunks"], chunked["sequence_parallel"], chunked["recompute"]) == (
+        2,
+        True,
+        [None, None, None, ["core_attn"]],
+    )
     assert chunked["group"] == 4
     for (_, _, expected), plan, found in zip(cases, plans, recomputed, strict=True):
         assert (found["recompute"], found["chunks"]) == (expected, None)
         assert letters(found["stages"]) == expected_letters(plan)
     assert letters(recipe["stages"]) == expected_letters(bridged)
-    assert (recipe["chunks"], recipe["recompute"]) == (2, ["full", "uniform", 1])
+    assert (recipe["chunks"], recipe["recompute"]) == (2, ["full", "uniform", 1, ["core_attn"]])
     assert recipe["train"] == {"micro_batch_size": 1, "global_batch_size": 32}
     assert recipe["refuses_other_depth"]
     read = [(line, found, stages) for line, stages in zip(lines, theirs, strict=True) if (found := parsed(line))]
@@ -169,7 +174,7 @@ def test_torch_validates_the_passes_and_builds_the_stages(tmp_path: Path) -> Non
     for schedule, found in zip(schedules, answers, strict=True):
         ranks = {str(stage): rank for rank in range(4) for stage in schedule.stages_of_rank(rank, 4)}
         assert found["stage_of_rank"] == ranks
-        assert found["built"] == {str(rank): ["_PipelineScheduleRuntime", schedule.v] for rank in (0, 2, 4, 6)}
+        assert found["built"] == {str(rank): ["PlannedSchedule", schedule.v] for rank in (0, 2, 4, 6)}
 
 
 def test_deepspeed_divides_and_runs_as_planned(tmp_path: Path) -> None:

@@ -358,6 +358,13 @@ def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:
     assert not any(answers)
     every = piper_ray.solve(instance, schedule="1f1b", restrictions=Restrictions(constraints=[AllDevices()]))
     assert every.infeasibility is not None
+    assert every.infeasibility.reason == (
+        "no plan with one d and one t uses all 5 devices: of d t p = 5, d divides the 4 microbatches, t is 1, 2, "
+        "and p at most 3, the layers; 5 microbatches may do"
+    )
+    fifth = instance.replace(microbatches=5, memory_bytes=4.0)
+    every = piper_ray.solve(fifth, schedule="1f1b", restrictions=Restrictions(constraints=[AllDevices()]))
+    assert every.infeasibility is not None
     assert "fits on all 5 devices" in every.infeasibility.reason
 
 

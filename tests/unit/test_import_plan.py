@@ -15,8 +15,9 @@ from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Setting
+from piper_ray.model.settings import ALL_REPLICAS, Setting
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.modes import Offer
@@ -135,8 +136,8 @@ def test_torchtitan_keeps_what_sequence_parallelism_gathers() -> None:
     both = estimated(model, "H100-SXM", nodes=2, samples=1, batch=32, offer=Offer(gathered=True)).instance
     for recomputation, expected in ((Recomputation.NONE, "sp+gathered"), (Recomputation.FULL, "sp+full")):
         known = RUNTIMES[RuntimeName.TORCHTITAN].setting.settings(both)
-        kept = [x for x in known if x.sequence_parallel and x.recomputation is recomputation]
-        assert {x.gathered for x in kept if recomputation is Recomputation.NONE} <= {True}
+        kept = [x for x in known if x.sequence_parallel and x.recomputation == recomputation]
+        assert {x.gathered for x in kept if recomputation == Recomputation.NONE} <= {True}
         plan = plan_in(both, kept[0], t=2, d=1)
         assert plan.stages[0].tmpc_ids[1] == expected
         exported = export_plan(both, plan, ONE, Target.TORCHTITAN, 8)
@@ -333,3 +334,101 @@ def test_documents_of_other_kinds_are_told(text: str, told: str) -> None:
     with pytest.raises(PiperRayError) as error:
         import_plan(llama(), text, RunAs())
     assert told in str(error.value)
+
+
+SCRIPT = "#!/bin/bash\nset -e\n{}\ntorchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 $ARGS\n"
+TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--tensor-model-parallel-siz 8", "--tensor-model-parallel-siz is not understood; did you mean --"),
+        ("--tensor-model-paralel-size 8", "did you mean --tensor-model-parallel-size?"),
+        ("--sequence-paralel", "did you mean --sequence-parallel?"),
+        ("--recompute-granularty full", "did you mean --recompute-granularity?"),
+        (f"{TWO} --tp 8", "--tp is not understood; expected Megatron's arguments"),
+        (f"{TWO} -tp 8", "-tp is not understood"),
+        (f"{TWO} \N{EN DASH}\N{EN DASH}tensor-model-parallel-size 8", "tensor-model-parallel-size stands in a place"),
+        (f"{TWO} --tp-size=8", "--tp-size is not understood"),
+        (f"{TWO} --num-stages 4", "--num-stages is not understood"),
+        (f"{TWO} --model-parallel-size 8", "--model-parallel-size is not understood"),
+        ("--parallelism.tensor_parallel_degree 8", "--parallelism.tensor_parallel_degree stands in a place"),
+        (
+            "./run_train.sh --parallelism.tensor_parallel_degree=8",
+            "--parallelism.tensor_parallel_degree stands in a place",
+        ),
+        (SCRIPT.format('ARGS="--pipeline-model-parallel-size 2"'), "--pipeline-model-parallel-size stands in a place"),
+        (SCRIPT.format("ARGS='--recompute-granularity full'"), "--recompute-granularity stands in a place"),
+        (SCRIPT.format("A=(--tensor-model-parallel-size 4)"), "tensor_model_parallel_size is said as 2 and as 4"),
+        ('["torchrun", "--pipeline-model-parallel-size", "2"]', "--pipeline-model-parallel-size stands in"),
+        ("MODEL_ARGS:\n  --tensor-model-parallel-size: 8\n", "--tensor-model-parallel-size stands in a place"),
+        (
+            "model:\n  --num-layers: 12\n  --pipeline-model-parallel-size: 4\n",
+            "--pipeline-model-parallel-size stands in",
+        ),
+        ("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_siz: 2}", "did you mean pipeline_model"),
+        ("model: {tensor_model_parallel_size: 1, pp: 2}", "pp is not understood"),
+        ("a: {tensor_model_parallel_size: 1}\nb: {tensor_model_parallel_size: 2}", "is said as 1 and as 2"),
+        ("system: {tensor_model_parallel_size: 1, sequence_parallel: 'on'}", "sequence_parallel: 'on'; expected true"),
+        ("cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size=2\n", "stands in a place"),
+        ("cfg.model.tensor_model_parallel_size = 1\nmodel.context_parallel_size = 2\n", "stands in a place"),
+        (TITAN.format('"tensor_parallel_degre": 2'), "did you mean tensor_parallel_degree?"),
+        (
+            TITAN.format('"pipeline_parallel_split_points": ["layers.4"]'),
+            "pipeline_parallel_split_points is not underst",
+        ),
+        ("[parallelism]\npipeline_parallel_degree = 2\n[training]\ntensor_parallel_degree = 2\n", "stands in a place"),
+        (
+            "system: {tensor_model_parallel_size: 2, hetero_process_meshes: [1, 1, 1, 1, 1]}",
+            "tensor_model_parallel_size: 2, but hetero_process_meshes has 1",
+        ),
+        (f"{TWO} --hidden-size 4096", "--hidden-size 4096, but the workload's model has 1024"),
+        (
+            "model: {tensor_model_parallel_size: 1, num_query_groups: 2}",
+            "--num-query-groups 2, but the workload's model",
+        ),
+    ],
+)
+def test_what_was_not_understood_is_refused(text: str, told: str) -> None:
+    """Else it would be read as 1, or as not there."""
+    with pytest.raises(UsageError) as error:
+        read(text)
+    assert told in str(error.value)
+
+
+HARMLESS = (
+    "--tp-comm-overlap --tp-comm-overlap-cfg tp.yaml --no-async-tensor-model-parallel-allreduce --hidden-size 1024 "
+    "--pipeline-model-parallel-comm-backend nccl --eval-micro-batch-size 2 --data-parallel-random-init "
+    "--overlap-grad-reduce --cp-comm-type p2p --use-tp-pp-dp-mapping --delta-offload-bytes-across-pp-ranks 8 "
+    "--rl-inference-tensor-model-parallel-size 8 --fp16-lm-cross-entropy --log-interval 1 --lr 1e-4 --nnodes 2"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{TWO} {HARMLESS}",
+        f"# --tensor-model-parallel-size 8 was slower\n  {TWO} \\\n  {HARMLESS}  # --tp 8",
+        f"TP=1\nPP_SIZE=2\nPATH=/data/tp=8/pp8 torchrun --nproc-per-node 8 pretrain_gpt.py {TWO}",
+        "a:\n  tensor_model_parallel_size: 1\n  pipeline_model_parallel_size: 2\n  exp_name: llama-tp-8\nx: {}",
+    ],
+)
+def test_what_decides_nothing_of_a_plan_is_left_aside(text: str) -> None:
+    found = read(text)
+    expected = read("Et*6|t*6L")
+    assert (found.plan, found.notes) == (expected.plan, expected.notes)
+
+
+def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
+    told = "--fp8-format hybrid is left aside: the workload's times are of bf16"
+    assert told in read(f"{TWO} --fp8-format hybrid").notes
+    own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
+    assert sum("pipeline_parallel_schedule_csv is left aside" in note for note in own.notes) == 1
+
+
+def test_torchtitan_shards_over_all_ranks_where_it_is_not_told_otherwise() -> None:
+    with pytest.raises(UsageError, match="-1 beside 2 replicas; expected the number"):
+        read('{"parallelism": {"data_parallel_replicate_degree": 2}}')
+    found = import_plan(sharing(ALL_REPLICAS, 8), '{"parallelism": {"tensor_parallel_degree": 2}}', RunAs())
+    assert ids(found) <= {"plain+fsdp8", "sp+gathered+fsdp8", "sp+fsdp8"}, ids(found)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import gradient_shapes, kept_bytes, needed_bytes, working_bytes
@@ -119,17 +119,49 @@ def test_torchtitan_keeps_every_second_product_s_result() -> None:
     """Results of seven products: queries, keys and values, attention's, gate and up, down."""
     block = kinds(llama())["block"]
     results = 2 * S * B * (A + 2 * G) * D + HIDDEN + 2 * INNER + HIDDEN
-    selective = Mode(1, recomputation=Recomputation.SELECTIVE)
+    selective = Mode(1, recomputation=Recomputation.of("selective-op"))
     assert kept_bytes(block, selective, FSDP) == HIDDEN + results / 2 + 2 * S * B * A * D
 
 
-def test_megatron_core_makes_only_attention_again() -> None:
-    """Which keeps its denominators if it is fused, and its scores if it is not (Korthikanti et al. 2022)."""
-    selective = Mode(1, recomputation=Recomputation.SELECTIVE)
+def test_core_attention_frees_denominators_or_scores() -> None:
+    """Its denominators if it is fused, and its scores if it is not (Korthikanti et al. 2022)."""
+    core = Mode(1, recomputation=Recomputation.of("selective-core_attn"))
     block = kinds(llama())["block"]
-    assert kept_bytes(block, Mode(1)) - kept_bytes(block, selective, MEGATRON_CORE) == 4 * S * B * A
+    assert kept_bytes(block, Mode(1)) - kept_bytes(block, core) == 4 * S * B * A
     unfused = kinds(gpt(2, 4096, 32, tokens=2048), fused=False)["block"]
-    assert kept_bytes(unfused, selective, MEGATRON_CORE) == kept_bytes(unfused, selective) == 34 * 2048 * B * 4096
+    assert kept_bytes(unfused, core) == 34 * 2048 * B * 4096
+
+
+def test_the_feed_forward_part_keeps_its_input_alone() -> None:
+    """Norm's output, gate and up, their product; the norm's input stays, as the checkpoint's own."""
+    block = kinds(llama())["block"]
+    mlp = Mode(1, recomputation=Recomputation.of("selective-mlp"))
+    assert kept_bytes(block, Mode(1)) - kept_bytes(block, mlp) == HIDDEN + 3 * INNER
+
+
+def test_parts_of_latent_attention_and_experts() -> None:
+    """By hand, of one sample of 8 tokens: Megatron's modules, each alone."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+             "v_head_dim": 16, "q_lora_rank": 24, "kv_lora_rank": 32}  # fmt: skip
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 20}
+    model = model_of(
+        "deepseek_v3", tokens=8, num_hidden_layers=1, first_k_dense_replace=0, intermediate_size=96, vocab_size=50,
+        **sizes, **experts,
+    )  # fmt: skip
+    (block,) = (kind for kind in model.architecture(Microbatch(1, 8)).kinds if kind.experts)
+
+    def freed(*parts: str) -> float:
+        return kept_bytes(block, Mode(1)) - kept_bytes(block, Mode(1, recomputation=Recomputation.of_parts(parts)))
+
+    tokens, heads = 8, 4
+    assert freed("layernorm") == 2 * (2 * tokens * 64)  # inputs of the latent vectors, and of router and experts
+    queries, keys, values = heads * 24, heads * 24, heads * 16
+    assert freed("mla_up_proj") == 2 * tokens * (queries + keys + values + 24 + 32)
+    assert freed("moe_act") == 2 * tokens * 2 * 20
+    assert freed("shared_experts") == 2 * tokens * 3 * 20
+    routed = tokens * (19 * 8 + 2 * 2 * 64 + 2 * 2 * 3 * 20)
+    assert freed("moe") == freed("moe", "moe_act", "shared_experts") == routed + freed("shared_experts")
+    assert freed("mlp") == 0  # there is no dense feed-forward part
 
 
 def test_fp8_halves_the_inputs_of_products_but_not_attention_s_result() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
@@ -104,6 +106,44 @@ def test_other_degrees_are_estimated_and_marked(tmp_path: Path) -> None:
     for layer in load(out).layers:
         assert all(tmpc.id.endswith("-estimated") for tmpc in layer.tmpcs[2])
         assert not any(tmpc.id.endswith("-estimated") for tmpc in layer.tmpcs[1])
+
+
+def test_the_workload_says_how_many_threads_it_was_measured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as a rank of ``run`` has where the devices are processes here."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\n\n\ndef build():\n    return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.ones(2, 4)\n"
+    )
+    try:
+
+        def measured(*options: object) -> tuple[int | None, str]:
+            result = run(f"{model}:build", "--microbatch-size", 2, *QUICK, *options, "-o", tmp_path / "m.toml")
+            assert result.exit_code == 0, result.stderr
+            assert torch.get_num_threads() == 6
+            return load(tmp_path / "m.toml", devices=1).measured_threads, result.output
+
+        threads, said = measured("--devices", 4)
+        assert threads == 2
+        assert " CPU, 2 threads; load " in said
+        assert " on 8 cores in the minute before" in said
+        assert " CPU, 2 threads; load " in (tmp_path / "m.toml").read_text().splitlines()[0]
+        assert measured("--devices", 32)[0] == 1
+        assert measured()[0] == 6  # one device: as many as torch has
+        monkeypatch.setenv("OMP_NUM_THREADS", "6")
+        assert measured("--devices", 4)[0] == 6
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        model.write_text(model.read_text().replace("\n\n", "\n\ntorch.set_num_threads(3)\n", 1))
+        assert measured("--devices", 4)[0] == 3
+        found = piper_ray.profile(f"{model}:build", microbatch=2, devices=4, repeats=2, warm_up=0)
+        assert (found.measured_threads, torch.get_num_threads()) == (3, 6)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_inputs_can_be_given(tmp_path: Path) -> None:

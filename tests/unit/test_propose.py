@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.figures import figures_of
-from piper_ray.proposal.propose import Demand, Proposal, SolveBegun, microbatch_sizes, propose, what_would_help
+from piper_ray.proposal.propose import (
+    Demand,
+    Proposal,
+    SolveBegun,
+    idle_devices,
+    microbatch_sizes,
+    propose,
+    what_would_help,
+)
+from piper_ray.report.proposal import print_figures, print_help
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -89,6 +100,45 @@ def test_more_never_hurts(proposal: Proposal) -> None:
     for one in what_would_help(proposal):
         assert one.step_s is not None
         assert one.step_s <= proposal.best.step_s * (1.0 + 1e-4)
+
+
+def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> None:
+    """Of 3 devices 2 are used where no d that divides the batch is 3, with one rank; 15 samples or 18 use all."""
+    tied = tmp_path / "config.json"
+    tied.write_text(json.dumps({**CONFIG, "tie_word_embeddings": True, "max_position_embeddings": TOKENS}))
+    request = EstimateRequest(nodes=1, gpus_per_node=3, tokens=TOKENS, samples=1, batch=64)
+    titan = RUNTIMES[RuntimeName.TORCHTITAN]
+    asked = Demand(read_model(str(tied)), load_hardware(None), "A100-80", request, titan, (ScheduleName.ONE_F_ONE_B,))
+    found = propose(asked)
+    assert idle_devices(found.best) == 1
+    figures = figures_of(found.best)
+    assert figures.mfu == pytest.approx(found.best.estimate.model_flop / (3 * 312e12 * figures.step_s))
+    assert figures.tokens_per_s_per_device == pytest.approx(64 * TOKENS / figures.step_s / 3)
+    batch = list(what_would_help(found))[-1]
+    assert (batch.what, batch.samples) == ("a batch of 63 samples", 63)
+    assert batch.step_s is not None
+    assert batch.step_s / 63 < 0.8 * found.best.step_s / 64
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_figures(console, found, figures)
+    print_help(console, found.best, [batch])
+    text = console.export_text()
+    assert (
+        "1 of 3 GPUs are idle: a plan uses d t p of them, and no d that divides the 64 microbatches is a mult" in text
+    )
+    assert "with a batch of 63 samples: 3" in text
+    assert "% less time a sample" in text
+
+
+def test_a_usual_batch_is_one_that_the_devices_divide(tmp_path: Path) -> None:
+    asked = demand(tmp_path)
+    told: list[str] = []
+    for nodes, batch in ((1, 1024), (3, 1008)):
+        request = replace(asked.request, nodes=nodes, batch=None, samples=16)
+        found = propose(replace(asked, request=request), tell=told.append)
+        assert found.best.batch == batch
+    assert [text for text in told if "batch" in text.split()] == [
+        "a batch of 1,008 samples, as 3 divides the 12 GPUs and not the usual 1,024 (--global-batch says another)"
+    ]
 
 
 def test_who_watches_hears_of_each_solve_and_its_bounds(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_a_solved_instance() -> None:
         "microbatches": 8,
         "samples_per_microbatch": None,
         "tokens_per_sample": None,
+        "measured_threads": None,
         "memory_bytes": 8 * 2**30,
         "bandwidth_bytes_per_s": 25 * 2**30,
     }

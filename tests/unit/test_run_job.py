@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import piper_ray
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.run.job import Job, LayerJob, pass_lists
-from piper_ray.run.prepare import prepared
+from piper_ray.run.prepare import Promise, prepared
 from piper_ray.run.table import torch_table
 from piper_ray.simulate.actions import ActionKind
 from tests.run_support import job
@@ -46,6 +48,11 @@ def plan(degrees: tuple[int, ...] = (1, 1), t: int = 1, ways: str = "ppff") -> p
 
 
 def made(given: Any, known: piper_ray.Instance | None = None, **options: Any) -> tuple[Job, float | None]:
+    found, promise = prepared_of(given, known, **options)
+    return found, promise.step_s
+
+
+def prepared_of(given: Any, known: piper_ray.Instance | None = None, **options: Any) -> tuple[Job, Promise]:
     defaults: dict[str, Any] = {
         "schedule": None,
         "steps": 3,
@@ -57,8 +64,7 @@ def made(given: Any, known: piper_ray.Instance | None = None, **options: Any) ->
         "arguments_of_model": {},
         "inputs": (),
     }
-    found, promise = prepared("model.py:build", given, known, **defaults | options)
-    return found, promise.step_s
+    return prepared("model.py:build", given, known, **defaults | options)
 
 
 def test_a_job_has_what_the_plan_says(tmp_path: Path) -> None:
@@ -92,6 +98,23 @@ def test_the_promise_is_the_simulation_s_or_the_document_s() -> None:
     assert made(document, known, microbatches=16)[1] == pytest.approx(
         piper_ray.simulate(known.replace(microbatches=16), solution.plan, "1f1b").step_s
     )
+
+
+@pytest.mark.parametrize(
+    ("measured", "cores", "threads"),
+    [(None, 8, 4), (None, 1, 1), (2, 8, 2), (4, 8, 4), (3, 4, 2), (8, 2, 1)],
+)
+def test_ranks_have_the_threads_that_times_were_measured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: int | None, cores: int, threads: int
+) -> None:
+    """If two ranks can have them on so many cores; a plan's document says how many they were."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    known = dataclasses.replace(instance(), measured_threads=measured)
+    piper_ray.dump_plan(plan(), tmp_path / "plan.json", known)
+    for given, of in ((tmp_path / "plan.json", None), (plan(), known)):
+        job, promise = prepared_of(given, of)
+        assert (job.threads, promise.measured_threads) == (threads, measured)
+        assert promise.load is not None
 
 
 def solution_document(known: piper_ray.Instance, solution: piper_ray.Solution) -> dict[str, object]:
@@ -183,7 +206,7 @@ def test_torch_accepts_every_table(name: ScheduleName) -> None:
             microbatches=microbatches,
             chunks=chunks,
         )
-        placed = _validate_schedule(torch_table(wanted), places, stages, microbatches)
+        placed = _validate_schedule(torch_table(pass_lists(wanted)), places, stages, microbatches)
         assert placed == {stage: place for place in range(places) for stage in wanted.stages_of(place)}
         for place, passes in enumerate(pass_lists(wanted)):
             forwards = sorted((stage, k) for kind, stage, k in passes if kind is ActionKind.F)

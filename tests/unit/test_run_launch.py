@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,11 +112,10 @@ def test_errors_travel_as_they_are(error: PiperRayError) -> None:
     assert Failure.from_dict(sent).own
 
 
-def test_ranks_get_loopback_and_their_share_of_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_loopback_and_their_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    found = _environment(JOB, 2, tmp_path)
+    found = _environment(replace(JOB, threads=2), 2, tmp_path)
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"], found["OMP_NUM_THREADS"]) == ("2", "2", "3", "2")
     assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == ("lo0" if sys.platform == "darwin" else "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

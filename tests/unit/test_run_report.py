@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from typing import Any
@@ -73,7 +74,7 @@ def test_what_a_person_sees() -> None:
         "1     2       measured  12.00 s   6.00 s     0.50 s     1.50 s    3.000 MiB",
         "              promised  12.00 s   6.00 s     0.00 s     0.00 s    0.000 MiB",
         "",
-        "step 20.00 s (median of 3 steps, 18.00 s to 22.00 s): 0.2 samples/s",
+        "step 20.00 s (median of 3 steps, 18.00 s to 22.00 s, spread 2.00 s): 0.2 samples/s",
         "promised 18.00 s: measured 11.1 % longer",
         "  of it the optimizer's 2.500 s, which the promise leaves out",
         "loss 3 in the first step, 1.5 in the last of 4",
@@ -84,6 +85,23 @@ def test_what_a_person_sees() -> None:
 def test_without_a_simulation_there_is_nothing_promised_to_show() -> None:
     lines = shown(made_up(simulated=False))
     assert not any("promised" in line for line in lines[:-1])
+
+
+def test_threads_that_differ_from_the_profile_s_and_the_load_are_told() -> None:
+    run = dataclasses.replace(made_up(), measured_threads=4, load=1.5)
+    lines = shown(run)
+    assert lines[3].startswith("Machine   load 1.50 on ")
+    assert lines[3].endswith(" in the minute before")
+    assert lines[-1] == (
+        "note: the plan's times were measured with 4 threads, and each rank had 1: OMP_NUM_THREADS=1 piper-ray profile "
+        "measures times for such ranks"
+    )
+    document = run_document(run)
+    assert [document[key] for key in ("threads", "measured_threads", "load", "spread_s")] == [1, 4, 1.5, 2.0]
+    assert shown(dataclasses.replace(run, measured_threads=1))[-1] == ROOM
+    on_gpus = dataclasses.replace(run, job=dataclasses.replace(run.job, device="cuda"))
+    assert shown(on_gpus)[-1] == ROOM
+    assert dataclasses.replace(run, steps_s=(3.0,), shown=0).spread_s == 0.0
 
 
 def test_an_optimizer_that_was_promised_is_no_excuse() -> None:

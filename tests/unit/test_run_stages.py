@@ -36,13 +36,13 @@ def _looked_at(
 ) -> list[StageModule]:
     wanted = job(ScheduleName.GPIPE, borders, paths=paths, recompute=(1,))
     traced = traced_model("here", model, sorted(set(paths)))
-    cuts = cuts_of("here", wanted, traced)
+    cuts = cuts_of("here", wanted.stages, traced)
     stages = [StageModule(cut, traced.layers, whole=whole) for cut in cuts]
     example, loss = Microbatch.of(model.inputs), Loss("here", traced.result, model.loss)
     for stage, border in zip(
-        stages, borders_of("here", stages, example.tensors, lambda outputs: loss(outputs, example)), strict=True
+        stages, borders_of("here", stages, example.tensors, lambda outputs: loss(outputs, example.inputs)), strict=True
     ):
-        stage.copied = border.written
+        stage.copied, stage.sends = border.written, border.sent
         assert len(border.received) == len(stage.cut.received)
         assert len(border.sent) == len(stage.cut.sent)
     return stages
@@ -120,6 +120,20 @@ def _linear(loss: Callable[..., object] | None = None) -> TrainableModel:
     return _two(nn.Linear(4, 4), nn.Linear(4, 4), loss=loss)
 
 
+def test_what_the_next_stage_has_no_room_for_is_told() -> None:
+    """It would be received as other numbers than those that were sent."""
+    first, _ = _stages(_linear(), ("0", "1"), (1,))
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(InputError, match=r"0: 1 fault found\n  sends bfloat16 \(2, 4\), and sent float32 \(2, 4\) when"),
+    ):
+        first(input_0=torch.randn(2, 4))
+    with pytest.raises(
+        InputError, match=r"sends float32 \(3, 4\), and sent float32 \(2, 4\) when the model was traced"
+    ):
+        first(input_0=torch.randn(3, 4))
+
+
 @pytest.mark.parametrize(
     ("model", "paths", "words"),
     [
@@ -137,7 +151,7 @@ def _linear(loss: Callable[..., object] | None = None) -> TrainableModel:
             ("0", "1"),
             "its loss is a tensor of shape () without gradient; expected a tensor of one number with a gradient",
         ),
-        (_linear(lambda found, _: found / []), ("0", "1"), "stage 2: TypeError: unsupported operand"),
+        (_linear(lambda found, _: found / []), ("0", "1"), "the loss: TypeError: unsupported operand"),
         (
             _two(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4).requires_grad_(False)),
             ("0", "1"),
@@ -155,9 +169,9 @@ def test_a_layer_that_the_plan_does_not_have_is_told() -> None:
     model = _two(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     traced = traced_model("here", model, ())
     with pytest.raises(InputError, match="2: is in no stage of the plan; expected a plan of this model"):
-        cuts_of("here", job(ScheduleName.GPIPE, (1,), paths=("0", "1")), traced)
+        cuts_of("here", job(ScheduleName.GPIPE, (1,), paths=("0", "1")).stages, traced)
     with pytest.raises(InputError, match="3: is in the plan, and the forward pass calls no such module"):
-        cuts_of("here", job(ScheduleName.GPIPE, (1,), paths=("0", "1", "2", "3")), traced)
+        cuts_of("here", job(ScheduleName.GPIPE, (1,), paths=("0", "1", "2", "3")).stages, traced)
 
 
 def _data(call: Callable[..., object], declared: str | None = None) -> Data:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -20,9 +22,10 @@ from piper_ray.model.constraints import (
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting, Recomputation, Setting, setting_of
+from piper_ray.model.settings import OneSetting, Setting, setting_of, tmpcs_under
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.ranks import rank_lines, rank_places
@@ -58,6 +61,7 @@ def test_every_runtime_is_there() -> None:
         ("vanilla", False, Setting()),
         ("activation recomp", True, Setting(Recomputation.FULL)),
         ("sp+selective", True, Setting(Recomputation.SELECTIVE, True)),
+        ("sp+selective-moe_act-layernorm+cp2", True, Setting(Recomputation(("layernorm", "moe_act")), True, context=2)),
         ("sp+full+zero8+offload", True, Setting(Recomputation.FULL, True, 8, True)),
         ("full-estimated", True, Setting(Recomputation.FULL)),
         ("plain-shard", False, Setting()),
@@ -73,10 +77,8 @@ def test_settings_that_an_estimate_has() -> None:
     assert len(every) == 12
     assert len(set(every)) == 12
     assert every[0] == Setting()
-    small = OneSetting((Recomputation.NONE,), sequence_parallel=False, optimizer_sharding=False)
+    small = OneSetting((), sequence_parallel=False, optimizer_sharding=False)
     assert small.settings(llama(zero_shards=2)) == (Setting(),)
-    with pytest.raises(UsageError, match="none among them"):
-        OneSetting((Recomputation.FULL,))
 
 
 def test_pieces_by_path_and_by_name() -> None:
@@ -252,3 +254,57 @@ def test_what_is_not_one_for_all_is_said() -> None:
     (told,) = OneSetting(sequence_parallel=False).violations(instance, sequence)
     assert told == "sequence parallelism is not possible; layer 0 runs as 'sp'"
     assert list(rule.violations(instance, sequence)) == []
+
+
+def test_predictors_are_a_piece_before_the_head() -> None:
+    """Of two layers behind two blocks; a model's last block index goes on in their paths."""
+    named = (("e", "embed"), ("b", "h.0"), ("b", "h.1"), ("p", "h.2"), ("p", "h.3"), ("o", "out"))
+    instance = model(*named)
+    instance = replace(
+        instance, layers=tuple(replace(layer, predictor=layer.id in (3, 4)) for layer in instance.layers)
+    )
+    pieces = pieces_of(instance)
+    assert (pieces.members, pieces.predictors) == (((0,), (1,), (2,), (3, 4), (5,)), 2)
+    assert (pieces.blocks, pieces.head, pieces.is_predictor(3), pieces.is_block(3)) == (2, 4, True, False)
+    assert (pieces.name(3), pieces.name(4)) == ("the predictors", "the head")
+    last = replace(instance, layers=tuple(replace(layer, predictor=layer.id == 5) for layer in instance.layers))
+    assert pieces_of(replace(last, layers=(*last.layers[:3], last.layers[5]), edges=last.edges[:2])).predictors == 1
+
+
+def test_one_list_of_parts_for_layers_that_differ() -> None:
+    """Against the definition: each layer has a TMPC for just its share of the list, with or without another."""
+    rng, seen = Random(5), 0
+    parts = ("a", "b", "c")
+    every = [frozenset(x) for size in range(4) for x in combinations(parts, size)]
+    for _ in range(200):
+        rows: list[set[frozenset[str]]] = [
+            {*rng.sample(every, rng.randint(1, 4)), frozenset()} for _ in range(rng.randint(1, 3))
+        ]
+        layers = [(f"{v}", f"h.{v}") for v in range(len(rows))]
+        instance = model(*layers)
+        instance = replace(
+            instance,
+            layers=tuple(
+                replace(layer, tmpcs={1: tuple(tmpc_of(one) for one in sorted(row, key=sorted))})
+                for layer, row in zip(instance.layers, rows, strict=True)
+            ),
+        )
+        found = {one.recomputation for one in OneSetting().settings(instance)}
+        known = [set().union(*row) for row in rows]
+        able = {
+            union
+            for union in every
+            if union <= set().union(*known) and all(union & own in row for own, row in zip(known, rows, strict=True))
+        }
+        assert found == {Recomputation.of_parts(union) for union in able}
+        seen += len(able) > 2
+        for union in able:
+            for layer, row, own in zip(instance.layers, rows, known, strict=True):
+                (left,) = tmpcs_under(layer.tmpcs[1], Setting(Recomputation.of_parts(union)))
+                assert left == tmpc_of(union & own)
+                assert union & own in row
+    assert seen > 50
+
+
+def tmpc_of(parts: frozenset[str]) -> Tmpc:
+    return Tmpc(f"selective-{'-'.join(sorted(parts))}" if parts else "plain", 1.0, recompute=bool(parts))

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.evaluation import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, Tables
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import Listener
 
 _TASK_S = 0.02

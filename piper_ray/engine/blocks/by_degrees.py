@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from piper_ray.cost.variants import layer_without_choice
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.blocks.answer import (
     CHAIN_GAP,
     MOST_ON_CHAIN,
@@ -30,6 +29,7 @@ from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import StepFinished
 from piper_ray.model.options import Contract
 from piper_ray.model.plan import Plan

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.problem import ChunkProblem
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.options import Contract

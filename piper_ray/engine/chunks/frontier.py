@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.chunks.problem import ChunkProblem
 from piper_ray.engine.chunks.search import ChunkSearch, Known
 from piper_ray.engine.first_run import compiling_told, of_chunks
@@ -15,6 +14,7 @@ from piper_ray.engine.frontier.points import FrontierStats
 from piper_ray.engine.frontier.result import Frontier
 from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.engine.search.limits import Limits
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions

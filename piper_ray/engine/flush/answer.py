@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.flush.cluster_crew import ClusterBackend, ClusterCrew
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
@@ -15,6 +14,7 @@ from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import SolveRequest
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.least_memory import least_memory_bytes
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
@@ -20,6 +19,8 @@ from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.search.limits import Limits
+from piper_ray.model.cores import usable_cores
+from piper_ray.model.divided import can_use_all, reason_against_all
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
@@ -181,6 +182,8 @@ def explained(
     found: FlushSolution, instance: Instance, restrictions: Restrictions, least_bytes: float | None
 ) -> FlushSolution:
     """Why there is no plan. least_bytes: with which there is one; None: not known, or none would do."""
+    if restrictions.all_devices and not can_use_all(instance, restrictions):
+        return replace(found, reason=reason_against_all(instance, restrictions), least_memory_bytes=None)
     every = "all " if restrictions.all_devices else ""
     stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
     reason = (

@@ -23,7 +23,10 @@ _COLUMNS = 240
 
 _Height = Callable[[float], float]
 
-_LABEL, _FIGURES, _WIDTH = 150.0, 170.0, 960.0
+_FIGURES, _WIDTH = 170.0, 960.0
+_LEAST_LABEL, _CHARACTER = 110.0, 6.4
+_MOST_STAGES = 6
+"""Named of a rank; of more the first ones and the last."""
 _LANE, _GAP, _AXIS = 30.0, 6.0, 24.0
 
 
@@ -42,16 +45,18 @@ def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPict
     limit_bytes = simulation.memory_limit_bytes
     peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks)
     top_bytes = peak_bytes if peak_bytes < _LITTLE * limit_bytes else max(limit_bytes, peak_bytes)
-    plot = _WIDTH - _LABEL - _FIGURES
+    names = [_name(simulation, group) for group in lanes]
+    left = max(_LEAST_LABEL, 16.0 + _CHARACTER * max(map(len, names)))
+    plot = _WIDTH - left - _FIGURES
     pieces: list[Markup] = []
     for number, group in enumerate(lanes):
         y = number * (_LANE + _GAP)
         held = [simulation.memory(rank) for rank in group]
         fixed_bytes = max(float(steps.bytes[0]) for steps in held)
         most = np.maximum.reduce([most_by_column(steps, until_s) for steps in held])
-        pieces.append(_lane(simulation, group, y, most, fixed_bytes, top_bytes, plot))
+        pieces.append(_lane(simulation, group, names[number], (left, y), most, fixed_bytes, top_bytes, plot))
     bottom = len(lanes) * (_LANE + _GAP)
-    pieces.append(_axis(until_s, bottom, plot))
+    pieces.append(_axis(until_s, left, bottom, plot))
     of_device = ", a device's" if top_bytes == limit_bytes else f"; a device has {size_text(limit_bytes)}"
     legend = f"The height of a lane is {size_text(top_bytes)}{of_device}."
     words = f"Memory of {plural(len(simulation.ranks), 'rank')} over time. {legend}"
@@ -70,15 +75,32 @@ def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64
     return np.maximum.reduceat(padded, np.stack([first, end], axis=1).ravel())[::2]
 
 
+def _ranks(group: Group) -> str:
+    return f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}"
+
+
+def _name(simulation: Simulation, group: Group) -> str:
+    """Of a lane, with the stages of its ranks where they are the same."""
+    stages = {simulation.ranks[rank].stages for rank in group}
+    if len(stages) > 1:
+        return _ranks(group)
+    numbers = [str(stage + 1) for stage in stages.pop()]
+    if len(numbers) > _MOST_STAGES:
+        numbers[_MOST_STAGES - 1 : -1] = ["\N{HORIZONTAL ELLIPSIS}"]
+    return f"{_ranks(group)}: stage{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
 def _lane(
     simulation: Simulation,
     group: Group,
-    y: float,
+    name: str,
+    corner: tuple[float, float],
     most: npt.NDArray[np.float64],
     fixed_bytes: float,
     top_bytes: float,
     plot: float,
 ) -> Markup:
+    left, y = corner
     limit_bytes = simulation.memory_limit_bytes
     peak_bytes = max(simulation.ranks[rank].peak_memory_bytes for rank in group)
 
@@ -86,16 +108,13 @@ def _lane(
         return _LANE * min(1.0, size / top_bytes) if top_bytes > 0 else 0.0
 
     over = peak_bytes > limit_bytes * (1.0 + 1e-9)
-    name = f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}"
-    if len(stages := {simulation.ranks[rank].name for rank in group}) == 1:
-        name += f": {stages.pop()}"
     share = f" ({100.0 * peak_bytes / limit_bytes:.1f} %)" if limit_bytes > 0 else ""
     base = y + _LANE
     pieces = [
-        svg.rect(_LABEL, y, plot, _LANE, "lane"),
-        _area(most, height, base, plot, "activations over" if over else "activations"),
-        svg.rect(_LABEL, base - height(fixed_bytes), plot, height(fixed_bytes), "fixed"),
-        svg.label(_LABEL - 8.0, y + _LANE / 2 + 4.0, name, "end"),
+        svg.rect(left, y, plot, _LANE, "lane"),
+        _area(most, height, left, base, plot, "activations over" if over else "activations"),
+        svg.rect(left, base - height(fixed_bytes), plot, height(fixed_bytes), "fixed"),
+        svg.label(left - 8.0, y + _LANE / 2 + 4.0, name, "end"),
         svg.label(
             _WIDTH - _FIGURES + 8.0,
             y + _LANE / 2 + 4.0,
@@ -105,29 +124,30 @@ def _lane(
     ]
     if limit_bytes <= top_bytes:
         limit = Markup('<path d="M{} {}h{}" class="limit"/>')
-        pieces.append(limit.format(svg.number(_LABEL), svg.number(base - height(limit_bytes)), svg.number(plot)))
-    title = f"{name}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
+        pieces.append(limit.format(svg.number(left), svg.number(base - height(limit_bytes)), svg.number(plot)))
+    stages = ", ".join(dict.fromkeys(simulation.ranks[rank].name for rank in group))
+    title = f"{_ranks(group)}: {stages}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
     return svg.titled(pieces, title)
 
 
-def _area(most: npt.NDArray[np.float64], height: _Height, base: float, plot: float, style: str) -> Markup:
+def _area(most: npt.NDArray[np.float64], height: _Height, left: float, base: float, plot: float, style: str) -> Markup:
     """One path; columns of equal height in one go."""
     width = plot / len(most)
-    parts = [f"M{svg.number(_LABEL)} {svg.number(base)}"]
+    parts = [f"M{svg.number(left)} {svg.number(base)}"]
     for column, size in enumerate(most.tolist()):
         if column == 0 or size != most[column - 1]:
             if column:
-                parts.append(f"H{svg.number(_LABEL + column * width)}")
+                parts.append(f"H{svg.number(left + column * width)}")
             parts.append(f"V{svg.number(base - height(size))}")
-    parts.append(f"H{svg.number(_LABEL + plot)}V{svg.number(base)}Z")
+    parts.append(f"H{svg.number(left + plot)}V{svg.number(base)}Z")
     return Markup('<path d="{}" class="{}"/>').format("".join(parts), style)
 
 
-def _axis(until_s: float, y: float, plot: float) -> Markup:
+def _axis(until_s: float, left: float, y: float, plot: float) -> Markup:
     scale = time_scale(until_s)
     pieces = []
     for at in svg.ticks(until_s, 6):
-        x = _LABEL + (plot * at / until_s if until_s > 0 else 0.0)
+        x = left + (plot * at / until_s if until_s > 0 else 0.0)
         pieces.append(Markup('<path d="M{} {}v4" class="tick"/>').format(svg.number(x), svg.number(y)))
         pieces.append(svg.label(x, y + 17.0, f"{at / scale.size:.6g} {scale.unit}", "middle"))
     return Markup("<g>{}</g>").format(Markup().join(pieces))

@@ -11,8 +11,10 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import size_text
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import TRAINED_TODAY
-from piper_ray.model.settings import Recomputation, Sharding
+from piper_ray.model.settings import Sharding
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
@@ -23,6 +25,7 @@ from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, Mode, Offer, degrees_of, modes_of
 from piper_ray.workloads.estimate.offered import heads_handed_out, require_offered
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
+from piper_ray.workloads.estimate.recomputations import offered_recomputations
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
@@ -43,11 +46,11 @@ class EstimateRequest:
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
     fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
-    offer: further ways to run layers. context_exchange: how context parallelism attends to all tokens
-    (``software.ContextExchange``); expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
-    of adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: of each GPU, for CUDA's
-    context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says. calibration:
-    what measurements say of the constants.
+    offer: further ways to run layers; recomputations: besides those that suit the software. context_exchange: how
+    context parallelism attends to all tokens (``software.ContextExchange``); expert_imbalance: tokens of the busiest
+    experts' device over the average. lora: rank of adapters that are trained in the model's place; 0: the model itself
+    is. reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
+    ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
     """
 
     nodes: int
@@ -59,6 +62,7 @@ class EstimateRequest:
     software: str = DEFAULT_SOFTWARE
     precision: str = "bf16"
     offer: Offer = PLAIN
+    recomputations: tuple[Recomputation, ...] = ()
     context_exchange: str = ContextExchange.RING.value
     expert_imbalance: float | None = None
     lora: int = 0
@@ -104,9 +108,10 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
     found = estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
     note = hardware.choice_note(gpu_key)
-    if note is None:
-        return found
-    return replace(found, instance=replace(found.instance, notes=(note, *found.instance.notes)))
+    assert found.instance.model is not None
+    trained = replace(found.instance.model, gpu=hardware.key(gpu_key))
+    notes = (() if note is None else (note,)) + found.instance.notes
+    return replace(found, instance=replace(found.instance, notes=notes, model=trained))
 
 
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
@@ -122,11 +127,12 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, per_node)
     require_offered(architecture, request.offer)
+    offer = replace(request.offer, recomputations=offered_recomputations(architecture, stack, request.recomputations))
     modes = {
         kind.key: tuple(
             mode
             for t in degrees[kind.key]
-            for mode in modes_of(kind, t, request.offer)
+            for mode in modes_of(kind, t, offer)
             if heads_handed_out(kind, mode) or not _hands_out_heads(stack)
         )
         for kind in architecture.kinds
@@ -157,7 +163,10 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         for kind in architecture.kinds
     }
     modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
-    instance = replace(_instance(architecture, modes, costs, setting, devices, links, microbatch), notes=left_out)
+    trained = _trained(model, request, setting)
+    instance = replace(
+        _instance(architecture, modes, costs, setting, devices, links, microbatch), notes=left_out, model=trained
+    )
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
     return Estimate(
         instance,
@@ -168,6 +177,18 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         model_flop=step_flop(causal, batch // samples),
         hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
         calibration=request.calibration,
+    )
+
+
+def _trained(model: ModelConfig, request: EstimateRequest, setting: Setting) -> TrainedModel:
+    return TrainedModel(
+        config=model.document,
+        precision=setting.stack.precision.value,
+        software=request.software,
+        lora_rank=request.lora,
+        fused_attention=request.fused,
+        context_exchange=setting.stack.software.context.value,
+        **setting.training.model_dump(),
     )
 
 
@@ -268,7 +289,8 @@ def _instance(
             tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
         rows = {t: tmpcs[t] for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
-        layers.append(Layer(index, node.kind.name, rows, node.path, common, node.kind.experts, node.kind.key_heads))
+        kind = node.kind
+        layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
     edges = tuple(
         Edge(source, index, float(round(edge_bytes(output[source], setting))))
         for index, node in enumerate(nodes)

@@ -26,12 +26,13 @@ from piper_ray.workloads.formats.recognise import HUGGING_FACE, advice
 class ModelConfig:
     """A model and how it is trained if nothing else is said. tokens: None where the length is no choice.
 
-    notes: what was assumed of it.
+    document: the keys of its config that count here, or for those who launch it. notes: what was assumed of it.
     """
 
     name: str
     family: Family
     config: Open
+    document: Mapping[str, object]
     tokens: int | None
     samples: int
     batch: int
@@ -120,6 +121,9 @@ def _model(
         if config is None or faults or not _has_words(document):
             text = f"{what}; expected one of {', '.join(FAMILIES)}, or the usual keys of a decoder"
             raise InputError(source, [Fault("model_type", text), *faults.found])
+        if others := sorted(_of_other_layers(family, document)):
+            text = f"tells of layers that are not Llama's, and model_type is {what}; without this key they are taken so"
+            raise InputError(source, [Fault(key, text) for key in others])
         notes.insert(0, f"model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
     if config is None or faults:
         raise InputError(source, faults.found)
@@ -128,6 +132,7 @@ def _model(
         name=name,
         family=family,
         config=config,
+        document={key: value for key, value in document.items() if key in _counted(family)},
         tokens=training.get("tokens", None if most is None else min(most, family.tokens)),
         samples=training.get("samples", family.samples),
         batch=training.get("batch", family.batch),
@@ -135,8 +140,48 @@ def _model(
     )
 
 
+_OTHER_WORK = re.compile(
+    r"mamba|ssm|rwkv|conv(?!ert)|recurren|lru_|hyena|retention|delta|kda_|lightning|hybrid|state_(size|dim)|time_step"
+    r"|linear_(attn|attention|num|head|key|value)|index_(topk|n_heads|head_dim)|indexer|compress|attn_(type|layer)"
+    r"|cross_(attention|attn)|encoder|layer_types|per_layer|layer_group|layers_block_type|block_types|hc_mult|altup"
+    r"|laurel|_cycles|num_hash|inner_group|n_heads_per|num_dense_layers|_sparse_step|_only_layers"
+)
+"""In a key's name: layers that mix tokens otherwise than by attention, or that are not all alike."""
+
+_ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+
+
+def _of_other_layers(family: Family, document: Mapping[str, object]) -> Iterator[str]:
+    """The keys that say what a decoder's usual layers have not got, and what is not read."""
+    for name, value in document.items():
+        if value in (None, False, 0, 1, "", [], {}):
+            continue
+        if name == "layer_types" and isinstance(value, list):
+            if not _ATTENTION.issuperset(map(str, value)):
+                yield name
+        elif name not in _counted(family) and _OTHER_WORK.search(name):
+            yield name
+
+
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Under these keys models of several parts have what writes text."""
+
+
+_LAUNCHED = frozenset({
+    "model_type", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct",
+    "rotary_emb_base", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps",
+    "hidden_act", "activation_function", "hidden_activation", "scoring_func", "topk_method", "n_group", "topk_group",
+    "norm_topk_prob", "routed_scaling_factor", "router_aux_loss_coef", "aux_loss_alpha", "swiglu_limit",
+    "attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop",
+})  # fmt: skip
+"""Keys that change no figure and are said to a runtime."""
+
+
+@cache
+def _counted(family: Family) -> frozenset[str]:
+    """The keys that a family reads, under all of their names, and those of launches."""
+    fields = family.config.model_fields.items()
+    return _LAUNCHED.union(name for key, field in fields for name in names_of(key, field))
 
 
 def _family_of(document: Mapping[str, object]) -> str | None:

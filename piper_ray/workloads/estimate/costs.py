@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate import synchronisation
 from piper_ray.workloads.estimate.exchanges import exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
@@ -136,10 +136,9 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
     stack, software = setting.stack, setting.stack.software
     forward = [forward_s(operator, kind, mode, stack) / software.efficiency for operator in kind.operators]
     backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / software.efficiency
-    again, again_launches = _again(kind, mode, forward, stack)
+    again, again_launches = _again(kind, mode, forward)
     talk = exchanges_of(kind, mode, stack)
-    full = mode.recomputation is Recomputation.FULL
-    talk_again = talk.forward_s if full else 0.0
+    talk_again = talk.again_s
     forward_launches = sum(launches(operator)[0] for operator in kind.operators)
     backward_launches = sum(launches(operator)[1] for operator in kind.operators) + again_launches
     idle_forward = idle_s(sum(forward) + talk.forward_s, software.host_s * forward_launches)
@@ -198,16 +197,12 @@ def idle_s(device_s: float, host_s: float) -> float:
     return float(math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF)) - device_s
 
 
-def _again(kind: LayerKind, mode: Mode, forward: Sequence[float], stack: Stack) -> tuple[float, int]:
+def _again(kind: LayerKind, mode: Mode, forward: Sequence[float]) -> tuple[float, int]:
     """Seconds of what the backward pass makes again, and its launches."""
-    if mode.recomputation is Recomputation.NONE:
-        return 0.0, 0
     again_s, count = 0.0, 0
     for operator, pass_s in zip(kind.operators, forward, strict=True):
-        if mode.recomputation is Recomputation.FULL or operator.cheap:
-            again_s, count = again_s + pass_s, count + launches(operator)[0]
-        elif operator.products and not operator.on_chip:
-            again_s += stack.software.selective_products * pass_s
+        share = mode.share_again(operator)
+        again_s, count = again_s + share * pass_s, count + (launches(operator)[0] if share == 1.0 else 0)
     return again_s, count
 
 
@@ -253,7 +248,7 @@ def tmpc_of(
         fixed_bytes=float(math.ceil(costs.fixed_bytes)),
         forward_sync_bytes={u: float(math.ceil(sync_bytes(size, mode, setting))) for u, size in arriving.items()},
         backward_sync_bytes={w: float(math.ceil(sync_bytes(size, mode, setting))) for w, size in leaving.items()},
-        recompute=mode.recomputation is not Recomputation.NONE,
+        recompute=mode.recomputation != Recomputation.NONE,
         shared_bytes=float(math.ceil(costs.shared_bytes)),
         least_data_parallel_degree=mode.least_data_parallel_degree,
     )

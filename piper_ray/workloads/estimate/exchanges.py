@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s, all_to_all_s
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind
@@ -13,10 +14,11 @@ from piper_ray.workloads.estimate.software import ContextExchange, Stack
 
 @dataclass(frozen=True)
 class ExchangeSeconds:
-    """Of a layer's passes; what hides beside products is left out."""
+    """Of a layer's passes; what hides beside products is left out. again_s: of what recomputation does again."""
 
     forward_s: float
     backward_s: float
+    again_s: float
 
 
 def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
@@ -27,27 +29,30 @@ def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
     et al. 2022, section 4.2.2), unless they are kept whole.
     """
     software = stack.software
-    forward_s = backward_s = 0.0
+    forward_s = backward_s = again_s = 0.0
     for exchange in kind.exchanges:
         once_s = exchange_s(exchange, kind, mode, stack)
         if once_s == 0.0:
             continue
         to_experts = is_all_to_all(exchange, mode)
         hidden = (software.expert_overlap,) * 2 if to_experts else (software.forward_overlap, software.backward_overlap)
-        forward_s += exchange.forward * once_s * (1.0 - hidden[0])
+        exposed_s = exchange.forward * once_s * (1.0 - hidden[0])
+        forward_s += exposed_s
+        again_s += exposed_s if mode.does_again(exchange) else 0.0
         backward_s += exchange.backward * once_s * (1.0 - hidden[1])
         if regathers(exchange, mode):
-            again_s = regather_s(exchange, kind, mode, stack)
-            backward_s += again_s * (1.0 - hidden[1])
+            backward_s += regather_s(exchange, kind, mode, stack) * (1.0 - hidden[1])
     core = [operator for operator in kind.operators if operator.on_chip or "scores" in operator.name]
     if mode.context > 1 and core:
         moved_s = context_s(kind, mode, stack)
         ring = software.context is ContextExchange.RING
         beside_s = sum(one_s(operator, kind, mode, stack) for operator in core) if ring else 0.0
         there_and_back = 1.0 if software.context is ContextExchange.ALL_TO_ALL else 2.0
-        forward_s += max(0.0, moved_s - beside_s)
+        exposed_s = max(0.0, moved_s - beside_s)
+        forward_s += exposed_s
+        again_s += exposed_s if any(map(mode.does_again, core)) else 0.0
         backward_s += max(0.0, there_and_back * moved_s - 2.0 * beside_s)
-    return ExchangeSeconds(forward_s, backward_s)
+    return ExchangeSeconds(forward_s, backward_s, forward_s if mode.recomputation == Recomputation.FULL else again_s)
 
 
 def regathers(exchange: Exchange, mode: Mode) -> bool:

@@ -92,9 +92,13 @@ class Hardware:
 
     def gpu(self, key: str) -> Gpu:
         """The GPU of that key, or that people call so: "h100", "NVIDIA A100-SXM4-80GB". Raises UsageError."""
+        return self.gpus[self.key(key)]
+
+    def key(self, key: str) -> str:
+        """The key of that GPU. Raises UsageError."""
         found = find_gpu(key, self.gpus)
         if found is not None:
-            return self.gpus[found]
+            return found
         near = near_gpus(key, self.gpus)
         guess = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(

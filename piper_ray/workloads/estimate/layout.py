@@ -15,8 +15,9 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import Recomputation, Sharding
+from piper_ray.model.settings import Sharding
 from piper_ray.model.step import StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
@@ -24,7 +25,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import transfer_bytes_per_s
 from piper_ray.workloads.estimate.memory import working_bytes
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import Mode, recomputation_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.ranks import RankLayout
 from piper_ray.workloads.estimate.roofline import traffic_s
@@ -186,9 +187,7 @@ def _mode_of(kind: LayerKind, layout: Layout) -> Mode:
     mode = layout.mode
     if not any(operator.routed for operator in kind.operators):
         mode = replace(mode, experts=None, expert_tensor=1)
-    cheap = any(operator.cheap for operator in kind.operators)
-    if not kind.recomputable or (mode.recomputation is Recomputation.SELECTIVE and not cheap):
-        mode = replace(mode, recomputation=Recomputation.NONE)
+    mode = replace(mode, recomputation=recomputation_of(kind, mode.recomputation))
     if any(heads % mode.degree for heads in kind.heads[:1]):
         raise UsageError(f"{kind.name}: {kind.heads[0]} heads cannot be divided over {mode.degree} devices")
     return mode

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
+from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.model.settings import ALL_REPLICAS, Sharding
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
-from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime, Selective
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime
 from piper_ray.workloads.estimate.working import backward_bytes, result_bytes
 
 
@@ -87,15 +88,13 @@ def gathered_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
 def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
-    Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what is
-    cheap to make again, or what the runtime's own form of it keeps.
+    Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what the
+    parts that it does again keep otherwise.
     """
     checkpoint = kind.value(kind.checkpoint) / mode.parts(Split.SEQUENCE)
-    if mode.recomputation is Recomputation.FULL:
+    if mode.recomputation == Recomputation.FULL:
         return checkpoint
-    if mode.recomputation is Recomputation.NONE:
-        return needed_bytes(kind, mode, runtime)
-    if runtime.selective is Selective.ALTERNATE:
+    if EVERY_SECOND_PRODUCT in mode.recomputation.parts:
         return checkpoint + _alternate_bytes(kind, mode)
     return needed_bytes(kind, mode, runtime) - _made_again_bytes(kind, mode, runtime)
 
@@ -116,9 +115,9 @@ def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> 
     """
     kept = kept_bytes(kind, mode, runtime)
     again = 0.0
-    if mode.recomputation is Recomputation.FULL:
+    if mode.recomputation == Recomputation.FULL:
         again = needed_bytes(kind, mode, runtime)
-    elif mode.recomputation is Recomputation.SELECTIVE:
+    elif mode.recomputation.selective:
         again = max(0.0, needed_bytes(kind, mode, runtime) - kept)
     return again + (2.0 * kept if mode.offload else 0.0)
 
@@ -135,12 +134,11 @@ def activation_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) ->
 
 def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
     """What selective recomputation makes again."""
-    attention = runtime.selective is Selective.ATTENTION
     return sum(
         _kept_bytes(operator, saved, kind, mode, runtime)
         for operator in kind.operators
         for saved in operator.saved
-        if (attention and operator.on_chip) or (saved.cheap and not (attention and operator.products))
+        if mode.does_again(saved)
     )
 
 

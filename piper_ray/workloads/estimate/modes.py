@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.model.settings import ALL_REPLICAS, Recomputation, Sharding
-from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
+from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.model.settings import ALL_REPLICAS, Sharding
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Split
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Mode:
         parts += [f"cp{self.context}"] if self.context > 1 else []
         parts += [f"ep{self.experts}"] if self.experts is not None else []
         parts += [f"etp{self.expert_tensor}"] if self.expert_tensor > 1 else []
-        if self.recomputation is not Recomputation.NONE:
-            parts.append(self.recomputation.value)
+        if self.recomputation != Recomputation.NONE:
+            parts.append(self.recomputation.id)
         parts = parts or ["plain"]
         if self.zero_shards == ALL_REPLICAS:
             parts.append("zero")
@@ -83,6 +84,16 @@ class Mode:
         spread = self.expert_ranks * self.expert_tensor
         return max(1, -(-self.zero_shards // self.context), -(-spread // self.devices))
 
+    def does_again(self, step: Operator | KeptBytes | Exchange) -> bool:
+        """Whether selective recomputation does a step again, or makes again what the layer would keep."""
+        return not set(self.recomputation.parts).isdisjoint(step.again)
+
+    def share_again(self, operator: Operator) -> float:
+        """How much of an operator's forward pass the backward pass does again."""
+        if EVERY_SECOND_PRODUCT in self.recomputation.parts:
+            return 0.0 if operator.on_chip else 0.5 if operator.products else 1.0
+        return 1.0 if self.recomputation == Recomputation.FULL or self.does_again(operator) else 0.0
+
     def parts(self, split: Split) -> int:
         """By how many a figure of the tokens is divided."""
         return self.context * split.parts(self.degree, self.sequence_parallel)
@@ -104,6 +115,7 @@ class Offer:
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
+    recomputations: of the whole model, each of which a layer follows with the parts that it has.
     """
 
     zero: int = 1
@@ -114,6 +126,7 @@ class Offer:
     experts: tuple[int, ...] = ()
     expert_tensor: int = 1
     gathered: bool = False
+    recomputations: tuple[Recomputation, ...] = (Recomputation.NONE, Recomputation.FULL)
 
     @property
     def shardings(self) -> tuple[tuple[int, Sharding], ...]:
@@ -159,7 +172,7 @@ def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[Mod
 
 def _with_memory_saved(kind: LayerKind, plain: Mode, offer: Offer) -> Iterator[Mode]:
     for sequence_parallel in (False, True) if plain.degree > 1 and _has_sequence(kind) else (False,):
-        for recomputation in _recomputations(kind):
+        for recomputation in dict.fromkeys(recomputation_of(kind, one) for one in offer.recomputations):
             for shards, sharding in offer.shardings if kind.parameters else offer.shardings[:1]:
                 mode = replace(
                     plain,
@@ -171,7 +184,7 @@ def _with_memory_saved(kind: LayerKind, plain: Mode, offer: Offer) -> Iterator[M
                 yield mode
                 if offer.offload and kind.recomputable:
                     yield replace(mode, offload=True)
-                if offer.gathered and sequence_parallel and kind.exchanges and recomputation is Recomputation.NONE:
+                if offer.gathered and sequence_parallel and kind.exchanges and recomputation == Recomputation.NONE:
                     yield replace(mode, gathered=True)
 
 
@@ -182,12 +195,13 @@ def _spreads(kind: LayerKind, ranks: int, expert_tensor: int) -> bool:
     return bool(routed) and kind.value("E") % ranks == 0 and all(side % expert_tensor == 0 for side in inner)
 
 
-def _recomputations(kind: LayerKind) -> tuple[Recomputation, ...]:
+def recomputation_of(kind: LayerKind, asked: Recomputation) -> Recomputation:
+    """What a layer of that kind does of what is asked of the whole model: it has not all parts that others have."""
     if not kind.recomputable:
-        return (Recomputation.NONE,)
-    if any(operator.cheap for operator in kind.operators):
-        return tuple(Recomputation)
-    return (Recomputation.NONE, Recomputation.FULL)
+        return Recomputation.NONE
+    if not asked.selective or EVERY_SECOND_PRODUCT in asked.parts:
+        return asked
+    return Recomputation.of_parts(kind.parts.intersection(asked.parts))
 
 
 def _has_sequence(kind: LayerKind) -> bool:

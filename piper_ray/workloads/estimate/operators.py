@@ -48,11 +48,12 @@ class Product:
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """Bytes kept from the forward for the backward pass. ``cheap``: selective recomputation makes them again."""
+    """Bytes kept from the forward for the backward pass. again: parts (``model.recomputation``) whose recomputation
+    makes them again, so that they are not kept."""
 
     bytes: str
     split: Split
-    cheap: bool = False
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Operator:
     parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
     products is done in the backward pass: twice, for the gradients of both operands.
     matrices: of the model that its product multiplies by at once. frozen: its parameters are not trained.
-    cheap: selective recomputation does it again. on_chip: operands and results of its products do not go through the
+    again: parts whose recomputation does it again. on_chip: operands and results of its products do not go through the
     device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
     """
 
@@ -75,7 +76,7 @@ class Operator:
     parameters_split: Split = Split.TENSOR
     saved: tuple[KeptBytes, ...] = ()
     backward_products: float = 2.0
-    cheap: bool = False
+    again: tuple[str, ...] = ()
     on_chip: bool = False
     matrices: int = 1
     frozen: bool = False
@@ -92,6 +93,7 @@ class Exchange:
 
     With sequence parallelism each all-reduce becomes a reduce-scatter and an all-gather, which take a ring as long.
     experts: tokens on their way to and from experts; with sequence parallelism an all-to-all of ``expert_bytes``.
+    again: parts whose recomputation does it again.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Exchange:
     forward: float = 1.0
     backward: float = 1.0
     expert_bytes: str = ""
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,11 @@ class LayerKind:
             return self
         return replace(self, symbols={**self.symbols, "g": degree})
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """Names of what of it can be computed again by itself."""
+        return frozenset(part for operator in self.operators for saved in operator.saved for part in saved.again)
+
     def has(self, operator: str) -> bool:
         """Whether an operator of that name is in it."""
         return any(one.name == operator for one in self.operators)
@@ -165,14 +173,14 @@ class LayerNode:
     """A layer of the graph: its kind and the indices of the layers that it reads.
 
     path: the module's name in Hugging Face's model of this family, its main one where it takes several (a last norm
-    goes with the projection); empty where there is none. training_only: not part of the model that comes of it, as the
+    goes with the projection); empty where there is none. predictor: not part of the model that comes of it, as the
     predictors of further tokens.
     """
 
     kind: LayerKind
     inputs: tuple[int, ...] = ()
     path: str = ""
-    training_only: bool = False
+    predictor: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,18 +198,18 @@ class Architecture:
     @property
     def parameters(self) -> int:
         """The model's parameter count, tied weights counted once; without what only training has."""
-        return _counted(node for node in self.nodes if not node.training_only)
+        return _counted(node for node in self.nodes if not node.predictor)
 
     @property
     def trained_parameters(self) -> int:
         """All of them, those that only training has too, but those that stand still beside adapters."""
-        everything = self.parameters + self.training_only_parameters
+        everything = self.parameters + self.predictor_parameters
         return everything - sum(node.kind.frozen_parameters for node in self.nodes)
 
     @property
-    def training_only_parameters(self) -> int:
+    def predictor_parameters(self) -> int:
         """Of layers that the finished model does without."""
-        return _counted(node for node in self.nodes if node.training_only)
+        return _counted(node for node in self.nodes if node.predictor)
 
     @property
     def tied_nodes(self) -> frozenset[int]:

@@ -16,17 +16,6 @@ _PASSING = 0.6
 """Of a device: groups of tensor, data and pipeline parallelism, and the share that is no state of parameters."""
 
 
-class Selective(Enum):
-    """What selective recomputation makes again: what operators say is cheap; the core of attention alone, which is
-    Megatron-Core's default and next to nothing where that is fused; or all but the results of attention and of every
-    second product (torchtitan).
-    """
-
-    CHEAP = "cheap"
-    ATTENTION = "attention"
-    ALTERNATE = "alternate"
-
-
 class Loss(Enum):
     """Of logits in half precision. IN_PLACE: in fp32, whose softmax turns into their gradient, which is handed on in
     half precision (Megatron). FUSED: their gradient takes their place (TransformerEngine's cross entropy). SEPARATE:
@@ -42,7 +31,7 @@ class Loss(Enum):
 class Runtime:
     """What differs between runtimes. The defaults are Megatron's.
 
-    loss, selective: what these are here. fp8: products of layers keep their inputs in a byte a number.
+    loss: how it is computed here. fp8: products of layers keep their inputs in a byte a number.
     reused_gradients: a product whose gradient of weights is summed in place still hands autograd a tensor of that
     shape, one for each shape, for good (TransformerEngine since 2.3). context_all_to_all: context parallelism sends
     heads about, not keys and values around a ring.
@@ -58,7 +47,6 @@ class Runtime:
     loss: Loss = Loss.IN_PLACE
     fp8: bool = False
     reused_gradients: bool = False
-    selective: Selective = Selective.CHEAP
     context_all_to_all: bool = False
     workspace_bytes: float = 64.0 * MIB
     grouped_workspace_bytes: float = 128.0 * MIB
@@ -78,11 +66,11 @@ class Runtime:
 
 DEFAULT = Runtime()
 
-MEGATRON_CORE = Runtime(reused_gradients=True, selective=Selective.ATTENTION)
+MEGATRON_CORE = Runtime(reused_gradients=True)
 
-MEGATRON_CORE_FP16 = Runtime(HALF_GRADIENTS, reused_gradients=True, selective=Selective.ATTENTION)
+MEGATRON_CORE_FP16 = Runtime(HALF_GRADIENTS, reused_gradients=True)
 
-NEMO = Runtime(HALF_GRADIENTS, selective=Selective.ATTENTION)
+NEMO = Runtime(HALF_GRADIENTS)
 """NeMo's and Megatron-Bridge's recipes for speed: gradients are summed and reduced in bf16."""
 
 MEGATRON_2021 = Runtime()
@@ -105,7 +93,7 @@ DEEPSPEED_FP16 = Runtime(
     HALF_GRADIENTS, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
 )
 
-FSDP = Runtime(FULLY_SHARDED, loss=Loss.SEPARATE, selective=Selective.ALTERNATE)
+FSDP = Runtime(FULLY_SHARDED, loss=Loss.SEPARATE)
 
 HAI_LLM = Runtime(States(optimizer=8.0))
 """DeepSeek-V3's own (DeepSeek-AI 2024, sections 3.2.3 and 3.3.2): moments in bf16; norms, activation functions and what

@@ -58,7 +58,7 @@ class Software(Closed):
     cast_bytes: Figure = Field(default=4.0, description="bytes >= 0")
     forward_overlap: _Share
     backward_overlap: _Share
-    selective_products: _Share = 0.0
+    selective: list[str] = Field(default=[], description="a list of parts of a layer")
     context: ContextExchange = Field(default=ContextExchange.RING, description="ring, all-gather or all-to-all")
     transfer_overlap: bool = Field(strict=True, description="true or false")
     expert_overlap: _Share = 0.0

@@ -9,7 +9,8 @@ recomputed, but for what fused attention makes again within its kernel; HFU is t
 
 from __future__ import annotations
 
-from piper_ray.model.settings import Recomputation
+from piper_ray.model.recomputation import Recomputation
+from piper_ray.workloads.estimate.modes import Mode
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Operator
 
 _BACKWARD = 2.0
@@ -34,12 +35,11 @@ def model_flop(kind: LayerKind) -> float:
 
 def hardware_flop(kind: LayerKind, recomputation: Recomputation) -> float:
     """These, and what such recomputation does again."""
-    again = {
-        Recomputation.NONE: [],
-        Recomputation.SELECTIVE: [operator for operator in kind.operators if operator.cheap],
-        Recomputation.FULL: kind.operators if kind.recomputable else [],
-    }[recomputation]
-    return model_flop(kind) + sum(forward_flop(operator, kind) for operator in again)
+    if not kind.recomputable:
+        return model_flop(kind)
+    mode = Mode(1, recomputation=recomputation)
+    again = (mode.share_again(operator) * forward_flop(operator, kind) for operator in kind.operators)
+    return model_flop(kind) + sum(again)
 
 
 def step_flop(architecture: Architecture, microbatches: int, recomputation: Recomputation | None = None) -> float:

@@ -19,6 +19,7 @@ from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
@@ -34,6 +35,7 @@ from piper_ray.workloads.formats.fields import (
 )
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, NamedTensor, check_graph, check_size, check_tensors
 from piper_ray.workloads.formats.layer_rules import check_passes, check_some_tmpc, check_sync_names, check_tmpc_ids
+from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
 
 T = TypeVar("T")
 
@@ -63,6 +65,10 @@ def check_instance(instance: Instance) -> None:
     _check_cluster(instance.cluster, faults)
     _check_batch(instance.batch, faults)
     _check_schedule(instance.schedule, faults)
+    if instance.model is not None:
+        _check_model(instance.model, faults)
+    if instance.measured_threads is not None:
+        _keeps(_COUNT, instance.measured_threads, "measured_threads", COUNT_WORDS, faults)
     layers = _objects(instance.layers, Layer, "layers", faults)
     edges = _objects(instance.edges, Edge, "edges", faults)
     if layers is not None and edges is not None and check_size(len(layers), len(edges), faults, "layers", "edges"):
@@ -119,6 +125,13 @@ def _check_schedule(schedule: Schedule | None, faults: Faults) -> None:
     if schedule is not None and not isinstance(_as_given(schedule), Schedule):
         names = ", ".join(name.value for name in ScheduleName)
         faults.at("schedule", f"no Schedule ({shown(schedule)}); expected a Schedule, None or one of {names}")
+
+
+def _check_model(model: TrainedModel, faults: Faults) -> None:
+    if not isinstance(_as_given(model), TrainedModel):
+        faults.at("model", f"no TrainedModel ({shown(model)}); expected a TrainedModel or None")
+    else:
+        read_trained_model(trained_model_table(model), "model", faults)
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:
@@ -193,6 +206,8 @@ def _check_layer(layer: Layer, path: str, ends: _Ends, faults: Faults) -> None:
     for name in ("path", "tied"):
         if getattr(layer, name) != "":
             _check_text(getattr(layer, name), f"{path}.{name}", faults)
+    if not isinstance(_as_given(layer.predictor), bool):
+        faults.at(f"{path}.predictor", f"not true or false ({shown(layer.predictor)}); expected True or False")
     for name in ("experts", "key_heads"):
         if getattr(layer, name) != 0:
             _keeps(_COUNT, getattr(layer, name), f"{path}.{name}", COUNT_WORDS, faults)

@@ -67,8 +67,14 @@ def unwritten(instance: Instance) -> list[str]:
         found.append("the experts of layers")
     if any(layer.key_heads for layer in instance.layers):
         found.append("the heads of keys and values")
+    if any(layer.predictor for layer in instance.layers):
+        found.append("which layers predict further tokens")
+    if instance.model is not None:
+        found.append("which model is trained, and how")
     if instance.batch.samples_per_microbatch is not None or instance.batch.tokens_per_sample is not None:
         found.append("samples of a microbatch and tokens of a sample")
+    if instance.measured_threads is not None:
+        found.append("the threads that times were measured with")
     if len(instance.cluster.links) > 1:
         found.append("links of smaller groups of devices")
     return found

@@ -74,6 +74,7 @@ class InstanceFacts(_Documented):
     microbatches: int = Field(description="N, in a batch.")
     samples_per_microbatch: int | None = Field(default=None, description="Of the training data.")
     tokens_per_sample: int | None = Field(default=None, description="Of the training data.")
+    measured_threads: int | None = Field(default=None, description="Of the CPU that times were measured on.")
     memory_bytes: float = Field(description="M, of each device.")
     bandwidth_bytes_per_s: float = Field(description="B, from a device to the outside.")
 

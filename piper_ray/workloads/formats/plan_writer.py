@@ -28,6 +28,7 @@ def header(kind: str, instance: Instance) -> Document:
             "microbatches": instance.microbatches,
             "samples_per_microbatch": instance.batch.samples_per_microbatch,
             "tokens_per_sample": instance.batch.tokens_per_sample,
+            "measured_threads": instance.measured_threads,
             "memory_bytes": instance.memory_bytes,
             "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
         },

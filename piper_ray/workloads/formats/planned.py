@@ -43,7 +43,8 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class Planned:
-    """microbatches, samples_per_microbatch, time_per_sample_s, schedule: None where the document does not say."""
+    """microbatches, samples_per_microbatch, time_per_sample_s, schedule, measured_threads: None where the document does
+    not say."""
 
     name: str
     stages: tuple[PlannedStage, ...]
@@ -51,6 +52,7 @@ class Planned:
     samples_per_microbatch: int | None
     time_per_sample_s: float | None
     schedule: Schedule | None
+    measured_threads: int | None
 
 
 class _Stage(Open):
@@ -65,6 +67,7 @@ class _Instance(Open):
     name: str = Field(default="", description="a text")
     microbatches: Count | None = Field(default=None, description=COUNT_WORDS)
     samples_per_microbatch: Count | None = Field(default=None, description=COUNT_WORDS)
+    measured_threads: Count | None = Field(default=None, description=COUNT_WORDS)
 
 
 class _Header(Open):
@@ -107,6 +110,7 @@ def read_planned(document: Mapping[str, object], faults: Faults) -> Planned | No
         header.instance.samples_per_microbatch,
         header.time_per_sample_s,
         claims.schedule,
+        header.instance.measured_threads,
     )
 
 

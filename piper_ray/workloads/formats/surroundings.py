@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from piper_ray.model import arguments
 from piper_ray.model.batch import Batch
@@ -14,13 +14,16 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.faults import Faults, shown
 from piper_ray.workloads.formats.fields import (
+    COUNT_WORDS,
     DEGREE_WORDS,
     Closed,
+    Count,
     Degree,
     PositiveRate,
     Quantities,
 )
 
+_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _LINKS_WORDS = "a list of objects with devices and bandwidth, the smallest groups first"
 
 
@@ -35,7 +38,7 @@ def read_surroundings(
     quantities: Quantities,
     overrides: Quantities,
     inner_links: tuple[str, object],
-    counts: tuple[int | None, int | None],
+    counts: tuple[int | None, ...],
     faults: Faults,
 ) -> dict[str, Any]:
     """``cluster`` and ``batch`` for an Instance, once there are no faults.
@@ -49,6 +52,11 @@ def read_surroundings(
         "cluster": Cluster(figures.devices, figures.memory_bytes, (*links, Link(figures.bandwidth_bytes_per_s))),
         "batch": Batch(figures.microbatches, *counts),
     }
+
+
+def read_count(document: Mapping[str, object], key: str, faults: Faults) -> int | None:
+    """None where the document does not say."""
+    return None if document.get(key) is None else faults.value(_COUNT, document[key], key, COUNT_WORDS)
 
 
 def read_schedule(name: object, chunks: object, group: object, path: str, faults: Faults) -> Schedule | None:

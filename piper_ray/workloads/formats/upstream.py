@@ -7,9 +7,11 @@ upstream's model does not have is written only where it is there: a TMPC's ``mem
 ``forwardTimePerSample`` (and ``backwardTimePerSample`` where it is not just the rest of ``timePerSample``) and
 ``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
 module's name in the user's model, and ``tied``, a name for weights that it has in common with others of that name, and
-``experts``, how many its tokens are routed to, and ``keyHeads``, of keys and values in its attention;
-``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; and ``innerLinks``, a list of
-``{"devices": 8, "bandwidth": x}`` for links within groups of so many devices, ``bandwidth`` being that of all.
+``experts``, how many its tokens are routed to, ``keyHeads``, of keys and values in its attention, and ``predictor``,
+true for multi-token prediction; ``model``, which model is trained and how (as in ``trained``);
+``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
+CPU that times were measured on; and ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within
+groups of so many devices, ``bandwidth`` being that of all.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
@@ -51,7 +53,8 @@ from piper_ray.workloads.formats.layer_rules import (
     check_sync_names,
     check_tmpc_ids,
 )
-from piper_ray.workloads.formats.surroundings import read_schedule, read_surroundings
+from piper_ray.workloads.formats.surroundings import read_count, read_schedule, read_surroundings
+from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
 
@@ -62,7 +65,6 @@ _PATHS = {
     "bandwidth_bytes_per_s": "bandwidth",
 }
 _COUNTS = {"samples_per_microbatch": "samplesPerMicrobatch", "tokens_per_sample": "tokensPerSample"}
-_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
 _PASS_KEYS = {
     "p": "timePerSample",
@@ -82,6 +84,7 @@ class _Node(Open):
     tied: str = Field(default="", description="a text")
     experts: Count | None = Field(default=None, description=COUNT_WORDS)
     keyHeads: Count | None = Field(default=None, description=COUNT_WORDS)
+    predictor: bool = Field(default=False, description="true or false")
 
 
 class _Tmpc(Open):
@@ -140,11 +143,13 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
         cluster,
         overrides,
         ("innerLinks", document.get("innerLinks")),
-        _read_counts(document, faults),
+        tuple(read_count(document, key, faults) for key in _COUNTS.values()),
         faults,
     )
     schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
+    threads = read_count(document, "measuredThreads", faults)
     schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
+    model = read_trained_model(document.get("model"), "model", faults)
     if faults:
         return None
     return Instance(
@@ -153,17 +158,10 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
         name=str(title),
         tensors=tensors,
         schedule=schedule,
+        model=model,
+        measured_threads=threads,
         **surroundings,
     )
-
-
-def _read_counts(document: Mapping[str, object], faults: Faults) -> tuple[int | None, int | None]:
-    """Samples of a microbatch and tokens of a sample."""
-    samples, tokens = (
-        None if document.get(key) is None else faults.value(_COUNT, document[key], key, COUNT_WORDS)
-        for key in _COUNTS.values()
-    )
-    return samples, tokens
 
 
 def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
@@ -192,6 +190,7 @@ def to_upstream(instance: Instance) -> dict[str, object]:
                 **({"tied": layer.tied} if layer.tied else {}),
                 **({"experts": layer.experts} if layer.experts else {}),
                 **({"keyHeads": layer.key_heads} if layer.key_heads else {}),
+                **({"predictor": True} if layer.predictor else {}),
                 "TMPCs": {
                     str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
                     for t, tmpcs in layer.tmpcs.items()
@@ -218,6 +217,10 @@ def _surroundings(instance: Instance) -> dict[str, object]:
     found: dict[str, object] = {key: value for key, value in counts.items() if value is not None}
     if instance.schedule is not None:
         found |= instance.schedule.to_dict()
+    if instance.model is not None:
+        found["model"] = trained_model_table(instance.model)
+    if instance.measured_threads is not None:
+        found["measuredThreads"] = instance.measured_threads
     inner = instance.cluster.links[:-1]
     if inner:
         found["innerLinks"] = [{"devices": link.devices, "bandwidth": link.bandwidth_bytes_per_s} for link in inner]
@@ -330,7 +333,7 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
     if node is None:
         return None
     name = str(node.id) if node.name is None else node.name
-    return Layer(node.id, name, tmpcs, node.path, node.tied, node.experts or 0, node.keyHeads or 0)
+    return Layer(node.id, name, tmpcs, node.path, node.tied, node.experts or 0, node.keyHeads or 0, node.predictor)
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:

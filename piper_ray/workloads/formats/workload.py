@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Quantities, read_cluster
-from piper_ray.workloads.formats.surroundings import read_schedule, read_surroundings
+from piper_ray.workloads.formats.surroundings import read_count, read_schedule, read_surroundings
+from piper_ray.workloads.formats.trained import read_trained_model
 from piper_ray.workloads.formats.workload_expansion import Chain, DrawnGraph, ReadType, expand
 from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
 from piper_ray.workloads.formats.workload_schema import (
     PREVIOUS,
     TABLES,
+    THREADS,
     TIMES_WORDS,
     BatchTable,
     DrawnEdge,
@@ -23,6 +25,8 @@ from piper_ray.workloads.formats.workload_schema import (
     LayerType,
     Row,
 )
+
+_OF_OTHER_FORMS_TOO = ("model", "name")
 
 _CLUSTER_KEYS = {
     "devices": "devices",
@@ -35,8 +39,9 @@ _CLUSTER_KEYS = {
 def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
     for key in document:
-        if key not in KEYS and key != "name":
-            faults.at(path_of("", key), f"unknown key; expected one of name, {', '.join(sorted(KEYS))}")
+        if key not in KEYS and key not in _OF_OTHER_FORMS_TOO:
+            expected = ", ".join(sorted({*KEYS, *_OF_OTHER_FORMS_TOO}))
+            faults.at(path_of("", key), f"unknown key; expected one of {expected}")
     title = document.get("name", name)
     if not isinstance(title, str):
         faults.at("name", f"not a text ({shown(title)}); expected a text")
@@ -45,8 +50,10 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     batch = faults.model(BatchTable, tables["batch"], "batch") or BatchTable()
     counts = (batch.samples_per_microbatch, batch.tokens_per_sample)
     inner_links = ("cluster.links", tables["cluster"].get("links"))
+    threads = read_count(document, THREADS, faults)
     schedule = read_schedule(batch.schedule, batch.chunks, batch.group, "batch.schedule", faults)
     surroundings = read_surroundings(cluster, overrides, inner_links, counts, faults)
+    model = read_trained_model(document.get("model"), "model", faults)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
@@ -54,7 +61,8 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     if graph is None or faults:
         return None
     layers, edges, tensors = graph
-    return Instance(layers, edges, name=str(title), tensors=tensors, schedule=schedule, **surroundings)
+    surroundings |= {"schedule": schedule, "model": model, "measured_threads": threads}
+    return Instance(layers, edges, name=str(title), tensors=tensors, **surroundings)
 
 
 def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:

@@ -190,6 +190,7 @@ def _layers(kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Fau
             {t: tuple(listed) for t, listed in tmpcs.items()},
             experts=kind.declared.experts or 0,
             key_heads=kind.declared.key_heads or 0,
+            predictor=kind.declared.predictor,
         )
 
 

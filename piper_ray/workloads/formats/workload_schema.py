@@ -1,6 +1,7 @@
 """Our own compact workload (TOML): layer types with their figures, and layers that name a type and their inputs.
 
     name = "two blocks"
+    measured_threads = 4             # of the CPU that times were measured on, if they were
     [cluster]                        # each may be left to the command line
     devices = 8
     microbatches = 64                # N, in a batch
@@ -11,6 +12,7 @@
     name = "Block"                   # what a layer of the type is called; the type's own key if left out
     experts = 8                      # how many its tokens are routed to, if it has such
     key_heads = 8                    # of keys and values in its attention, if it has such
+    predictor = false                # true for a layer of multi-token prediction
     inputs = ["30MiB", 8192]         # c: bytes of each input, in order; one size stands for every input
     tmpcs = [                        # one row for each TMPC; a list of degrees stands for equal rows
       { t = 1, id = "vanilla", time_s = 0.03, weights = "160MiB", activation = 606478336, fixed = 353994240 },
@@ -31,6 +33,10 @@
     tokens_per_sample = 1024
     schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank;
                                      # group = 8: microbatches that pass through a chunk before the next
+
+    [model]                          # which model is trained, and how, for launch files; see ``trained``
+    precision = "bf16"
+    config = { model_type = "llama", hidden_size = 4096 }
 
 A row's ``time_s`` is p for each sample; a list is a series of measurements that the layers of the type take in turn,
 from the start again when there are more layers than figures. ``forward_s`` and ``backward_s`` are the passes that make
@@ -77,7 +83,8 @@ from piper_ray.workloads.formats.fields import (
 
 PREVIOUS = "previous"
 TABLES = ("cluster", "batch", "types", "layers", "graph")
-KEYS = frozenset({"base", *TABLES})
+THREADS = "measured_threads"
+KEYS = frozenset({"base", THREADS, *TABLES})
 
 
 def _branch(value: object) -> str:
@@ -126,6 +133,7 @@ class LayerType(Closed):
     inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
     experts: Count | None = Field(default=None, description=COUNT_WORDS)
     key_heads: Count | None = Field(default=None, description=COUNT_WORDS)
+    predictor: bool = Field(default=False, description="true or false")
     tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
 
 

@@ -11,8 +11,9 @@ from piper_ray.model.figures import given_size_text, size_text
 from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.model.units import parse_bytes
+from piper_ray.workloads.formats.trained import trained_model_lines
 from piper_ray.workloads.formats.workload_expansion import PATH_NUMBER
-from piper_ray.workloads.formats.workload_schema import PREVIOUS
+from piper_ray.workloads.formats.workload_schema import PREVIOUS, THREADS
 
 Sizes = float | tuple[float, ...]
 
@@ -31,6 +32,7 @@ def to_toml(instance: Instance) -> str:
     memory_bytes, bandwidth = instance.memory_bytes, instance.bandwidth_bytes_per_s
     lines = [
         f"name = {_text(instance.name)}",
+        *([] if instance.measured_threads is None else [f"{THREADS} = {instance.measured_threads}"]),
         "",
         "[cluster]",
         f"devices = {instance.devices}",
@@ -52,6 +54,8 @@ def to_toml(instance: Instance) -> str:
     }
     if any(value is not None for value in counts.values()):
         lines += ["", "[batch]", *(f"{key} = {value}" for key, value in counts.items() if value is not None)]
+    if instance.model is not None:
+        lines += ["", "[model]", *trained_model_lines(instance.model)]
     for kind in dict.fromkeys(types.values()):
         lines += ["", *kind.lines()]
     spans = list(_spans([layer.id for layer in instance.layers], graph, types))
@@ -124,6 +128,7 @@ class _Type:
         self.name = like.name
         self.experts = like.experts
         self.key_heads = like.key_heads
+        self.predictor = like.predictor
         self.inputs = inputs
         self.rows = rows
         self.layers: list[Layer] = []
@@ -136,6 +141,8 @@ class _Type:
             yield f"experts = {self.experts}"
         if self.key_heads:
             yield f"key_heads = {self.key_heads}"
+        if self.predictor:
+            yield "predictor = true"
         if self.inputs != 0.0:
             yield f"inputs = {_sizes(self.inputs)}"
         yield "tmpcs = ["
@@ -166,7 +173,7 @@ def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
     for layer in instance.layers:
         inputs = _common(graph.costs_bytes[layer.id]) if graph.grouped else 0.0
         rows = {t: tuple(_figures(tmpc, layer.id, graph) for tmpc in layer.tmpcs[t]) for t in sorted(layer.tmpcs)}
-        signature = (layer.name, layer.experts, layer.key_heads, inputs, tuple(rows.items()))
+        signature = (layer.name, layer.experts, layer.key_heads, layer.predictor, inputs, tuple(rows.items()))
         if signature not in types:
             key = _fresh_key(layer.name, keys)
             keys.add(key)

@@ -90,7 +90,7 @@ class Factory:
 
     def fitted(self, given: object, microbatch: int) -> Inputs:
         """What the factory gave as inputs, with so many samples. Raises InputError where that cannot be done."""
-        return _fitted(self.spec, _as_call(given), microbatch, takes_microbatch=_MICROBATCH in _parameters(self.call))
+        return _fitted(self.spec, as_call(given), microbatch, takes_microbatch=_MICROBATCH in _parameters(self.call))
 
     def next_of(self, further: Iterator[object]) -> object:
         """The next microbatch of the factory's own. Raises InputError where there is none, or none can be made."""
@@ -181,7 +181,8 @@ def _parameters(call: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(call).parameters
 
 
-def _as_call(given: object) -> Inputs:
+def as_call(given: object) -> Inputs:
+    """A tuple or list by position, a mapping by name, anything else as the only one."""
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, (tuple, list)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-_OURS = Path(__file__).resolve().parent
+_OURS = Path(__file__).resolve().parents[2]
 _TORCH = Path(torch.__file__).resolve().parent
 _IMPORT = Path(traceback.__file__).resolve().parent / "importlib"
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.cores import machine_load, share_of_cores
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.estimate.build import links_of
@@ -57,7 +59,7 @@ class ProfileRequest:
 class Profile:
     """An instance with what it was made from. shards: by degree; None where estimated.
 
-    parameters: of the model, each once; unused: of them, in no layer.
+    parameters: of the model, each once; unused: of them, in no layer. load: of the machine before it began.
     """
 
     instance: Instance
@@ -68,6 +70,7 @@ class Profile:
     device: torch.device
     parameters: int
     unused: int
+    load: float | None
 
 
 def device_of(name: str) -> torch.device:
@@ -86,6 +89,19 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
+
+
+@contextmanager
+def threads_of_a_rank(request: ProfileRequest) -> Iterator[None]:
+    """On a CPU torch computes with as many threads as a rank of ``run`` gets: the cores are shared out among the
+    devices that are planned for. OMP_NUM_THREADS counts more, and so does what the model's own module says."""
+    before = torch.get_num_threads()
+    if request.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(before, share_of_cores(request.devices or 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def store_of(factory: Factory, request: ProfileRequest, path: Path) -> Store:
@@ -108,6 +124,7 @@ def store_of(factory: Factory, request: ProfileRequest, path: Path) -> Store:
 
 def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store: Store, progress: Progress) -> Profile:
     """Profile the factory's model. Raises UsageError, InputError and LimitError."""
+    load = machine_load()
     device = device_of(request.device)
     target = target_of(request, hardware, device)
     models = {1: factory.build(request.microbatch, device, request.inputs)}
@@ -130,8 +147,9 @@ def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store
     progress(total, total, "")
     shards = {t: measured.get(t) for t in request.degrees}
     instance, workspace_bytes = instance_of(factory.name, measured[1], shards, target)
+    threads = torch.get_num_threads() if device.type == "cpu" else None
     return Profile(
-        instance=instance,
+        instance=replace(instance, measured_threads=threads),
         layers=measured[1],
         shards=shards,
         target=target,
@@ -139,6 +157,7 @@ def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store
         device=device,
         parameters=sum(parameter.numel() for parameter in models[1].module.parameters()),
         unused=_unused(models[1], traced[1]),
+        load=load,
     )
 
 

@@ -190,7 +190,9 @@ def _words(error: Exception, model: TrainableModel) -> str:
         return f"{type(model.module).__name__} returns {error}"
     words = f"{type(model.module).__name__}.forward cannot be followed here: {words_of(error)}"
     if isinstance(error, (fx.proxy.TraceError, TypeError, NotImplementedError, AttributeError)):
-        return f"{words}; name the modules that are layers with --layers, so that only what is between is followed"
+        return (
+            f"{words}; name the modules that are layers with profile --layers, so that only what is between is followed"
+        )
     shapes = ", ".join(
         str(tuple(leaf.shape)) for leaf in pytree.tree_leaves(model.inputs) if isinstance(leaf, torch.Tensor)
     )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from piper_ray.engine.backends.cores import usable_cores
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
 from piper_ray.engine.backends.ray.pacing import Pacing, Span
@@ -21,6 +20,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables, between
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.types import Earlier, LevelStates
 from piper_ray.model import arguments
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import ClusterError
 from piper_ray.model.events import Listener, Note, silent
 from piper_ray.model.solution import ClusterStats, NodeStats

@@ -219,7 +219,7 @@ class Decoder:
         """All but the embedding, to be chained."""
         count = len(self.layers)
         further = [
-            LayerNode(kind, path=f"{paths.layers}.{count + index}", training_only=True)
+            LayerNode(kind, path=f"{paths.layers}.{count + index}", predictor=True)
             for index, kind in enumerate(self.predictors)
         ]
         return [*stack(self.layers, paths.layers), *further, LayerNode(self.head, path=paths.head)]

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from piper_ray.model.recomputation import CHEAP
 from piper_ray.workloads.estimate.architectures.decoder import key
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
 from piper_ray.workloads.estimate.architectures.text import chain, stack
@@ -194,7 +195,7 @@ def _modulation(parts: str) -> Operator:
         backward_bytes=f"2 {parts} s b h",
         parameters=f"{parts} h h + {parts} h",
         parameters_split=Split.WHOLE,
-        saved=(KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(HIDDEN, Split.SEQUENCE, cheap=True)),
+        saved=(KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(HIDDEN, Split.SEQUENCE, again=(CHEAP,))),
     )
 
 

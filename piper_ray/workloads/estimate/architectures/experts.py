@@ -14,9 +14,15 @@ from piper_ray.workloads.estimate.architectures.transformer import (
     HIDDEN,
     BlockStyle,
     all_reduce,
+    cheap,
     feed_forward,
 )
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
+
+_NORM, _ACTIVATION, _WHOLE = ("layernorm",), ("moe_act",), ("moe",)
+_SHARED = ("shared_experts", *_WHOLE)
+"""Megatron's names of what can be computed again: the norm before router and experts, which stands by itself, the
+experts' activation function, all of it, and the shared experts."""
 
 LEGEND = {
     "E": "experts",
@@ -46,12 +52,19 @@ class Experts:
         own = {"E": self.count, "e": self.per_token, "m": self.inner, "S": self.shared}
         operators, exchanges = list[Operator](), [to_experts()]
         if self.shared:
-            feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False)
+            feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, parts=_SHARED)
             operators += [replace(part, name=f"shared expert: {part.name}") for part in feeding]
-            exchanges.append(all_reduce("shared experts"))
+            exchanges.append(all_reduce("shared experts", _SHARED))
         if self.shared_gate:
             operators.append(_shared_gate())
-        return Part("feed-forward", (*operators, *routed(style, self)), tuple(exchanges), (self.count,), symbols=own)
+        return Part(
+            "feed-forward",
+            (*operators, *routed(style, self)),
+            tuple(exchanges),
+            (self.count,),
+            symbols=own,
+            norm_again=_NORM,
+        )
 
 
 def _shared_gate() -> Operator:
@@ -64,7 +77,8 @@ def _shared_gate() -> Operator:
         backward_bytes="6 s b h",
         parameters="h",
         parameters_split=Split.WHOLE,
-        saved=(KeptBytes(HIDDEN, Split.SEQUENCE),),
+        saved=(KeptBytes(HIDDEN, Split.SEQUENCE, again=_SHARED),),
+        again=_SHARED,
     )
 
 
@@ -85,41 +99,49 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             backward_bytes="8 s b E",
             parameters="h E + E" if experts.router_bias else "h E",
             parameters_split=Split.WHOLE,
-            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("19 s b E", Split.SEQUENCE)),
+            saved=(
+                KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style, *_NORM)),
+                KeptBytes("19 s b E", Split.SEQUENCE, again=_WHOLE),
+            ),
+            again=_WHOLE,
         ),
         Operator(
             "tokens to experts",
             forward_bytes="8 s b e h",  # sorted by expert, sent, and sorted again by those that are here
             backward_bytes="8 s b e h",
-            saved=(KeptBytes("2 s b e h", Split.TENSOR),),
+            saved=(KeptBytes("2 s b e h", Split.TENSOR, again=_WHOLE),),
+            again=_WHOLE,
         ),
         Operator(
             "experts in",
             products=(Product("s b e / E", f"{into} m", "h", "E", divided="count"),),
             matrices=int(into),
             parameters=f"{into} h m E" + (f" + {into} m E" if experts.bias else ""),
+            again=_WHOLE,
         ),
         Operator(
             "experts' activation function",
             forward_bytes="6 s b e m" if experts.gated else "4 s b e m",
             backward_bytes="10 s b e m" if experts.gated else "6 s b e m",
-            saved=(KeptBytes("4 s b e m" if experts.gated else "2 s b e m", Split.TENSOR),),
-            cheap=style.fused,
+            saved=(KeptBytes("4 s b e m" if experts.gated else "2 s b e m", Split.TENSOR, again=_WHOLE),),
+            again=cheap(style, *_ACTIVATION, *_WHOLE),
         ),
         Operator(
             "experts out",
             products=(Product("s b e / E", "h", "m", "E", divided="count"),),
             parameters="h m E + h E" if experts.bias else "h m E",
-            saved=(KeptBytes("2 s b e m", Split.TENSOR, cheap=style.fused),),
+            saved=(KeptBytes("2 s b e m", Split.TENSOR, again=cheap(style, *_ACTIVATION, *_WHOLE)),),
+            again=_WHOLE,
         ),
         Operator(
             "sum over experts",
             forward_bytes="14 s b e h + 2 s b h",  # sorted back twice, weighted, added up
             backward_bytes="14 s b e h",
+            again=_WHOLE,
         ),
     )
 
 
 def to_experts() -> Exchange:
     """To the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
-    return Exchange("experts", HIDDEN, expert_bytes="4 s b e h")
+    return Exchange("experts", HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)

@@ -10,9 +10,14 @@ from piper_ray.workloads.estimate.architectures.transformer import (
     BlockStyle,
     all_reduce,
     attention_output,
+    cheap,
     core,
 )
 from piper_ray.workloads.estimate.operators import KeptBytes, Operator, Product, Split
+
+_NORM, _UP = ("layernorm",), ("mla_up_proj",)
+"""Megatron's names of what can be computed again: the norm before the latent vectors, which stands by itself, and what
+is made of these vectors, rotary positions included."""
 
 LEGEND = {
     "Q": "rank of the queries",
@@ -42,7 +47,8 @@ class LatentAttention:
         }  # fmt: skip
         operators = latent_attention(style, self.query_rank is not None)
         biases = "h" if style.output_bias else "0"
-        return Part("attention", operators, (all_reduce("attention"),), (self.heads,), symbols=own, biases=biases)
+        exchanges = (all_reduce("attention"),)
+        return Part("attention", operators, exchanges, (self.heads,), symbols=own, biases=biases, norm_again=_NORM)
 
 
 def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operator, ...]:
@@ -54,6 +60,7 @@ def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operato
     if style.query_bias:
         bias = " + Q + C + r" if low_rank_queries else " + C + r"
     queries = "Q" if low_rank_queries else "h"
+    again = cheap(style, *_UP)
     down = "Q + C + r" if low_rank_queries else "C + r"
     kept = "2 s b Q + 2 s b C" if low_rank_queries else "2 s b C"
     return (
@@ -67,7 +74,7 @@ def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operato
             parameters=("h Q + Q + " if low_rank_queries else "") + "h C + h r + C" + bias,
             parameters_split=Split.WHOLE,
             saved=(
-                KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+                KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style, *_NORM)),
                 KeptBytes(f"{kept} + 2 s b r", Split.SEQUENCE),
             ),
         ),
@@ -76,22 +83,22 @@ def latent_attention(style: BlockStyle, low_rank_queries: bool) -> tuple[Operato
             products=(Product("s b", "a d", queries, divided="columns"),),
             parameters=f"{queries} a d",
             saved=(
-                *((KeptBytes("2 s b Q", Split.SEQUENCE, cheap=style.fused),) if low_rank_queries else ()),
-                KeptBytes("2 s b a d", Split.TENSOR, cheap=style.fused),
+                *((KeptBytes("2 s b Q", Split.SEQUENCE, again=again),) if low_rank_queries else ()),
+                KeptBytes("2 s b a d", Split.TENSOR, again=again),
             ),
-            cheap=style.fused,
+            again=again,
         ),
         Operator(
             "keys and values",
             products=(Product("s b", "a n + a v", "C", divided="columns"),),
             parameters="C a n + C a v",
             saved=(
-                KeptBytes("2 s b C", Split.SEQUENCE, cheap=style.fused),
-                KeptBytes("2 s b a d + 2 s b a v", Split.TENSOR, cheap=style.fused),
+                KeptBytes("2 s b C", Split.SEQUENCE, again=again),
+                KeptBytes("2 s b a d + 2 s b a v", Split.TENSOR, again=again),
             ),
-            cheap=style.fused,
+            again=again,
         ),
-        Operator("rotary positions", forward_bytes="8 s b a r", backward_bytes="8 s b a r"),
+        Operator("rotary positions", forward_bytes="8 s b a r", backward_bytes="8 s b a r", again=_UP),
         *core(style, value_size="v"),
         attention_output(value_size="v"),
     )

@@ -29,7 +29,10 @@ Norms = Literal["before", "after", "both"]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a layer. name: norms and residual sums are called after it. biases: added with the residual sum."""
+    """A part of a layer. name: norms and residual sums are called after it. biases: added with the residual sum.
+
+    norm_again: parts (``model.recomputation``) whose recomputation does the norm before it again.
+    """
 
     name: str
     operators: tuple[Operator, ...]
@@ -38,6 +41,7 @@ class Part:
     key_heads: int = 0
     symbols: Symbols = field(default_factory=dict)
     biases: str = "0"
+    norm_again: tuple[str, ...] = ()
 
 
 class Described(Protocol):
@@ -79,6 +83,10 @@ class Attention:
         return Part("attention", operators, exchanges, (self.heads,), self.key_heads, own, biases)
 
 
+_MLP = ("mlp",)
+"""Megatron's name of a dense feed-forward part with its norm, which TransformerEngine fuses with the first product."""
+
+
 @dataclass(frozen=True)
 class Dense:
     """A feed-forward part of two or, gated, three matrices. beside_experts: other layers of the model have experts."""
@@ -92,8 +100,9 @@ class Dense:
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         biases = "h" if style.inner_bias else "0"
-        exchanges = (all_reduce("feed-forward"),)
-        return Part("feed-forward", feed_forward(style), exchanges, symbols={"f": self.inner}, biases=biases)
+        exchanges = (all_reduce("feed-forward", _MLP),)
+        operators = feed_forward(style, parts=_MLP)
+        return Part("feed-forward", operators, exchanges, symbols={"f": self.inner}, biases=biases, norm_again=_MLP)
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,7 @@ def layer_kind(
         exchanges: tuple[Exchange, ...] = (all_reduce(" and ".join(part.name for part in parts)),)
     else:
         for part in parts:
-            operators += [norm(style, f"norm before {part.name}")] if norms != "after" else []
+            operators += [norm(style, f"norm before {part.name}", *part.norm_again)] if norms != "after" else []
             operators += part.operators
             operators += [norm(style, f"norm after {part.name}")] if norms != "before" else []
             operators.append(residual(style, f"residual after {part.name}", part.biases))

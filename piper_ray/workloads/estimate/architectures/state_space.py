@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.workloads.estimate.architectures.layers import Part, Symbols
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce, cheap
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
 
 LEGEND = {
@@ -125,7 +125,7 @@ class Mamba2:
                 backward_bytes="10 s b I",
                 parameters="I" if self.normed else "0",
                 saved=(KeptBytes("2 s b I", Split.TENSOR),),
-                cheap=style.fused,
+                again=cheap(style),
             ),
             _out_of("I"),
         )
@@ -174,7 +174,7 @@ class DeltaNet:
                 parameters="D",
                 parameters_split=Split.WHOLE,
                 saved=(KeptBytes("2 s b H D", Split.TENSOR),),
-                cheap=style.fused,
+                again=cheap(style),
             ),
             _out_of("H D"),
         )
@@ -205,7 +205,7 @@ def _into(columns: str, style: BlockStyle, bias: bool) -> Operator:
         products=(Product("s b", columns, "h", divided="columns"),),
         parameters=" + ".join(f"h {part}" for part in summands) + (f" + {columns}" if bias else ""),
         saved=(
-            KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+            KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style)),
             KeptBytes(" + ".join(f"2 s b {part}" for part in summands), Split.TENSOR),
         ),
     )

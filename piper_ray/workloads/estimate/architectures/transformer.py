@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from piper_ray.model.recomputation import CHEAP
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
+
+_CORE = "core_attn"
+"""Megatron's name of scores, softmax and weighted values."""
 
 HIDDEN = "2 s b h"
 """Bytes of the activations between layers."""
@@ -47,8 +51,13 @@ class BlockStyle:
     gate: bool = False
 
 
-def norm(style: BlockStyle, name: str = "norm") -> Operator:
-    """Layer norm or RMS norm of the hidden activations."""
+def cheap(style: BlockStyle, *parts: str) -> tuple[str, ...]:
+    """These parts, and CHEAP where selective recomputation makes outputs of norms and activation functions again."""
+    return (CHEAP, *parts) if style.fused else parts
+
+
+def norm(style: BlockStyle, name: str = "norm", *parts: str) -> Operator:
+    """Layer norm or RMS norm of the hidden activations. parts: whose recomputation does it again."""
     return Operator(
         name,
         forward_bytes="4 s b h",
@@ -57,7 +66,7 @@ def norm(style: BlockStyle, name: str = "norm") -> Operator:
         parameters=style.norm_parameters,
         parameters_split=Split.WHOLE,
         saved=(KeptBytes(HIDDEN, Split.SEQUENCE),),
-        cheap=style.fused,
+        again=cheap(style, *parts),
     )
 
 
@@ -83,7 +92,7 @@ def attention(style: BlockStyle) -> tuple[Operator, ...]:
         matrices=3,
         parameters=f"h {queries} + 2 h g d" + (f" + {queries} + {_key_biases(style)}" if style.query_bias else ""),
         saved=(
-            KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),
+            KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style)),
             KeptBytes(f"2 s b {queries} + 4 s b g d", Split.TENSOR),
         ),
     )
@@ -124,7 +133,8 @@ def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str 
                 backward_bytes=f"8 s b a d + 8 {keys} b g d",
                 on_chip=True,
                 parameters="a" if style.sinks else "0",
-                saved=(KeptBytes("4 s b a", Split.TENSOR),),  # the softmax's denominators
+                saved=(KeptBytes("4 s b a", Split.TENSOR, again=(_CORE,)),),  # the softmax's denominators
+                again=(_CORE,),
             ),
         )
     dropped = (
@@ -132,22 +142,26 @@ def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str 
             f"{prefix}dropout of scores",
             forward_bytes=f"5 {scores}",
             backward_bytes=f"5 {scores}",
-            saved=(KeptBytes(f"3 {scores}", Split.TENSOR, cheap=True),),
-            cheap=True,
+            saved=(KeptBytes(f"3 {scores}", Split.TENSOR, again=(CHEAP, _CORE)),),
+            again=(CHEAP, _CORE),
         ),
     )
     return (
-        Operator(f"{prefix}scores", products=(Product("s", keys, "d", "b a", "count"),), cheap=True),
+        Operator(f"{prefix}scores", products=(Product("s", keys, "d", "b a", "count"),), again=(CHEAP, _CORE)),
         Operator(
             f"{prefix}softmax",
             parameters="a" if style.sinks else "0",
             forward_bytes=f"4 {scores}",
             backward_bytes=f"6 {scores}",
-            saved=(KeptBytes(f"2 {scores}", Split.TENSOR, cheap=True),),
-            cheap=True,
+            saved=(KeptBytes(f"2 {scores}", Split.TENSOR, again=(CHEAP, _CORE)),),
+            again=(CHEAP, _CORE),
         ),
         *(dropped if style.dropout else ()),
-        Operator(f"{prefix}weighted values", products=(Product("s", value_size, keys, "b a", "count"),), cheap=True),
+        Operator(
+            f"{prefix}weighted values",
+            products=(Product("s", value_size, keys, "b a", "count"),),
+            again=(CHEAP, _CORE),
+        ),
     )
 
 
@@ -159,7 +173,7 @@ def cross_attention(style: BlockStyle) -> tuple[Operator, ...]:
             "cross queries",
             products=(Product("s b", "a d", "h", divided="columns"),),
             parameters="h a d + a d" if style.query_bias else "h a d",
-            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused), KeptBytes("2 s b a d", Split.TENSOR)),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style)), KeptBytes("2 s b a d", Split.TENSOR)),
         ),
         Operator(
             "cross keys and values",
@@ -187,8 +201,13 @@ def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
     )
 
 
-def feed_forward(style: BlockStyle, inner: str = "f", input_saved: bool = True) -> tuple[Operator, ...]:
-    """The feed-forward part without its norm and residual; ``inner``: the symbol of its inner width."""
+def feed_forward(
+    style: BlockStyle, inner: str = "f", input_saved: bool = True, parts: tuple[str, ...] = ()
+) -> tuple[Operator, ...]:
+    """The feed-forward part without its norm and residual; ``inner``: the symbol of its inner width.
+
+    parts: whose recomputation does all of it again.
+    """
     f = inner
     into = "2" if style.gated else "1"
     return (
@@ -197,27 +216,29 @@ def feed_forward(style: BlockStyle, inner: str = "f", input_saved: bool = True) 
             products=(Product("s b", f"{into} {f}", "h", divided="columns"),),
             matrices=int(into),
             parameters=f"{into} h {f}" + (f" + {into} {f}" if style.inner_bias else ""),
-            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, cheap=style.fused),) if input_saved else (),
+            saved=(KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style, *parts)),) if input_saved else (),
+            again=parts,
         ),
         Operator(
             "activation function",
             forward_bytes=f"6 s b {f}" if style.gated else f"4 s b {f}",
             backward_bytes=f"10 s b {f}" if style.gated else f"6 s b {f}",
-            saved=(KeptBytes(f"{'4' if style.gated else '2'} s b {f}", Split.TENSOR),),
-            cheap=style.fused,
+            saved=(KeptBytes(f"{'4' if style.gated else '2'} s b {f}", Split.TENSOR, again=parts),),
+            again=cheap(style, *parts),
         ),
         Operator(
             "feed-forward out",
             products=(Product("s b", "h", f, divided="depth"),),
             parameters=f"h {f}",
-            saved=(KeptBytes(f"2 s b {f}", Split.TENSOR, cheap=style.fused),),
+            saved=(KeptBytes(f"2 s b {f}", Split.TENSOR, again=cheap(style, *parts)),),
+            again=parts,
         ),
     )
 
 
-def all_reduce(name: str) -> Exchange:
+def all_reduce(name: str, again: tuple[str, ...] = ()) -> Exchange:
     """After a part whose last product is divided by depth forwards, and before its first one backwards."""
-    return Exchange(name, HIDDEN)
+    return Exchange(name, HIDDEN, again=again)
 
 
 def block(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, Rules, family, key
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, Rules, Texts, family, key
 from piper_ray.workloads.estimate.architectures.latent import LatentAttention
 from piper_ray.workloads.estimate.architectures.layers import Described
 from piper_ray.workloads.estimate.architectures.mixtures import ExpertsConfig, Number
@@ -33,7 +33,8 @@ class UsualConfig(ExpertsConfig):
         "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", default=0
     )
     tie_word_embeddings: Flag | None = None  # type: ignore[assignment]
-    first_k_dense_replace: Number = 0
+    first_k_dense_replace: Number = key("first_k_dense_replace", "num_dense_layers", default=0)
+    mlp_layer_types: Texts | None = None
     hidden_act: _Text = key("hidden_act", "activation_function", "hidden_activation", "mlp_hidden_act", default="silu")
     position_embedding_type: _Text | None = None
     attention_bias: Flag | None = key("attention_bias", "use_bias", "bias", default=None)  # type: ignore[assignment]
@@ -59,6 +60,8 @@ class UsualConfig(ExpertsConfig):
 
     @property
     def dense_layers(self) -> Sequence[int]:
+        if self.mlp_layer_types is not None:
+            return [layer for layer, kind in enumerate(self.mlp_layer_types) if kind == "dense"]
         return range(self.first_k_dense_replace)
 
     @property

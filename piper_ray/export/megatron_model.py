@@ -1,0 +1,234 @@
+"""A decoder as arguments of Megatron-LM's ``pretrain_gpt.py``, or the reasons why they cannot say it.
+
+Names and meanings are those of Megatron-LM 0.16 to 0.20. What changes a model's parameters or its work must be said
+exactly, or the model is refused: Megatron would train another one without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper_ray.export.megatron_flags import Settings, Value
+from piper_ray.model.errors import UsageError
+from piper_ray.model.trained_model import TrainedModel
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM
+from piper_ray.workloads.estimate.architectures.experts import Experts
+from piper_ray.workloads.estimate.architectures.latent import LatentAttention
+from piper_ray.workloads.estimate.architectures.layers import Attention
+from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
+
+KNOWN = frozenset({
+    "arcee", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_oss", "internlm2",
+    "kimi_k2", "llama", "ministral", "mistral", "mixtral", "nemotron", "persimmon", "phi3", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "seed_oss", "stablelm", "starcoder2", "Yi",
+})  # fmt: skip
+"""Model types whose layers are Megatron's own; others have steps (scalings, gates) that it has no flag for."""
+
+_GELUS = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"})
+_SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "dots1"})
+_SWIGLU_LIMIT = 7.0
+_AUXILIARY_LOSS = 1e-3
+
+
+MODEL_NUMBERS = (
+    "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_experts", "moe_router_topk",
+    "moe_ffn_hidden_size", "kv_lora_rank", "q_lora_rank",
+)  # fmt: skip
+"""Arguments by which one model is told from another."""
+
+
+def require_megatron_model(model: TrainedModel) -> DecoderShape:
+    """The decoder, for all who hand a plan to Megatron. Raises UsageError with every reason why it cannot build it."""
+    shape = decoder_shape(model)
+    named = model.config.get("model_type", "a model of an unknown type")
+    if shape is None:
+        raise UsageError(f"Megatron-LM's pretrain_gpt.py trains decoders of text; {named} is none")
+    reasons = list(_reasons(shape))
+    if reasons:
+        raise UsageError(f"Megatron-LM cannot build this model ({named}): {'; '.join(reasons)}")
+    return shape
+
+
+def _reasons(shape: DecoderShape) -> Iterator[str]:
+    rules = shape.rules
+    if any(not isinstance(part, (Attention, LatentAttention)) for part in shape.mixing):
+        yield "some of its layers mix tokens otherwise than by attention"
+        return
+    if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm not in ("h", LAYER_NORM):
+        yield "its norms stand elsewhere than before attention and the feed-forward part"
+    if not rules.rotary and not rules.positions:
+        yield "its positions are neither rotary nor learned"
+    if _biases(shape) not in _BIASES or rules.head_bias:
+        yield "its biases are neither those of all products, nor of queries, keys and values, nor none"
+    if rules.query_norm not in ("", "2 d", "4 d"):
+        yield "its norms of queries and keys go over all heads"
+    if _activation(shape) is None:
+        gated = "gated " if rules.gated else ""
+        yield f"Megatron-LM has no flag for its {gated}activation function {shape.activation}"
+    if any(isinstance(part, Attention) and part.output_gate for part in shape.mixing):
+        yield "its attention has a gate"
+    if len({part.window for part in shape.mixing if isinstance(part, Attention) and part.window}) > 1:
+        yield "its layers have sliding windows of several sizes"
+    if shape.model_type and shape.model_type not in KNOWN:
+        yield "its layers are not known to be Megatron's own"
+
+
+_BIASES = {(False, False, False): ("disable_bias_linear",), (True, True, True): (),
+           (True, False, False): ("disable_bias_linear", "add_qkv_bias")}  # fmt: skip
+"""Of queries, keys and values, of attention's output, of the feed-forward part: the switches that say so."""
+
+
+def _biases(shape: DecoderShape) -> tuple[bool, bool, bool]:
+    """Of queries, keys and values, of attention's output, and of what feeds forward."""
+    rules, experts = shape.rules, shape.experts
+    return rules.query_bias, rules.output_bias, rules.inner_bias if experts is None else experts.bias
+
+
+def _activation(shape: DecoderShape) -> tuple[str, ...] | None:
+    """The switches of the activation function; None for one that has none."""
+    if shape.model_type == "gpt_oss":
+        return ("quick_geglu",)
+    if shape.rules.gated:
+        return ("swiglu",) if shape.activation in ("silu", "swish", "swiglu") else None
+    if shape.activation in ("relu2", "squared_relu"):
+        return ("squared_relu",)
+    return () if shape.activation in _GELUS else None
+
+
+def model_settings(shape: DecoderShape) -> Settings:
+    """The arguments that say which model it is, without its number of layers (``require_megatron_model`` first)."""
+    config, rules = shape.config, shape.rules
+    hidden_dropout, attention_dropout = shape.dropout
+    found: dict[str, Value] = {
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.inner,
+        "num_attention_heads": config.num_attention_heads,
+        **_attention(shape),
+        "max_position_embeddings": config.max_position_embeddings,
+        **_positions(shape),
+        "normalization": "LayerNorm" if rules.norm == LAYER_NORM else "RMSNorm",
+        "norm_epsilon": shape.norm_epsilon or 1e-5,
+        **dict.fromkeys(_activation(shape) or (), True),
+        **dict.fromkeys(_BIASES[_biases(shape)], True),
+        "untie_embeddings_and_output_weights": not config.tied,
+        "qk_layernorm": bool(rules.query_norm) or any(isinstance(part, LatentAttention) for part in shape.mixing),
+        "hidden_dropout": hidden_dropout,
+        "attention_dropout": attention_dropout,
+        "vocab_size": config.vocab_size,
+    }
+    if shape.model_type == "gpt_oss":
+        found |= {"glu_linear_offset": 1.0, "activation_func_clamp_value": _SWIGLU_LIMIT, "softmax_type": "learnable"}
+    if (experts := shape.experts) is not None:
+        found |= _experts(shape, experts)
+    return {name: value for name, value in found.items() if value is not False}
+
+
+def _attention(shape: DecoderShape) -> dict[str, Value]:
+    latent = next((part for part in shape.mixing if isinstance(part, LatentAttention)), None)
+    if latent is not None:
+        ranks: dict[str, Value] = {} if latent.query_rank is None else {"q_lora_rank": latent.query_rank}
+        return {
+            "multi_latent_attention": True,
+            **ranks,
+            "kv_lora_rank": latent.rank,
+            "qk_head_dim": latent.plain_size,
+            "qk_pos_emb_head_dim": latent.rotary_size,
+            "v_head_dim": latent.value_size,
+        }
+    config = shape.config
+    found: dict[str, Value] = {"kv_channels": config.head_size}
+    if config.key_heads != config.num_attention_heads:
+        found |= {"group_query_attention": True, "num_query_groups": config.key_heads}
+    windows = [part.window for part in shape.mixing if isinstance(part, Attention)]
+    if any(windows):
+        found["window_size"] = f"{next(filter(None, windows)) - 1},0"
+        if not all(windows):
+            found["window_attn_skip_freq"] = _runs([int(bool(window)) for window in windows])
+    return found
+
+
+def _positions(shape: DecoderShape) -> dict[str, Value]:
+    rotary = shape.rotary
+    if rotary is None:
+        return {"position_embedding_type": "learned_absolute"}
+    found: dict[str, Value] = {"position_embedding_type": "rope", "rotary_base": int(rotary.base)}
+    latent = any(isinstance(part, LatentAttention) for part in shape.mixing)
+    kind = rotary.scaling.get("rope_type", rotary.scaling.get("type", "default"))
+    factor = rotary.scaling.get("factor")
+    if rotary.share != 1.0:
+        found["rotary_percent"] = rotary.share
+    if latent and (kind != "yarn" or not isinstance(factor, (int, float))):
+        found["rope_type"] = "rope"
+    elif latent and isinstance(factor, (int, float)):
+        found |= {"rope_type": "yarn", "rotary_scaling_factor": float(factor)}
+        for key in ("mscale", "mscale_all_dim"):
+            value = rotary.scaling.get(key)
+            found |= {key: float(value)} if isinstance(value, (int, float)) else {}
+    elif kind == "llama3" and isinstance(factor, (int, float)):
+        found |= {"use_rope_scaling": True, "rope_scaling_factor": float(factor)}
+    elif kind == "linear" and isinstance(factor, (int, float)) and float(factor).is_integer():
+        found["rotary_seq_len_interpolation_factor"] = int(factor)
+    return found
+
+
+def scaling_note(shape: DecoderShape) -> str | None:
+    """What is said of rotary positions that are stretched in a way that no argument says; it changes no time."""
+    rotary = shape.rotary
+    if rotary is None:
+        return None
+    kind = rotary.scaling.get("rope_type", rotary.scaling.get("type", "default"))
+    said = {"rope_scaling_factor", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"}
+    if kind == "default" or said & _positions(shape).keys():
+        return None
+    return f"the config stretches rotary positions ({kind}), which pretrain_gpt.py has no argument for: left out"
+
+
+def _experts(shape: DecoderShape, experts: Experts) -> dict[str, Value]:
+    found: dict[str, Value] = {
+        "num_experts": experts.count,
+        "moe_router_topk": experts.per_token,
+        "moe_ffn_hidden_size": experts.inner,
+        "moe_grouped_gemm": True,
+        "moe_token_dispatcher_type": "alltoall",
+    }
+    dense = [int(isinstance(part, Experts)) for part in shape.feeding]
+    if not all(dense):
+        found["moe_layer_freq"] = _runs(dense)
+    if experts.shared:
+        found["moe_shared_expert_intermediate_size"] = experts.shared
+        found["moe_shared_expert_gate"] = experts.shared_gate
+    return found | _router(shape)
+
+
+def _router(shape: DecoderShape) -> dict[str, Value]:
+    """How tokens choose experts, which changes no time: as in the model's own code."""
+    found: dict[str, Value] = {}
+    scaling, groups = shape.said("routed_scaling_factor"), shape.said("n_group")
+    if isinstance(scaling, (int, float)) and scaling != 1.0:
+        found["moe_router_topk_scaling_factor"] = float(scaling)
+    if isinstance(groups, int) and groups > 1 and isinstance(chosen := shape.said("topk_group"), int):
+        found |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
+    if shape.said("scoring_func") == "sigmoid" or shape.model_type in _SIGMOID_ROUTERS:
+        return found | {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_load_balancing_type": "none",
+        }
+    if shape.said("norm_topk_prob") is False or shape.model_type in ("deepseek_v2", "qwen2_moe"):
+        found["moe_router_pre_softmax"] = True
+    coefficient = shape.said("router_aux_loss_coef")
+    return found | {
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": float(coefficient) if isinstance(coefficient, (int, float)) else _AUXILIARY_LOSS,
+    }
+
+
+def _runs(pattern: list[int]) -> str:
+    """A list as Megatron evaluates it: ``([0]*3+[1]*58)``."""
+    parts: list[tuple[int, int]] = []
+    for value in pattern:
+        if parts and parts[-1][0] == value:
+            parts[-1] = (value, parts[-1][1] + 1)
+        else:
+            parts.append((value, 1))
+    return f"({'+'.join(f'[{value}]*{count}' for value, count in parts)})"

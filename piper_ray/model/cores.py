@@ -1,0 +1,34 @@
+"""How many threads can work at the same time here, and how many do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: in a container or under taskset fewer than the machine has.
+
+    All of the machine's on systems that cannot bind processes to cores, as macOS.
+    """
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def share_of_cores(processes: int) -> int:
+    """Threads of each of so many processes that compute at the same time."""
+    return max(1, usable_cores() // processes)
+
+
+def load_text(load: float) -> str:
+    """``load 0.31 on 2 cores in the minute before``."""
+    cores = usable_cores()
+    return f"load {load:.2f} on {cores} core{'s' if cores > 1 else ''} in the minute before"
+
+
+def machine_load() -> float | None:
+    """Processes that were running or waiting for a core in the last minute, in the mean; None where no system says."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,114 @@
+"""A folder that ``export --to torch`` wrote, as a pipeline: what its ``pipeline.py`` calls on each rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
+from piper_ray.run.batches import divided, in_order_of
+from piper_ray.run.data import Microbatch, moved
+from piper_ray.run.pipeline import Pipeline
+from piper_ray.run.pipeline_plan import PipelinePlan
+from piper_ray.workloads.measure.factory import Inputs, TrainableModel, as_call
+
+_CPU = torch.device("cpu")
+
+
+class PlannedSchedule:
+    """This rank's part of the pipeline, whose ``step`` works through a batch."""
+
+    def __init__(self, pipeline: Pipeline, inputs: Inputs, target: object) -> None:
+        """inputs, target: of a microbatch."""
+        self._pipeline, self._inputs, self._target = pipeline, inputs, target
+
+    def step(
+        self, *args: object, target: object = None, losses: list[torch.Tensor] | None = None, **kwargs: object
+    ) -> None:
+        """All passes of a batch; every parameter then has the gradient of the mean of the whole batch's losses, over
+        all replicas. Gradients that were there before are to be cleared first.
+
+        args, kwargs: the model's inputs, all microbatches of this replica one after the other along the first side, the
+        same on each rank of the replica; ranks whose stages read none may leave them out. target: what the loss gets,
+        where the last stage is. losses: gets those of the microbatches there. Raises UsageError for inputs unlike
+        those that ``build`` was given.
+        """
+        pipeline, count = self._pipeline, self._pipeline.plan.microbatches
+        calls: list[Inputs] = [((), {})] * count
+        if args or kwargs or pipeline.reads_inputs:
+            calls = divided("inputs", self._inputs, in_order_of(self._inputs, (args, kwargs)), count)
+        targets = divided("target", self._target, target, count) if pipeline.has_loss else [None] * count
+        pipeline.recorder.begin()
+        found = pipeline.run(
+            [Microbatch.of(call).on(pipeline.device) for call in calls],
+            [moved(((one,), {}), pipeline.device) for one in targets],
+        )
+        if losses is not None and pipeline.has_loss:
+            losses[:] = [loss.detach() for loss in found]
+
+
+def make_mesh(plan: PipelinePlan, device_type: str) -> DeviceMesh:
+    """(pp, dp), of all ranks that were started. Raises UsageError unless these are as many as the plan has."""
+    expected = f"{plan.ranks}: {plan.places} of a pipeline, each with {plural(plan.replicas, 'replica')}"
+    if not dist.is_initialized() and "WORLD_SIZE" not in os.environ:
+        raise UsageError(f"this process is no rank; expected torchrun to start it as one of {expected}")
+    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
+    if ranks != plan.ranks:
+        raise UsageError(f"{ranks} ranks were started; expected {expected}")
+    return init_device_mesh(device_type, (plan.places, plan.replicas), mesh_dim_names=("pp", "dp"))
+
+
+def build(
+    plan: PipelinePlan,
+    model: nn.Module,
+    device: torch.device | str,
+    mesh: DeviceMesh,
+    loss: Callable[[Any, Any], torch.Tensor],
+    inputs: object,
+    target: object,
+) -> tuple[PlannedSchedule, list[nn.Module]]:
+    """This rank's schedule, and the modules of its stages, which are then on the device.
+
+    model: whole, on the CPU. loss: of what the model returns and the target. inputs, target: of one microbatch. The
+    forward pass is traced with these inputs: a tensor, a tuple by position or a dict by name. Raises UsageError and
+    InputError for what does not fit the plan.
+    """
+    _check_model(model)
+    _check_mesh(plan, mesh)
+    if not callable(loss):
+        raise UsageError(f"build: the loss is a {type(loss).__name__}; expected a function of output and target")
+    call = as_call(inputs)
+    if not Microbatch.of(call).tensors:
+        raise UsageError("build: the inputs have no tensor; expected those of one microbatch")
+    trainable = TrainableModel(model, moved(call, _CPU), loss)
+    of_loss = moved(((target,), {}), _CPU)
+    pipeline = Pipeline(type(model).__name__, plan, trainable, of_loss, mesh, torch.device(device))
+    return PlannedSchedule(pipeline, call, target), list(pipeline.modules.values())
+
+
+def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
+    """Raises UsageError."""
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
+    if (sizes.get("pp"), sizes.get("dp")) != (plan.places, plan.replicas):
+        found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no names"
+        raise UsageError(f"build: a mesh of {found}; expected pp {plan.places} and dp {plan.replicas}, as mesh() has")
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raises UsageError."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"build: the model is a {type(model).__name__}; expected a torch.nn.Module")
+    held = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in held:
+        if tensor.device != _CPU:
+            raise UsageError(
+                f"build: {name} is on the device {tensor.device}; expected the whole model on the CPU, with its "
+                "weights: build moves this rank's stages to their device"
+            )

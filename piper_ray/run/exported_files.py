@@ -1,0 +1,84 @@
+"""The plan in a folder that ``export --to torch`` wrote: its stages and its lists of passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from piper_ray.model.errors import InputError
+from piper_ray.run.job import LayerJob, Replicas
+from piper_ray.run.pipeline_plan import Pass, PipelinePlan
+from piper_ray.simulate.actions import ActionKind
+from piper_ray.workloads.formats.documents import parse_json, read_text, refuse
+from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
+
+STAGES, LISTS = "stages.json", "schedule.csv"
+"""Files of the folder."""
+
+_PASS = re.compile(r"(\d+)([FBIW])(\d+)")
+_WHOLE = ({ActionKind.F}, {ActionKind.B, ActionKind.I}, {ActionKind.B, ActionKind.W})
+"""Kinds of passes of which each stage has one for each microbatch."""
+
+
+class _Stage(Open):
+    pipeline_rank: int = Field(ge=0, description="a whole number from 0 on")
+    modules: list[str] = Field(min_length=1, description="a list of module paths")
+    calls: list[int] = Field(description="a list of whole numbers, one for each module")
+    recomputed: list[bool] = Field(description="a list of true or false, one for each module")
+
+
+class _Document(Open):
+    pipeline_ranks: Count = Field(description=COUNT_WORDS)
+    data_parallel_degree: Count = Field(description=COUNT_WORDS)
+    microbatches: Count = Field(description=COUNT_WORDS)
+    stages: list[_Stage] = Field(min_length=1, description="a list of stages")
+
+
+def read_folder(folder: Path) -> PipelinePlan:
+    """Raises InputError for files that are missing, or are not as they were written."""
+    source = str(folder / STAGES)
+    faults = Faults()
+    read = faults.model(_Document, parse_json(source, read_text(source)), "")
+    if read is None:
+        raise InputError(source, faults.found)
+    stages = []
+    for number, stage in enumerate(read.stages):
+        lengths = len(stage.modules), len(stage.calls), len(stage.recomputed)
+        if len(set(lengths)) > 1:
+            what = "{} modules, {} calls, {} recomputed; expected one of each for each layer".format(*lengths)
+            faults.at(f"stages[{number}]", what)
+        if stage.pipeline_rank >= read.pipeline_ranks:
+            what = f"{stage.pipeline_rank}; expected less than the {read.pipeline_ranks} pipeline ranks"
+            faults.at(f"stages[{number}].pipeline_rank", what)
+        stages.append(tuple(map(LayerJob, stage.modules, stage.calls, stage.recomputed)))
+    if faults:
+        raise InputError(source, faults.found)
+    held = [
+        [number for number, stage in enumerate(read.stages) if stage.pipeline_rank == place]
+        for place in range(read.pipeline_ranks)
+    ]
+    passes = _passes(folder / LISTS, held, read.microbatches)
+    return PipelinePlan(tuple(stages), passes, read.data_parallel_degree, Replicas.DDP)
+
+
+def _passes(path: Path, held: Sequence[Sequence[int]], microbatches: int) -> tuple[tuple[Pass, ...], ...]:
+    """The lists of all ranks. held: the stages of each. Raises InputError unless they have each pass once."""
+    rows = read_text(str(path)).splitlines()
+    if len(rows) != len(held):
+        refuse(str(path), "", f"{len(rows)} lines; expected one for each of {len(held)} ranks of a pipeline")
+    lists = []
+    for place, (row, stages) in enumerate(zip(rows, held, strict=True)):
+        found = [_PASS.fullmatch(text.strip()) for text in row.split(",")]
+        passes = [(ActionKind[one[2]], int(one[1]), int(one[3])) for one in found if one is not None]
+        if len(passes) < len(found):
+            refuse(str(path), f"line {place + 1}", "not a list of passes, such as 0F0,0F1,0B0,0B1")
+        expected = [(stage, k) for stage in stages for k in range(microbatches)]
+        if any(sorted((stage, k) for kind, stage, k in passes if kind in kinds) != expected for kinds in _WHOLE):
+            what = f"not each pass of stages {', '.join(map(str, stages))} for {microbatches} microbatches once"
+            refuse(str(path), f"line {place + 1}", f"{what}; expected the list that was exported")
+        lists.append(tuple(passes))
+    return tuple(lists)

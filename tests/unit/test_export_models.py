@@ -1,0 +1,216 @@
+"""Published models through Megatron's arguments: each is the model that was planned, or is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
+from piper_ray.model.errors import InputError, UnsupportedPlan, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import Setting, tmpcs_under
+from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.config import ModelConfig, model_names, model_of_config, read_model
+from piper_ray.workloads.estimate.modes import Offer
+from tests.estimate_support import estimated
+from tests.export_support import runtime_says
+
+ONE = Schedule(ScheduleName.ONE_F_ONE_B)
+PUBLISHED = tomllib.loads((Path(__file__).parents[1] / "data" / "model_parameters.toml").read_text(encoding="utf-8"))
+
+REFUSED = {
+    "some of its layers mix tokens otherwise than by attention": {
+        "Qwen3-Next-80B-A3B", "Nemotron-H-8B", "mamba-2.8b", "Mamba-Codestral-7B", "Jamba-v0.1", "Bamba-9B",
+    },
+    "its norms stand elsewhere": {
+        "gemma-2-9b", "gemma-2-27b", "gemma-3-1b", "phi-2", "falcon-7b", "falcon-40b", "OLMo-7B", "OLMo-2-7B", "bloom",
+        "gpt-j-6b", "pythia-6.9b", "c4ai-command-r-v01",
+    },
+    "its layers are not known to be Megatron's own": {
+        "gemma-7b", "granite-3.0-8b", "opt-6.7b", "dbrx", "SmolLM3-3B",
+    },
+    "its biases are neither": {"Phi-3.5-MoE"},
+    "its norms of queries and keys go over all heads": {"OLMoE-1B-7B"},
+    "its positions are neither rotary nor learned": {"mpt-7b"},
+    "trains decoders of text": {
+        "bert-large", "vit-22b", "vit-large-patch16-224", "DiT-XL/2",
+    },
+    "stands between blocks": {"imagebind-huge"},
+    "several rows of blocks": {
+        "gemma-3-4b", "gemma-3-27b", "Llama-4-Scout", "Llama-4-Maverick", "bart-large", "llava-1.5-7b", "Qwen2-VL-7B",
+        "Qwen2.5-VL-7B", "paligemma-3b", "t5-11b", "whisper-large-v3", "clip-vit-l-14",
+    },
+    "no blocks in a row": {"inception-v3"},
+    "not made of the same layers": {"resnet50"},
+}  # fmt: skip
+"""Why Megatron-LM cannot train it, in words of the refusal."""
+
+LAYERS = 5
+"""Of each model, in place of its own number, so that all are soon built."""
+
+
+def models() -> dict[str, ModelConfig]:
+    found = {name: model_of_config(name, shallow(entry["config"])) for name, entry in PUBLISHED.items()}
+    return found | {name: read_model(name) for name in model_names() if name not in ("llama3-8b", "mixtral-8x7b")}
+
+
+def shallow(config: dict[str, Any]) -> dict[str, Any]:
+    listed = {"attn_layer_indices", "hybrid_override_pattern"}.intersection(config)
+    return config if listed else config | {key: LAYERS for key in ("num_hidden_layers", "n_layer") if key in config}
+
+
+def planned(model: ModelConfig, **options: Any) -> tuple[Estimate, Plan]:
+    """Two stages on two replicas of each; experts over eight ranks where they can be."""
+    spread = any(
+        kind.experts and kind.experts % 8 == 0
+        for kind in estimated(model, "H100-SXM", nodes=2, batch=model.samples * 16).architecture.kinds
+    )
+    offer = Offer(experts=(8,)) if spread else Offer()
+    result = estimated(model, "H100-SXM", nodes=2, batch=model.samples * 16, offer=offer, **options)
+    instance = result.instance
+    setting = Setting(experts=8 if spread else None)
+    chosen = {layer.id: tmpcs_under(layer.tmpcs[1], setting)[0].id for layer in instance.layers}
+    ids = list(chosen)
+    halves = (ids[: len(ids) // 2], ids[len(ids) // 2 :])
+    return result, Plan(tuple(Stage(tuple(x), 8, 1, {layer: chosen[layer] for layer in x}) for x in halves), True)
+
+
+def test_every_model_is_the_planned_one_or_refused(tmp_path: Path) -> None:
+    """As many parameters in Megatron-Core's own GPTModel as in the estimate."""
+    accepted: dict[str, Estimate] = {}
+    refused: dict[str, str] = {}
+    for name, model in models().items():
+        result, plan = planned(model)
+        try:
+            found = export_plan(result.instance, plan, ONE, Target.MEGATRON, 8)
+        except (UsageError, UnsupportedPlan) as error:
+            refused[name] = str(error)
+            continue
+        found.write(tmp_path / name)
+        accepted[name] = result
+    for words, names in REFUSED.items():
+        for name in names:
+            assert words in refused.pop(name), name
+    assert refused == {}
+    assert len(accepted) > 32
+    answers = runtime_says(
+        "megatron", *(("megatron_parameters", tmp_path / name, blocks(accepted[name])) for name in accepted)
+    )
+    for (name, result), answer in zip(accepted.items(), answers, strict=True):
+        architecture = result.architecture
+        assert answer == [architecture.parameters, architecture.predictor_parameters], name
+
+
+def blocks(result: Estimate) -> int:
+    return sum(node.path.rpartition(".")[2].isdecimal() and not node.predictor for node in result.architecture.nodes)
+
+
+def arguments(instance: Instance, plan: Plan, target: Target = Target.MEGATRON) -> list[str]:
+    return export_plan(instance, plan, ONE, target, 8).files["megatron.args"].splitlines()
+
+
+def llama() -> ModelConfig:
+    return model_of_config("llama", shallow(PUBLISHED["Llama-3.2-1B"]["config"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "unsaid"),
+    [
+        ({}, {"--bf16"}, {"--fp16", "--fp8-format"}),
+        ({"precision": "fp16"}, {"--fp16", "--accumulate-allreduce-grads-in-fp32"}, {"--bf16"}),
+        ({"precision": "fp8"}, {"--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"}, {"--fp16"}),
+        ({"software": "megatron-2021"}, {"--bf16"}, {"--overlap-grad-reduce", "--tp-comm-overlap"}),
+        ({"software": "nemo"}, {"--overlap-grad-reduce"}, {"--tp-comm-overlap"}),
+    ],
+)  # fmt: skip
+def test_precision_and_overlaps_are_said(options: dict[str, Any], said: set[str], unsaid: set[str]) -> None:
+    result, plan = planned(llama(), **options)
+    lines = arguments(result.instance, plan)
+    assert said <= set(lines)
+    assert not any(line.partition(" ")[0] in {text.partition(" ")[0] for text in unsaid} for line in lines)
+
+
+def test_blackwell_scales_by_blocks() -> None:
+    model = llama()
+    instance = estimated(model, "B200", nodes=1, batch=8, precision="fp8").instance
+    row = {layer.id: layer.tmpcs[1][0].id for layer in instance.layers}
+    plan = Plan((Stage(tuple(row), 8, 1, row),), True)
+    assert "--fp8-recipe mxfp8" in arguments(instance, plan)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"gradient_bytes": 2.0}, "--grad-reduce-in-bf16"),
+        ({"optimizer_bytes": 8.0}, "--use-precision-aware-optimizer"),
+    ],
+)
+def test_bytes_of_a_parameter_are_said(kept: dict[str, Any], said: str) -> None:
+    result, plan = planned(llama())
+    assert result.instance.model is not None
+    instance = replace(result.instance, model=replace(result.instance.model, **kept))
+    assert said in arguments(instance, plan)
+    assert said not in arguments(result.instance, plan)
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        ({"weight_bytes": 4.0}, "Megatron keeps weights in 2 bytes, and the plan in 4"),
+        ({"gradient_bytes": 1.0}, "Megatron sums gradients in 2 or 4 bytes, and the plan in 1"),
+        ({"optimizer_bytes": 6.0}, "keeps 12 or 8 bytes a parameter, and the plan's 6"),
+        ({"lora_rank": 16}, "Megatron-LM trains no adapters"),
+        ({"config": {"model_type": "llama"}}, "hidden_size"),
+    ],
+)
+def test_what_megatron_cannot_keep_is_refused(kept: dict[str, Any], told: str) -> None:
+    result, plan = planned(llama())
+    assert result.instance.model is not None
+    instance = replace(result.instance, model=replace(result.instance.model, **kept))
+    with pytest.raises((UsageError, InputError), match=told):
+        arguments(instance, plan)
+
+
+def test_a_model_that_nobody_knows_is_the_users_own() -> None:
+    result, plan = planned(llama())
+    found = export_plan(replace(result.instance, model=None), plan, ONE, Target.MEGATRON, 8)
+    assert not any(line.startswith(("--hidden-size", "--bf16")) for line in found.files["megatron.args"].splitlines())
+    assert "training.args" not in found.files
+    assert found.command == "bash launch.sh MODEL-ARGUMENTS..."
+    assert any("does not say which model it is" in note for note in found.notes)
+
+
+def test_predictors_are_written_and_read_back() -> None:
+    """DeepSeek-V3's, in the stage of the loss; without them it is another model."""
+    from piper_ray.export.import_plan import import_plan
+    from piper_ray.export.run_as import RunAs
+
+    result, plan = planned(model_of_config("v3", shallow(PUBLISHED["DeepSeek-V3"]["config"])))
+    found = export_plan(result.instance, plan, ONE, Target.MEGATRON, 8)
+    text = found.files["megatron.args"]
+    assert {"--num-layers 5", "--mtp-num-layers 1", "--pipeline-model-parallel-layout Et*3|t*2mL"} <= set(
+        text.splitlines()
+    )
+    assert "--moe-layer-freq ([0]*3+[1]*2)" in text.splitlines()
+    again = import_plan(result.instance, text, RunAs(data_parallel=8))
+    assert again.plan == plan
+    without = text.replace("--mtp-num-layers 1\n", "--mtp-num-layers 2\n")
+    with pytest.raises(UsageError, match="--mtp-num-layers 2, but the model has 1"):
+        import_plan(result.instance, without, RunAs(data_parallel=8))
+    for layout, told in (
+        ("Et*3m|t*2L", "a transformer layer (t) stands behind"),
+        ("Et*5|L", "0 multi-token-prediction layers (m); the model has 1"),
+        ("Et*5|mmL", "2 multi-token-prediction layers (m); the model has 1"),
+    ):
+        with pytest.raises(UsageError) as error:
+            import_plan(result.instance, layout, RunAs(data_parallel=8))
+        assert told in str(error.value)
+    with pytest.raises(UsageError, match="FlagScale's hetero_pipeline_layer_split"):
+        export_plan(result.instance, plan, ONE, Target.FLAGSCALE, 8)
