@@ -25,6 +25,7 @@ from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.propose import Demand, Help, Proposal
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
@@ -108,7 +109,7 @@ def plan(
     from piper_ray.proposal.propose import Demand, propose, what_would_help
     from piper_ray.report.layout import console
     from piper_ray.report.proposal_log import ProposalLog
-    from piper_ray.workloads.estimate.build import EstimateRequest
+    from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
@@ -138,6 +139,7 @@ def plan(
         offer=Offer(zero=zero),
     )
     request = with_offers(request, read, named, node, contexts, experts)
+    _require_files(trained_model(read, request, table.training), runtime)
     request = calibrated_request(calibrate, read, table, gpu, request)
     demand = Demand(
         read,
@@ -185,6 +187,17 @@ def plan(
     if interrupted:
         current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
+    """Raises UsageError, before any search, where the runtime's launch files cannot say the model."""
+    from piper_ray.export.targets import exportable
+
+    if (reason := exportable(model, Target(runtime.value))) is None:
+        return
+    others = [f"--runtime {name.value}" for name in RuntimeName if exportable(model, Target(name.value)) is None]
+    instead = f"{' or '.join(others)} may do; " if others else ""
+    raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")
 
 
 def _write(demand: Demand, found: Proposal, out: Path, command: str) -> list[Path]:

@@ -15,6 +15,8 @@ from piper_ray.export.megatron_settings import (
     precision_settings,
 )
 from piper_ray.model.errors import UsageError
+from piper_ray.model.trained_model import TrainedModel
+from piper_ray.workloads.estimate.decoder_shape import DecoderShape
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -54,11 +56,7 @@ def export_megatron(job: Job) -> Export:
     model, notes = job.instance.model, list(megatron_notes(job))
     known = model is not None
     if model is not None:
-        if model.lora_rank:
-            raise UsageError(
-                "Megatron-LM trains no adapters (LoRA), and this plan does; Megatron-Bridge does (--to megatron-bridge)"
-            )
-        shape = require_megatron_model(model)
+        shape = require_pretrained(model)
         settings |= dict(model_settings(shape)) | dict(precision_settings(model))
         notes += filter(None, [scaling_note(shape)])
         notes.append("training.args has usual figures of the optimizer and the length of the training: change them")
@@ -73,6 +71,15 @@ def export_megatron(job: Job) -> Export:
     }
     command = f"bash launch.sh {'DATA [ARGUMENTS...]' if known else 'MODEL-ARGUMENTS...'}"
     return Export(files, command, (*notes, *job.sharing_notes, *job.notes))
+
+
+def require_pretrained(model: TrainedModel) -> DecoderShape:
+    """The decoder that ``pretrain_gpt.py`` trains. Raises UsageError with the reasons why it does not."""
+    if model.lora_rank:
+        raise UsageError(
+            "Megatron-LM trains no adapters (LoRA), and this plan does; Megatron-Bridge does (--to megatron-bridge)"
+        )
+    return require_megatron_model(model)
 
 
 def _script(job: Job, known: bool) -> str:

@@ -67,9 +67,7 @@ def export_bridge(job: Job) -> Export:
     if model is None:
         notes.append("the workload does not say which model it is: apply checks its depth alone, and sets no precision")
     else:
-        shape = decoder_shape(model)
-        if shape is None:
-            raise UsageError(f"the plan's layouts are of decoders of text; {model.config.get('model_type')} is none")
+        shape = require_decoder(model)
         planned |= _planned(shape)
         lines += _precision(model)
         if model.lora_rank:
@@ -83,6 +81,14 @@ def export_bridge(job: Job) -> Export:
         f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
     )
     return Export({"piper_plan.py": script}, command, (*notes, *job.sharing_notes, *job.notes))
+
+
+def require_decoder(model: TrainedModel) -> DecoderShape:
+    """Which a recipe is there for. Raises UsageError for other models."""
+    shape = decoder_shape(model)
+    if shape is None:
+        raise UsageError(f"the plan's layouts are of decoders of text; {model.config.get('model_type')} is none")
+    return shape
 
 
 def _fields(job: Job) -> dict[str, object]:

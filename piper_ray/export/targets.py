@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed
@@ -11,16 +11,19 @@ from piper_ray.export.files import Export
 from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.generic import export_yaml
 from piper_ray.export.job import Job, make_job
-from piper_ray.export.megatron import export_megatron
-from piper_ray.export.megatron_bridge import export_bridge
+from piper_ray.export.megatron import export_megatron, require_pretrained
+from piper_ray.export.megatron_bridge import export_bridge, require_decoder
+from piper_ray.export.megatron_model import require_megatron_model
 from piper_ray.export.target import RANKS, Target
 from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
+from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.settings import OneSetting, Sharding
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
@@ -35,15 +38,38 @@ _ANY_RUNTIME = Runtime(
 )
 """What any runtime may run: one d and one t, and layers in order."""
 
-_WRITERS: dict[Target, tuple[Runtime, Callable[[Job], Export]]] = {
-    Target.MEGATRON: (RUNTIMES[RuntimeName.MEGATRON], export_megatron),
-    Target.MEGATRON_BRIDGE: (RUNTIMES[RuntimeName.MEGATRON], export_bridge),
-    Target.TORCHTITAN: (RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan),
-    Target.TORCH: (RUNTIMES[RuntimeName.TORCH], export_torch),
-    Target.DEEPSPEED: (RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
-    Target.FLAGSCALE: (RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale),
-    Target.YAML: (_ANY_RUNTIME, export_yaml),
+
+def _any_model(model: TrainedModel) -> None:
+    """For forms that say nothing of the model."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """runtime: whose rules a plan keeps. require: raises UsageError for a model that it cannot say."""
+
+    runtime: Runtime
+    write: Callable[[Job], Export]
+    require: Callable[[TrainedModel], object] = _any_model
+
+
+_FORMS = {
+    Target.MEGATRON: _Form(RUNTIMES[RuntimeName.MEGATRON], export_megatron, require_pretrained),
+    Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_decoder),
+    Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan),
+    Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch),
+    Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
+    Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
+    Target.YAML: _Form(_ANY_RUNTIME, export_yaml),
 }
+
+
+def exportable(model: TrainedModel, target: Target) -> str | None:
+    """Why the form cannot say the model, whatever its plan; None where it can."""
+    try:
+        _FORMS[target].require(model)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Target, gpus_per_node: int) -> Export:
@@ -52,10 +78,10 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     Raises UsageError for what the form cannot hold, by name, UnsupportedPlan for a plan that the runtime cannot run,
     and InvalidPlan for one that breaks a rule of the problem. More memory than there is is noted (``Export.excess``).
     """
-    runtime, write = _WRITERS[target]
-    job = make_job(instance, plan, schedule, runtime, gpus_per_node)
+    form = _FORMS[target]
+    job = make_job(instance, plan, schedule, form.runtime, gpus_per_node)
     excess = tuple(simulate(instance, plan, schedule).memory_violations)
-    written = write(job)
+    written = form.write(job)
     notes = (*(f"more memory is needed than there is: {text}" for text in excess), *written.notes)
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})

@@ -253,19 +253,35 @@ def idle_devices(one: Proposed) -> int:
 
 
 def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
-    """By samples of a microbatch. Raises UsageError where none can be made."""
+    """By samples of a microbatch. Raises UsageError where none can be made, InfeasibleError where the smallest one's
+    layers need more memory than there is, as then all do."""
     found: dict[int, Estimate] = {}
     refused: list[str] = []
     sizes = microbatch_sizes(demand.model, demand.request)
     for samples in sizes:
         request = replace(demand.request, samples=samples)
         try:
-            found[samples] = estimate(demand.model, demand.hardware, demand.gpu, request)
+            made = estimate(demand.model, demand.hardware, demand.gpu, request)
         except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
             if not found:
                 raise
             refused.append(f"microbatches of {samples}: {error}")
+            continue
+        if made.least_devices <= made.devices:
+            found[samples] = made
+        elif not found:
+            raise InfeasibleError(f"{_too_large(made, samples)}\n{_NOTHING_FITS}")
+        else:
+            refused.append(_too_large(made, samples))
     return found, refused
+
+
+def _too_large(made: Estimate, samples: int) -> str:
+    return (
+        f"with microbatches of {samples}, one of them in flight, the layers need at least "
+        f"{size_text(made.least_memory_bytes)}, {made.least_devices:,} GPUs or more: they do not fit on "
+        f"{made.devices:,}"
+    )
 
 
 def _solved(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from piper_ray.model.cluster import Link
 from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, printable, size_text, time_text
 from piper_ray.workloads.estimate.build import Estimate
@@ -82,22 +80,13 @@ def _work_line(result: Estimate) -> str:
 
 
 def memory_line(result: Estimate) -> str:
-    """The least that the layers need on all GPUs together with one microbatch in flight, and the GPUs for that.
-
-    What needs replicas is held by each of them.
-    """
-    instance = result.instance
-    needed_bytes = sum(
-        min(
-            degree * (tmpc.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
-            for degree, of in layer.tmpcs.items()
-            for tmpc in of
-        )
-        for layer in instance.layers
+    """The least that the layers need on all GPUs together, and the GPUs for that."""
+    least = result.least_devices
+    text = (
+        f"Memory    at least {size_text(result.least_memory_bytes)} with one microbatch in flight: "
+        f"{plural(least, 'GPU')} or more"
     )
-    least = math.ceil(needed_bytes / instance.memory_bytes)
-    text = f"Memory    at least {size_text(needed_bytes)} with one microbatch in flight: {plural(least, 'GPU')}"
-    return f"{text} or more" + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
+    return text + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
 
 
 def _parameters_text(result: Estimate) -> str:

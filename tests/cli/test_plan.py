@@ -65,6 +65,21 @@ def test_a_price_needs_a_training(tmp_path: Path) -> None:
     assert "--price inf: expected an amount of money" in finished.stderr
 
 
+def test_what_cannot_be_is_said_before_any_search(tmp_path: Path) -> None:
+    """A model that the runtime's files cannot say, and one whose layers alone are more than the cluster holds."""
+    out = tmp_path / "out"
+    finished = run("plan", "vit-22b", "--gpu", "H100-SXM", "--nodes", "16", "-o", str(out))
+    assert finished.returncode == 2
+    assert "trains decoders of text; vit is none" in finished.stderr
+    assert "--runtime deepspeed may do" in finished.stderr
+    assert "microbatches of" not in finished.stderr
+    finished = run("plan", "deepseek-v3", "--gpu", "H100-SXM", "--nodes", "2", "-o", str(out))
+    assert finished.returncode == 4
+    assert "layers need at least 11.25 TiB, 157 GPUs or more: they do not fit on 16" in finished.stderr
+    assert "microbatches of 2" not in finished.stderr
+    assert not out.exists()
+
+
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "piper_ray", *words],

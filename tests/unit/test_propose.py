@@ -174,15 +174,29 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: Proposal, tm
     assert list(what_would_help(proposal, stop)) == []
 
 
+def tight(folder: Path) -> Demand:
+    """Layers that fit on all devices together, and on none of them as plans without tensor parallelism share them."""
+    asked = demand(folder, samples=1, hidden=22528)
+    return replace(asked, request=replace(asked.request, nodes=4, gpus_per_node=1))
+
+
 def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError, match=r"more nodes.*\n.*fits on 4 devices .*B would do"):
-        propose(demand(tmp_path, hidden=131072))
+        propose(tight(tmp_path))
+
+
+def test_layers_that_are_more_than_all_memory_are_said_before_any_search(tmp_path: Path) -> None:
+    heard: list[SolveBegun | Event] = []
+    words = r"of 1, one of them in flight, the layers need at least 6.895 TiB, 96 GPUs or more: they do not fit on 4\n"
+    with pytest.raises(InfeasibleError, match=words):
+        propose(demand(tmp_path, hidden=131072), watch=heard.append)
+    assert heard == []
 
 
 def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
     told: list[str] = []
     with pytest.raises(InfeasibleError) as raised:
-        propose(demand(tmp_path, samples=1, hidden=131072), tell=told.append)
+        propose(tight(tmp_path), tell=told.append)
     assert "fits on 4 devices" in told[0]
     assert "\n" not in str(raised.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -100,6 +101,25 @@ class Estimate:
         """Of all devices in bf16: what utilisation is measured against."""
         return self.devices * self.setting.gpu.matrix_flop_per_s
 
+    @property
+    def least_memory_bytes(self) -> float:
+        """What no plan needs less of, on all devices together: the layers with one microbatch in flight. What needs
+        replicas is held by each of them."""
+        return sum(
+            min(
+                degree
+                * (tmpc.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
+                for degree, of in layer.tmpcs.items()
+                for tmpc in of
+            )
+            for layer in self.instance.layers
+        )
+
+    @property
+    def least_devices(self) -> int:
+        """No fewer have that memory."""
+        return math.ceil(self.least_memory_bytes / self.instance.memory_bytes)
+
     def costs(self, kind: LayerKind, mode: Mode) -> Costs:
         return costs_of(kind.on(mode.degree), mode, self.setting)
 
@@ -163,7 +183,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         for kind in architecture.kinds
     }
     modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
-    trained = _trained(model, request, setting)
+    trained = trained_model(model, request, setting.training)
     instance = replace(
         _instance(architecture, modes, costs, setting, devices, links, microbatch), notes=left_out, model=trained
     )
@@ -180,15 +200,16 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     )
 
 
-def _trained(model: ModelConfig, request: EstimateRequest, setting: Setting) -> TrainedModel:
+def trained_model(model: ModelConfig, request: EstimateRequest, training: Training) -> TrainedModel:
+    """What launch files are to say of it. Raises UsageError for names that there are none of."""
     return TrainedModel(
         config=model.document,
-        precision=setting.stack.precision.value,
+        precision=precision_named(request.precision).value,
         software=request.software,
         lora_rank=request.lora,
         fused_attention=request.fused,
-        context_exchange=setting.stack.software.context.value,
-        **setting.training.model_dump(),
+        context_exchange=context_exchange_named(request.context_exchange).value,
+        **training.model_dump(),
     )
 
 
