@@ -9,20 +9,17 @@ from dataclasses import dataclass, field
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend, Display
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.forecast import bytes_per_downset, downset_limit
+from piper_ray.engine.forecast import downset_limit
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.layer_answers import Answers, without_plan
-from piper_ray.engine.partition.evaluation import Partitioning
-from piper_ray.engine.partition.setting import PartitionSetting
 from piper_ray.engine.preparation import Outline, PointShape, Preparation
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.search.partitioned import Outgrown, PartitionedSearch
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
-from piper_ray.engine.search.wide import CELLS, WideSearch
+from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.errors import ChoiceTooHard, ClusterError, LimitError
+from piper_ray.model.errors import ChoiceTooHard, LimitError
 from piper_ray.model.events import StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
@@ -92,9 +89,7 @@ def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | Wid
         if workload is not None:
             return _solve_on(workload, request, outline, wide, backend, found.seconds)
         if wide.outgrown:
-            if isinstance(backend, Partitioning):
-                return _solve_on_partitions(request, found, backend)
-            request.note("more downsets count than fit here; on a cluster each machine would have a part of them")
+            request.note("more downsets count than fit in memory")
         if wide.incumbent is not None and wide.bracket.is_done(request.options.gap):
             return found.stopped(StoppedBy.GAP)
         return found
@@ -134,43 +129,6 @@ def _solve_on(
         return answers.at_the_end()
 
 
-def _solve_on_partitions(
-    request: SolveRequest, found: WideFindings, partitioning: Partitioning
-) -> Solution | WideFindings:
-    """Where downsets that count do not fit here: on as many machines as there are; what is known, if not there."""
-    wide, outline = found.search, found.outline
-    setting = PartitionSetting(wide.planning.instance, wide.graph, wide.options, tuple(wide.degrees), CELLS)
-    size_bytes = bytes_per_downset(wide.graph, len(outline.variants))
-    search = PartitionedSearch(
-        wide,
-        lambda: partitioning.crew(setting, size_bytes, request.limits.check),
-        _room(request, outline),
-        found.display,
-    )
-    found.partitioned = search
-    try:
-        search.run()
-    except StopSearch as stop:
-        return found.stopped(stop.reason)
-    except KeyboardInterrupt:
-        return found.stopped(StoppedBy.INTERRUPT)
-    except ChoiceTooHard:
-        if wide.incumbent is None:
-            raise
-        return found.stopped(StoppedBy.CHOICE_TOO_HARD)
-    except Outgrown as outgrown:
-        request.note(str(outgrown))
-        return found
-    except ClusterError as error:
-        if wide.incumbent is None:
-            raise
-        request.note(str(error))
-        return found
-    if wide.bracket.exhausted:
-        return without_plan(_NONE_FITS, found.stats())
-    return found.stopped(StoppedBy.GAP)
-
-
 def _all_downsets(outline: Outline) -> str:
     downsets = outline.contracted.downsets
     return "more downsets than can be counted quickly" if downsets is None else f"{downsets:,} downsets"
@@ -178,13 +136,12 @@ def _all_downsets(outline: Outline) -> str:
 
 @dataclass
 class WideFindings:
-    """What is known before there is a lattice, or without one on any machine, at whatever moment."""
+    """What is known before there is a lattice, or without one, at whatever moment."""
 
     search: WideSearch
     outline: Outline
     display: Display
     began_s: float = field(default_factory=time.perf_counter)
-    partitioned: PartitionedSearch | None = None
 
     @property
     def seconds(self) -> float:
@@ -217,18 +174,17 @@ class WideFindings:
         )
 
     def stats(self) -> SolveStats:
-        graph, partitioned = self.outline.graph, self.partitioned
-        listed = 0 if partitioned is None else partitioned.downsets
+        graph = self.outline.graph
         return SolveStats(
             layers=len(self.search.planning.instance.layers),
             contracted_layers=graph.size,
-            downsets=listed or self.outline.contracted.downsets or 0,
+            downsets=self.outline.contracted.downsets or 0,
             levels=graph.size + 1,
             pairs=None,
             threads=self.display.threads,
             lattice_s=0.0,
             stage_costs_s=0.0,
             search_s=self.seconds,
-            evaluations=() if partitioned is None else tuple(partitioned.stats),
+            evaluations=(),
             cluster=self.display.stats(),
         )

@@ -194,7 +194,7 @@ class Machines:
 ACTOR = "ray::Worker"
 """The command line of a worker of ours, as Ray sets it."""
 
-_OURS = (ACTOR, "ray::PartitionWorker", "piper_ray", "faults")
+_OURS = (ACTOR, "piper_ray", "faults")
 
 
 _RAY = {

@@ -187,9 +187,13 @@ def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:
 
 def test_layers_that_are_more_than_all_memory_are_said_before_any_search(tmp_path: Path) -> None:
     heard: list[SolveBegun | Event] = []
+
+    def watch(event: SolveBegun | Event) -> None:
+        heard.append(event)
+
     words = r"of 1, one of them in flight, the layers need at least 6.895 TiB, 96 GPUs or more: they do not fit on 4\n"
     with pytest.raises(InfeasibleError, match=words):
-        propose(demand(tmp_path, hidden=131072), watch=heard.append)
+        propose(demand(tmp_path, hidden=131072), watch=watch)
     assert heard == []
 
 

@@ -46,7 +46,6 @@ class LocalBackend:
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or usable_cores()
         self._scratch = threading.local()
-        self._numbering = 0
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="piper-ray")
 
     @property
@@ -126,21 +125,13 @@ class LocalBackend:
         found = joined(parts)
         return Worked(found._replace(tested=found.tested + known.states.tested), worked_s)
 
-    def number_anew(self) -> None:
-        """From now on the numbers of the same tables' downsets are those of others: what is known of stages by these is
-        forgotten.
-        """
-        self._numbering += 1
-
     def _scratch_of(self, tables: Tables) -> StepCache:
         """The calling thread's scratch for these options and this memory limit."""
         options, memory_bytes = tables.options, tables.cluster.memory_bytes
         if getattr(self._scratch, "options", None) is not options or self._scratch.memory_bytes != memory_bytes:
             self._scratch.options, self._scratch.memory_bytes = options, memory_bytes
-            self._scratch.cache, self._scratch.numbering = make_step_cache(tables), self._numbering
+            self._scratch.cache = make_step_cache(tables)
         cache: StepCache = self._scratch.cache
-        if self._scratch.numbering != self._numbering:
-            cache.fits.key[:], self._scratch.numbering = 0, self._numbering
         return cache
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ from piper_ray.engine.kernels.types import BitArray, IndexArray, frozen
 from piper_ray.engine.tables.problem import Problem
 
 _FIRST_ROOM = 4096
-AT_ONCE = 256
-STEPS_AT_ONCE = 5_000_000
+_AT_ONCE = 256
+_STEPS_AT_ONCE = 5_000_000
 """Of one kernel call, which cannot be interrupted."""
 
 _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
@@ -61,7 +61,7 @@ class Reach:
         limits = self.limits(potentials, beam)
         self.steps, self.outgrown = 0, False
         kinds = self.kinds(potentials)
-        reached = empty_set_alone(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
+        reached = _empty_set_alone(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
         kept: list[IndexArray] = []
         for size in range(n + 1):
             sources = np.flatnonzero(reached.size[: int(reached.used[0])] == size)
@@ -71,12 +71,12 @@ class Reach:
             if size == n:
                 break
             sources = sources[np.lexsort(reached.bits[sources].T)]
-            for begin in range(0, sources.size, AT_ONCE):
-                alike = sources[begin : begin + AT_ONCE]
+            for begin in range(0, sources.size, _AT_ONCE):
+                alike = sources[begin : begin + _AT_ONCE]
                 number = 0
                 while number < alike.size * kinds.degree.size:
                     check()
-                    number = reach_from(alike, number, STEPS_AT_ONCE, self._paths, kinds, limits, reached)
+                    number = reach_from(alike, number, _STEPS_AT_ONCE, self._paths, kinds, limits, reached)
                     self.steps = int(reached.steps[0])
                     if self.steps > room.steps:
                         return None
@@ -124,7 +124,7 @@ def _least_waste(reached: Reached, sources: IndexArray, potentials: Potentials) 
     return np.argsort(reached.devices[sources] - inside @ potentials.of_vertex, kind="stable")
 
 
-def empty_set_alone(room: int, words: int) -> Reached:
+def _empty_set_alone(room: int, words: int) -> Reached:
     """Reached, with room for so many."""
     reached = Reached(
         used=np.ones(1, np.int64),
@@ -141,7 +141,7 @@ def empty_set_alone(room: int, words: int) -> Reached:
 
 def grown(reached: Reached, room: int) -> Reached:
     """The same, with room for more."""
-    larger = empty_set_alone(room, reached.bits.shape[1])
+    larger = _empty_set_alone(room, reached.bits.shape[1])
     count = int(reached.used[0])
     for name in ("bits", "size", "devices", "least_sum"):
         getattr(larger, name)[:count] = getattr(reached, name)

@@ -121,19 +121,6 @@ def _arrive(reached: Reached, wanted: BitArray, size: int, devices: int, least_s
 
 
 @kernel
-def note_arrivals(
-    bits: BitArray, size: IndexArray, devices: IndexArray, least_sum: IndexArray, first: int, reached: Reached
-) -> int:
-    """Notes ways to downsets (uint64[a, words], int64[a] each) from number ``first`` on; returns the number of the
-    first for which there is no room, or how many there are.
-    """
-    for k in range(first, size.size):
-        if not _arrive(reached, bits[k], size[k], devices[k], least_sum[k]):
-            return k
-    return size.size
-
-
-@kernel
 def file_reached(reached: Reached) -> None:
     """Enters all downsets into a hash table that has none of them."""
     for i in range(reached.used[0]):

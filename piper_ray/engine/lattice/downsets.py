@@ -122,13 +122,6 @@ def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     return Lattice(graph, _listed_arrays(graph, bits, level_start, vertex_level))
 
 
-def part_of_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
-    """As ``listed_lattice``, of downsets in order, whichever: those of each size make a level, if there are any."""
-    sizes = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
-    level_start = np.searchsorted(sizes, np.arange(graph.size + 2)).astype(np.int64)
-    return Lattice(graph, _listed_arrays(graph, bits, level_start, _least_sizes(graph)))
-
-
 def downset_order(bits: BitArray) -> IndexArray:
     """By size; of two sets of one size the one with the least vertex that is not in both comes first."""
     inside = np.unpackbits(bits.astype("<u8").view(np.uint8).reshape(bits.shape[0], -1), axis=1, bitorder="little")

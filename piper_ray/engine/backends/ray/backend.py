@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.call import Call
     from piper_ray.engine.backends.ray.calls import Calls
     from piper_ray.engine.backends.ray.dispatcher import ChunkBatch, Dispatcher
-    from piper_ray.engine.backends.ray.partitions import RayCrew
-    from piper_ray.engine.partition.setting import PartitionSetting
 
 _HEARTBEAT_S = 0.1
 _BUSY = 0.6
@@ -115,8 +112,6 @@ class RayBackend:
         self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
-        self._crew: RayCrew | None = None  # the last one, if this solve had any
-        self._crewless: str | None = None  # why there is none, if this solve wanted one
 
     @property
     def threads(self) -> int:
@@ -145,7 +140,6 @@ class RayBackend:
 
     def listen(self, listener: Listener) -> None:
         self._listener, self._listening = listener, threading.get_ident()
-        self._crew = self._crewless = None
         self._worked_s = self._waited_s = self._here_s = 0.0
         self._asked_at_s = (0.0, 0.0, 0.0)
         self._batches = self._chunks = 0
@@ -259,33 +253,6 @@ class RayBackend:
         cores = self._cpus_per_worker or 1
         return Calls(lambda: self._started(PROCESS_BYTES + worker_bytes, cores), self._count_call)
 
-    @contextmanager
-    def crew(
-        self,
-        setting: PartitionSetting,
-        bytes_per_downset: float,
-        check: Callable[[], None],
-    ) -> Iterator[RayCrew | None]:
-        """As ``Partitioning.crew``. Workers of other kinds end: the crew has all that is free."""
-        from piper_ray.engine.backends.ray.partitions import RayCrew, free_machines, places
-
-        self._crewless = _TOO_LATE
-        if self._session is None:
-            self._session = self._connected()
-        if self._starting is not None:
-            self._end_workers()
-        machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
-        where = places(free, bytes_per_downset, self._workers)
-        if not where:
-            self._crewless = "none of its machines has a core and memory to spare"
-            yield None
-            return
-        self._crew = crew = RayCrew(setting, where, machines, check)
-        try:
-            yield crew
-        finally:
-            crew.close()
-
     def _note(self, text: str) -> None:
         self._listener(Note(text))
 
@@ -296,9 +263,6 @@ class RayBackend:
 
     def stats(self) -> ClusterStats:
         """What was computed where, and what moved, for the solve under way or the last one."""
-        crew = self._crew
-        if crew is not None:
-            return crew.stats()
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, (), self._why_unused())
@@ -508,8 +472,6 @@ class RayBackend:
         """In words, if nothing was sent in this solve."""
         if self._chunks:
             return None
-        if self._crewless is not None:
-            return self._crewless
         if self._needless is not None:
             return self._needless
         if self._starting is None:

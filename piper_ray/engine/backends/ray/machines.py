@@ -92,11 +92,6 @@ class RayView:
         found: Callable[[], dict[str, dict[str, float]]] = available_resources_per_node
         return {node: resources.get("CPU", 0.0) for node, resources in found().items()}
 
-    def free_memory_bytes(self) -> dict[str, float]:
-        """Memory that nobody has asked for, by node: as of a moment ago."""
-        found: Callable[[], dict[str, dict[str, float]]] = available_resources_per_node
-        return {node: resources.get("memory", 0.0) for node, resources in found().items()}
-
     def answers(self) -> dict[str, Software | RayError]:
         if not self._asked:
             return {}
