@@ -1,0 +1,1 @@
+"""Whether a change of the solver leaves every answer as it was."""
