@@ -16,6 +16,7 @@ from piper_ray.engine.partition.evaluation import Partitioning
 from piper_ray.engine.partition.setting import PartitionSetting
 from piper_ray.engine.preparation import Outline, PointShape, Preparation
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.engine.search.partitioned import Outgrown, PartitionedSearch
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
@@ -23,7 +24,7 @@ from piper_ray.engine.search.wide import CELLS, WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.errors import ChoiceTooHard, ClusterError, LimitError
-from piper_ray.model.events import StepFinished
+from piper_ray.model.events import Note, StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
@@ -85,10 +86,8 @@ def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | Wid
             return found.stopped(stop.reason)
         except KeyboardInterrupt:
             return found.stopped(StoppedBy.INTERRUPT)
-        except ChoiceTooHard:
-            if wide.incumbent is None:
-                raise
-            return found.stopped(StoppedBy.CHOICE_TOO_HARD)
+        except (ChoiceTooHard, Inexact) as error:
+            return found.cut_short(error)
         if workload is not None:
             return _solve_on(workload, request, outline, wide, backend, found.seconds)
         if wide.outgrown:
@@ -154,10 +153,8 @@ def _solve_on_partitions(
         return found.stopped(stop.reason)
     except KeyboardInterrupt:
         return found.stopped(StoppedBy.INTERRUPT)
-    except ChoiceTooHard:
-        if wide.incumbent is None:
-            raise
-        return found.stopped(StoppedBy.CHOICE_TOO_HARD)
+    except (ChoiceTooHard, Inexact) as error:
+        return found.cut_short(error)
     except Outgrown as outgrown:
         request.note(str(outgrown))
         return found
@@ -215,6 +212,16 @@ class WideFindings:
             stats=self.stats(),
             stopped_by=None if bracket.closed else reason,
         )
+
+    def cut_short(self, error: ChoiceTooHard | Inexact) -> Solution:
+        """The plan known; raises the error if there is none."""
+        if self.search.incumbent is None:
+            raise error
+        if isinstance(error, ChoiceTooHard):
+            return self.stopped(StoppedBy.CHOICE_TOO_HARD)
+        self.search.forget_bound()
+        self.search.listener(Note(str(error)))
+        return self.stopped(StoppedBy.INEXACT)
 
     def stats(self) -> SolveStats:
         graph, partitioned = self.outline.graph, self.partitioned
