@@ -14,13 +14,14 @@ from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.layer_answers import Answers, without_plan
 from piper_ray.engine.preparation import Outline, PointShape, Preparation
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.errors import ChoiceTooHard, LimitError
-from piper_ray.model.events import StepFinished
+from piper_ray.model.events import Note, StepFinished
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 
@@ -82,10 +83,8 @@ def solve_wide_layers(request: SolveRequest, outline: Outline) -> Solution | Wid
             return found.stopped(stop.reason)
         except KeyboardInterrupt:
             return found.stopped(StoppedBy.INTERRUPT)
-        except ChoiceTooHard:
-            if wide.incumbent is None:
-                raise
-            return found.stopped(StoppedBy.CHOICE_TOO_HARD)
+        except (ChoiceTooHard, Inexact) as error:
+            return found.cut_short(error)
         if workload is not None:
             return _solve_on(workload, request, outline, wide, backend, found.seconds)
         if wide.outgrown:
@@ -172,6 +171,16 @@ class WideFindings:
             stats=self.stats(),
             stopped_by=None if bracket.closed else reason,
         )
+
+    def cut_short(self, error: ChoiceTooHard | Inexact) -> Solution:
+        """The plan known; raises the error if there is none."""
+        if self.search.incumbent is None:
+            raise error
+        if isinstance(error, ChoiceTooHard):
+            return self.stopped(StoppedBy.CHOICE_TOO_HARD)
+        self.search.forget_bound()
+        self.search.listener(Note(str(error)))
+        return self.stopped(StoppedBy.INEXACT)
 
     def stats(self) -> SolveStats:
         graph = self.outline.graph

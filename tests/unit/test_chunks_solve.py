@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.counts import chunk_schedules
+from piper_ray.engine.chunks.search import Node, Outcome
+from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Event, IncumbentFound
@@ -22,6 +26,7 @@ from piper_ray.workloads.formats import to_toml
 from tests.instances import equal_chain, random_instance, two_towers
 from tests.solver_support import ONE_THREAD
 
+TWO_THREADS = SolveOptions(threads=2)
 INTERLEAVED = Schedule(ScheduleName.INTERLEAVED, 2)
 
 
@@ -154,6 +159,74 @@ def test_the_same_input_gives_the_same_plan() -> None:
     found = [piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD) for _ in range(2)]
     assert found[0].plan == found[1].plan
     assert found[0].lower_bound_s == found[1].lower_bound_s
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-h1"])
+def test_keyboard_interrupt_ends_a_search_with_what_it_has(name: str) -> None:
+    def interrupted(event: Event) -> None:
+        if isinstance(event, IncumbentFound):
+            raise KeyboardInterrupt
+
+    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
+    found = piper_ray.solve(instance, schedule=name, options=TWO_THREADS, listener=interrupted)
+    whole = piper_ray.solve(instance, schedule=name, options=TWO_THREADS)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
+    assert found.time_per_sample_s is not None
+    assert whole.time_per_sample_s is not None
+    assert found.lower_bound_s <= whole.time_per_sample_s <= found.time_per_sample_s
+
+
+def test_keyboard_interrupt_while_the_reason_is_sought_leaves_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("piper_ray.engine.chunks.problem.explain", interrupted)
+    found = piper_ray.solve(chain(memory_bytes=1.0), schedule=INTERLEAVED, options=ONE_THREAD)
+    assert found.status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-h1"])
+def test_the_number_of_threads_changes_nothing(name: str) -> None:
+    """Random instances have many plans that take the same; those of 80 to 249 differed before in two."""
+    for seed in (*range(80, 120), *range(225, 255), 316):
+        instance = random_instance(seed)
+        one, two, three = (
+            piper_ray.solve(instance, schedule=name, options=SolveOptions(threads=threads)) for threads in (1, 2, 3)
+        )
+        for other in (two, three):
+            assert other.plan == one.plan, seed
+            assert (other.time_per_sample_s, other.lower_bound_s) == (one.time_per_sample_s, one.lower_bound_s), seed
+            assert (other.schedule, other.stopped_by) == (one.schedule, one.stopped_by), seed
+
+
+def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that end their efforts in another order each time."""
+    random = Random(0)
+    real = Node.run
+
+    def slow(node: Node, control: FloatArray) -> Outcome:
+        time.sleep(0.02 * random.random())
+        return real(node, control)
+
+    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
+    alone = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
+    monkeypatch.setattr(Node, "run", slow)
+    for _ in range(3):
+        found = piper_ray.solve(instance, schedule="interleaved", options=SolveOptions(threads=4))
+        assert (found.plan, found.lower_bound_s) == (alone.plan, alone.lower_bound_s)
+        assert found.stats.degrees == alone.stats.degrees
+
+
+def test_of_plans_that_take_the_same_that_of_fewest_devices() -> None:
+    """A layer that takes most of the time keeps one rank busy, so further devices gain nothing."""
+    for name in ("interleaved", "zb-h1"):
+        for seed in (85, 232, 250, 316):
+            found = piper_ray.solve(random_instance(seed), schedule=name, options=TWO_THREADS)
+            assert found.plan is not None
+            devices = found.plan.by_rank(found.schedule).devices
+            for fewer in range(1, devices):
+                other = piper_ray.solve(random_instance(seed).replace(devices=fewer), schedule=name, options=ONE_THREAD)
+                assert other.time_per_sample_s is None or other.time_per_sample_s > found.lower_bound_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(

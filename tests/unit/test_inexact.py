@@ -6,8 +6,12 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.model.errors import LimitError
+from piper_ray.model.events import Event, Note
 from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Status
+from piper_ray.model.stop import StoppedBy
 from tests.instances import build, tmpc
 from tests.solver_support import ONE_THREAD
 
@@ -19,10 +23,38 @@ def with_one_of(large_s: float) -> Instance:
     return build(rows, {(v, v + 1): 0.5 for v in range(3)}, memory_bytes=1000)
 
 
-@pytest.mark.parametrize("large_s", [1e12, 1e17])
-def test_a_search_ends_with_what_to_do(large_s: float) -> None:
+@pytest.mark.parametrize("large_s", [1e12, 1e17, 1e24])
+def test_a_search_ends_with_what_it_has_and_with_what_to_do(large_s: float) -> None:
+    told: list[Event] = []
+    instance = with_one_of(large_s)
+
+    def listener(event: Event) -> None:
+        told.append(event)
+
+    found = piper_ray.solve(instance, options=ONE_THREAD, schedule="2bw", listener=listener)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INEXACT)
+    assert found.plan is not None
+    assert found.time_per_sample_s == pytest.approx(piper_ray.evaluate(instance, found.plan).time_per_sample_s)
+    assert 0.0 < found.lower_bound_s <= 2.18  # the optimum, which that layer's figure has no part in
+    (note,) = (event.text for event in told if isinstance(event, Note) and "not exact" in event.text)
+    assert "Leave out configurations that no plan can use" in note
+
+
+def test_so_does_one_among_the_downsets_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.wide_layers._MANY", 1)
+    monkeypatch.setattr("piper_ray.engine.wide_layers._MANY_A_LAYER", 0)
+    found = piper_ray.solve(with_one_of(1e24), options=ONE_THREAD, schedule="2bw")
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INEXACT)
+    assert 0.0 < found.lower_bound_s <= 2.18
+
+
+def test_without_any_plan_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise Inexact("a stage that is to fit does not")
+
+    monkeypatch.setattr("piper_ray.engine.search.planning._choices", fails)
     with pytest.raises(LimitError, match=r"not exact enough: .* Leave out configurations that no plan can use"):
-        piper_ray.solve(with_one_of(large_s), options=ONE_THREAD, schedule="2bw")
+        piper_ray.solve(with_one_of(1e17), options=ONE_THREAD, schedule="2bw")
 
 
 def test_a_frontier_has_no_plan_that_is_none() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.measure.choice import chosen
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
 from piper_ray.workloads.measure.graph import Source, TracedLayer, layers_of
 from piper_ray.workloads.measure.signature import signature_of
@@ -95,8 +96,10 @@ def test_layers_can_be_named() -> None:
     assert edges(layers) == {(0, 1), (1, 2), (2, 3), (3, 4)}  # x + mlp(...) joins the layer that it reads last
     everything = sum(p.numel() for layer in layers for p in layer.module.parameters())
     assert everything >= sum(p.numel() for p in model_of(GPT, layers=2).module.parameters())
-    with pytest.raises(UsageError, match=r"--layers blocks\.9: no such module; the model has word_embedding, "):
+    with pytest.raises(UsageError, match=r"--layers blocks\.9: no such module; SmallGpt has word_embedding, "):
         traced(GPT, ["blocks.9"], layers=2)
+    with pytest.raises(UsageError, match=r"--layers embed: no such module; Linear has no modules in it; expected a"):
+        chosen(torch.nn.Linear(4, 4), ["embed"])
 
 
 def test_settings_tell_layers_apart_and_positions_do_not() -> None:

@@ -33,7 +33,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.solution import BlockStats, Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy
 
-_STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD)
+_STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT)
 
 
 @dataclass(frozen=True)

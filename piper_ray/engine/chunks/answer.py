@@ -40,7 +40,10 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
     solution = problem.solution(search)
     if solution.status is not Status.INFEASIBLE:
         return solution
-    return problem.solution(search, problem.explained(devices, lambda: limits.reached is not None))
+    try:
+        return problem.solution(search, problem.explained(devices, lambda: limits.reached is not None))
+    except KeyboardInterrupt:  # that there is no plan is proved all the same
+        return solution
 
 
 def _refuse_unknown(request: SolveRequest, name: str) -> None:

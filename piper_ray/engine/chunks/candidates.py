@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise, permutations, product
 from typing import NamedTuple
@@ -74,7 +73,7 @@ class Candidate:
 
 
 class Candidates:
-    """Keeps the best plan of a task for each of its choices. lock: one at a time may look for plans."""
+    """Keeps the best plan of a task for each of its choices. On one thread at a time, but for ``like``."""
 
     def __init__(self, task: Task, program: ChunkProgram) -> None:
         self._task = task
@@ -85,7 +84,6 @@ class Candidates:
         self._random = np.random.default_rng(0)
         self._orders = task.tables.order.orders
         self._moved = False
-        self.lock = threading.Lock()
 
     @property
     def best(self) -> Candidate | None:
@@ -102,10 +100,21 @@ class Candidates:
                 self._cut(index, order, large + 1e-6, wanted)
         self._cut_orders(self._orders[:_FIRST_ORDERS])
 
-    def cut_like(self, layers_in: FloatArray) -> None:
-        """Plans after a fractional one, float64[stages]."""
+    def like(self, layers_in: FloatArray) -> dict[int, Candidate]:
+        """Plans after a fractional one, float64[stages], by choice. They are not kept."""
+        found = {}
         for index, layers in enumerate(self._layers):
-            self._cut(index, self._orders[0], np.ones(layers.option_start.size - 1), layers_in)
+            size = np.ones(layers.option_start.size - 1)
+            order = self._orders[0]
+            cut = self._plan_at(index, order, _cuts(size[order], layers_in, self._task.shape.stages))
+            if cut is not None:
+                found[index] = cut
+        return found
+
+    def take(self, found: Mapping[int, Candidate]) -> None:
+        """Keeps those that are the best of their choice."""
+        for index, plan in found.items():
+            self._take(index, plan)
 
     def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
         """Plans of equal work."""
@@ -194,15 +203,21 @@ class Candidates:
         self._cut_at(index, order, _cuts(size[order], wanted, self._task.shape.stages))
 
     def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
+        found = self._plan_at(index, order, cuts)
+        if found is not None:
+            self._take(index, found)
+
+    def _plan_at(self, index: int, order: IndexArray, cuts: IndexArray) -> Candidate | None:
+        """Of a choice, cut there; None if that does not fit."""
         task, layers = self._task, self._layers[index]
         chunk_of = np.empty(order.size, np.int64)
         chunk_of[order] = np.repeat(np.arange(task.shape.stages), np.diff(cuts))
         choice = layers.option_start[:-1].copy()
         if not fit_all(layers, self._program, chunk_of, self._held, task.memory_bytes, choice):
-            return
+            return None
         end_s = np.empty(self._program.kind.size + 1)
         batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
-        self._take(index, Candidate(task, task.choices[index], chunk_of, choice, float(batch_s)))
+        return Candidate(task, task.choices[index], chunk_of, choice, float(batch_s))
 
 
 class LeastPlan(NamedTuple):

@@ -1,12 +1,18 @@
 """The search over all (d, t, p, v): first for plans, a quick one of each, the best of which are made better; then for
-bounds, always of the task whose bound is the least, which so rises for all."""
+bounds, always of the task whose bound is the least, which so rises for all.
+
+It is the same whatever the number of threads. Nodes take turns, and what one has come to counts when its turn is over.
+Further threads begin what comes next meanwhile; nothing in that depends on what else is known by then, so it is the
+same whenever it began. What turns out not to be needed is left.
+"""
 
 from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -22,15 +28,16 @@ from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.stop import StoppedBy
 
-_AT_ONCE = 16
+_TIE = 1e-12
+"""Relative: plans whose times differ by no more take the same but for rounding."""
 _HOPELESS = 1.15
 """By so much what a plan of equal ranks would take must exceed the best plan for the task to be left until later."""
 
 _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: for plans within so many times the best one, so many of them, how many moves."""
 
-_DESCENDED = 1.01
-"""After the first round layers are moved one by one in plans within so many times the best, of a node a thread."""
+_DESCENDED = 1.01, 2
+"""After the first round layers are moved one by one in plans within so many times the best, of so many nodes."""
 
 _PROMISING = 1.1
 """Later moves are for plans within so many times the best one."""
@@ -61,8 +68,10 @@ _STEPS = {0: 20_000, 2: 1_000_000}
 
 @dataclass
 class Node:
-    """A case of a task. done: efforts made. program, candidates: None before the first plan; relaxation: before the
-    first effort."""
+    """A case of a task. lower_s, done: what is proved of it and efforts made, both up to its last turn.
+
+    program, candidates: None before the first plan; relaxation: before the first effort.
+    """
 
     task: Task
     lower_s: float
@@ -77,76 +86,72 @@ class Node:
         if self.candidates is None:
             self.program = self.task.shape.program()
             if self.program is None:
-                self.lower_s = np.inf
-                return Outcome(None, [])
+                return Outcome(np.inf)
             self.candidates = Candidates(self.task, self.program)
             self.candidates.cut_evenly()
         self.candidates.move(moves, control)
-        return self._found(control)
+        return Outcome(self.lower_s, self.candidates.best)
 
     def descend(self, control: FloatArray) -> Outcome:
         """Its best plans made better layer by layer."""
         if self.candidates is None:
-            return Outcome(None, [])
+            return Outcome(self.lower_s)
         self.candidates.descend(control)
-        return self._found(control)
+        return Outcome(self.lower_s, self.candidates.best)
 
     def run(self, control: FloatArray) -> Outcome:
         """The next effort, or the cases to go on with. control: the best time known; not zero for a wish to stop."""
+        target_s = control[0]
         if self.relaxation is None:
             if self.candidates is None:
                 self.plan(0, control)
             if self.program is not None:
-                self.relaxation = Relaxation.of(self.task, self.program, control[0])
+                self.relaxation = Relaxation.of(self.task, self.program, target_s)
             if self.relaxation is None:
-                self.lower_s = np.inf
-                return Outcome(None, [])
-        assert self.relaxation is not None
+                return Outcome(np.inf)
         assert self.candidates is not None
         if self.splits:
             children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
             if children:
-                return Outcome(None, children)
-        if self.whole and self._try_all(_STEPS.get(self.done, 0), control):
-            return self._found(control)
+                return Outcome(self.lower_s, None, children)
+        if self.whole and (proved_s := self._try_all(_STEPS.get(self.done, 0), control)) is not None:
+            return Outcome(max(self.lower_s, proved_s), self.candidates.best)
         effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
-        self.done += 1
-        self.relaxation.aim(control[0])
-        self.relaxation.try_single_paths()
-        for _ in range(effort.looks):
-            self.lower_s = max(self.lower_s, self.relaxation.lower_s)
-            if self.lower_s >= control[0] * (1.0 - PROOF):
-                return Outcome(None, [])
-            if control[1] != 0.0:
-                break
-            self.relaxation.improve(effort.rounds)
-            self.relaxation.aim(control[0])
-        self.lower_s = max(self.lower_s, self.relaxation.lower_s)
-        with self.candidates.lock:
-            self.candidates.cut_like(self.relaxation.layers_in)
-            best = self.candidates.best
-            if self.whole and best is not None and best.batch_s <= control[0] * _PROMISING:
-                self.candidates.move(effort.moves, control)
-        return self._found(control)
+        lower_s = self._prove(effort, control)
+        if lower_s >= target_s * (1.0 - PROOF):
+            return Outcome(lower_s)
+        found = self.candidates.like(self.relaxation.layers_in)
+        if not self.whole:
+            return Outcome(lower_s, min(found.values(), key=lambda x: x.batch_s, default=None))
+        self.candidates.take(found)
+        best = self.candidates.best
+        if best is not None and best.batch_s <= target_s * _PROMISING:
+            self.candidates.move(effort.moves, control)
+        return Outcome(lower_s, self.candidates.best)
 
-    def _try_all(self, most_steps: int, control: FloatArray) -> bool:
-        """Whether all plans of a small model could be looked at."""
+    def _prove(self, effort: Effort, control: FloatArray) -> float:
+        """What is proved then, if not before of all plans that take less than ``control[0]``."""
+        relaxation, target_s = self.relaxation, control[0]
+        assert relaxation is not None
+        relaxation.aim(target_s)
+        relaxation.try_single_paths()
+        for _ in range(effort.looks):
+            if control[1] != 0.0 or max(self.lower_s, relaxation.lower_s) >= target_s * (1.0 - PROOF):
+                break
+            relaxation.improve(effort.rounds)
+            relaxation.aim(target_s)
+        return max(self.lower_s, relaxation.lower_s)
+
+    def _try_all(self, most_steps: int, control: FloatArray) -> float | None:
+        """What no plan of a small model takes less than, if all of them could be looked at."""
         assert self.candidates is not None
         if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
-            return False
+            return None
         target_s = control[0]
-        if self.candidates.try_all(most_steps, target_s, control):
-            best = self.candidates.best
-            self.lower_s = max(self.lower_s, target_s if best is None else min(target_s, best.batch_s))
-            return True
-        return False
-
-    def _found(self, control: FloatArray) -> Outcome:
-        assert self.candidates is not None
+        if not self.candidates.try_all(most_steps, target_s, control):
+            return None
         best = self.candidates.best
-        if best is not None:
-            control[0] = min(control[0], best.batch_s)
-        return Outcome(best, [])
+        return float(target_s if best is None else min(target_s, best.batch_s))
 
     @property
     def splits(self) -> bool:
@@ -168,10 +173,24 @@ class Node:
 
 
 class Outcome(NamedTuple):
-    """best: the task's best plan so far. children: cases that take the node's place; none: it stays."""
+    """Of a node's turn. lower_s: what is proved of it. best: the best plan found so far. children: cases that take its
+    place; none: it stays."""
 
-    best: Candidate | None
-    children: list[Node]
+    lower_s: float
+    best: Candidate | None = None
+    children: Sequence[Node] = ()
+
+
+class _Begun(NamedTuple):
+    """What a thread does for a node. control: as in ``Node.run``."""
+
+    outcome: Future[Outcome]
+    control: FloatArray
+
+
+_Effort = Callable[[Node, FloatArray], Outcome]
+_Turn = tuple[int, float]
+"""Of a node by its index, and the best time known that it goes by."""
 
 
 @dataclass(frozen=True)
@@ -204,12 +223,14 @@ class ChunkSearch:
 
     def __post_init__(self) -> None:
         proved_s, found = self.known.proved_s, self.known.found
-        self.best = min((found[task.key] for task in self.tasks if task.key in found), key=_rank, default=None)
-        self._control = np.array([self.upper_s, 0.0])
+        for task in self.tasks:
+            if task.key in found and self._is_better(found[task.key]):
+                self.best = found[task.key]
         self._nodes = {
             index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0))) for index, task in enumerate(self.tasks)
         }
-        self._running: dict[Future[Outcome], int] = {}
+        self._found: dict[int, Candidate] = {}  # by node
+        self._begun: dict[int, _Begun] = {}
 
     @property
     def upper_s(self) -> float:
@@ -230,20 +251,22 @@ class ChunkSearch:
         return self.lower_s >= self.upper_s * (1.0 - PROOF)
 
     def run(self) -> None:
-        """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first."""
+        """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first; so does
+        KeyboardInterrupt."""
         began_s = time.perf_counter()
-        with ThreadPoolExecutor(self.threads) as pool:
-            try:
-                self._plan_first(pool)
-                for round_, (within, most, moves) in enumerate(_REFINED):
-                    self._plan(pool, moves, self._promising(within)[:most])
-                    if round_ == 0:
-                        self._descend(pool)
-                self._bound(pool)
-            finally:
-                self._control[1] = 1.0  # for those that still run, if it ends early
-        for future, index in self._running.items():
-            self._take(index, future.result())
+        try:
+            with ThreadPoolExecutor(self.threads) as pool:
+                try:
+                    self._search(pool)
+                finally:
+                    self._end_begun()
+        except KeyboardInterrupt:
+            self.stopped_by = StoppedBy.INTERRUPT
+        if self.stopped_by in (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT):
+            # When these come is no matter of the search, so all counts that is known.
+            for index, begun in self._begun.items():
+                if begun.outcome.done():
+                    self._take(index, begun.outcome.result())
         if self.stopped_by is None and not self.proved:
             self.stopped_by = StoppedBy.NO_BETTER_BOUND
         self.seconds = time.perf_counter() - began_s
@@ -255,76 +278,104 @@ class ChunkSearch:
         here: dict[TaskKey, float] = {}
         for node in self._nodes.values():
             here[node.task.key] = min(here.get(node.task.key, np.inf), node.lower_s, upper_s)
-            best = None if node.candidates is None else node.candidates.best
-            if best is not None:
-                found[node.task.key] = min(found.get(node.task.key, best), best, key=_rank)
+        for best in self._found.values():
+            found[best.task.key] = min(found.get(best.task.key, best), best, key=lambda x: x.batch_s)
         for key, lower_s in here.items():
             proved_s[key] = max(lower_s, proved_s.get(key, 0.0))
         return Known(proved_s, found)
 
-    def _plan_first(self, pool: ThreadPoolExecutor) -> None:
+    def _search(self, pool: ThreadPoolExecutor) -> None:
         """A quick plan of each node, those that look best first; of those that look far worse than the best plan when
-        their bound's turn comes."""
+        their bound's turn comes. Then better plans, then bounds."""
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
-        waiting = iter(ranked)
-        for some in iter(lambda: list(islice(waiting, _AT_ONCE)), []):
-            if self._nodes[some[0]].task.about_s > _HOPELESS * min(self.upper_s, self.within_s):
-                return
-            self._plan(pool, 0, some)
+        self._plan(pool, _moved(0), ranked, self._is_hopeless)
+        for round_, (within, most, moves) in enumerate(_REFINED):
+            self._plan(pool, _moved(moves), self._promising(within)[:most])
+            if round_ == 0:
+                within, most = _DESCENDED
+                self._plan(pool, Node.descend, self._promising(within)[:most])
+        self._bound(pool)
 
-    def _plan(self, pool: ThreadPoolExecutor, moves: int, indices: Iterable[int]) -> None:
-        """So many moves for plans of each; a quick one where there is none."""
-        waiting = list(reversed(list(indices)))
-        while (waiting or self._running) and not self._ends():
-            while waiting and len(self._running) < self.threads:
-                index = waiting.pop()
-                node = self._nodes[index]
-                if not self._is_done(node):
-                    self._running[pool.submit(node.plan, moves, self._control)] = index
-            self._wait()
-
-    def _descend(self, pool: ThreadPoolExecutor) -> None:
-        """The best nodes' plans, layer by layer."""
-        for index in self._promising(_DESCENDED)[: self.threads]:
-            if not self._is_done(self._nodes[index]):
-                self._running[pool.submit(self._nodes[index].descend, self._control)] = index
-        while self._running and not self._ends():
-            self._wait()
+    def _plan(
+        self,
+        pool: ThreadPoolExecutor,
+        effort: _Effort,
+        indices: Iterable[int],
+        ends_at: Callable[[Node], bool] = lambda _: False,
+    ) -> None:
+        """An effort for plans of each. ends_at: whether neither a node nor those after it are worth one."""
+        turns = deque((index, self.upper_s) for index in indices)
+        while turns and not self._ends():
+            index, _ = turns[0]
+            if ends_at(self._nodes[index]):
+                break
+            if not self._is_over(self._nodes[index]):
+                outcome = self._outcome(pool, effort, turns)
+                if outcome is None:
+                    return
+                self._take(index, outcome)
+            turns.popleft()
+        self._end_begun()
+        wait([begun.outcome for begun in self._begun.values()])
+        if self.stopped_by is None:
+            self._begun.clear()
 
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
-        found = [
-            (node.candidates.best.batch_s, index)
-            for index, node in self._nodes.items()
-            if node.candidates is not None and node.candidates.best is not None
-        ]
         most_s = within * min(self.upper_s, self.within_s)
-        return [index for batch_s, index in sorted(found) if batch_s <= most_s]
+        found = sorted((best.batch_s, index) for index, best in self._found.items())
+        return [index for batch_s, index in found if batch_s <= most_s]
 
     def _bound(self, pool: ThreadPoolExecutor) -> None:
-        """It is always the least bound's turn."""
-        waiting = [(node.lower_s, index) for index, node in self._nodes.items()]
+        """It is always the least bound's turn, with the best time known when the node's turn before was over."""
+        waiting = [(node.lower_s, index, self.upper_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
-        while (waiting or self._running) and not self._bounded():
-            while waiting and len(self._running) < self.threads:
-                _, index = heapq.heappop(waiting)
-                node = self._nodes[index]
-                if node.exhausted or self._is_done(node):
-                    waiting.clear()  # no other effort raises the least bound
-                    continue
-                self.bounded += node.whole and node.done == 0
-                self._running[pool.submit(node.run, self._control)] = index
-            for entry in self._wait():
-                heapq.heappush(waiting, (self._nodes[entry].lower_s, entry))
+        while waiting and not self._bounded():
+            node = self._nodes[waiting[0][1]]
+            if node.exhausted or self._is_done(node):
+                return  # no other effort raises the least bound
+            turns = [(index, upper_s) for _, index, upper_s in heapq.nsmallest(2 * self.threads, waiting)]
+            outcome = self._outcome(pool, Node.run, turns)
+            if outcome is None:
+                return
+            _, index, _ = heapq.heappop(waiting)
+            self.bounded += node.whole and node.done == 0
+            node.done += 1
+            for entry in self._take(index, outcome):
+                heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.upper_s))
 
-    def _wait(self) -> list[int]:
-        """Takes what has ended; the nodes to go on with."""
-        done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-        return [entry for future in done for entry in self._take(self._running.pop(future), future.result())]
+    def _outcome(self, pool: ThreadPoolExecutor, effort: _Effort, turns: Iterable[_Turn]) -> Outcome | None:
+        """Of the first turn. Threads that have nothing to do meanwhile begin those after it. None: the search ends."""
+        turns = list(islice(turns, 2 * self.threads))
+        first, _ = turns[0]
+        while True:
+            for index, upper_s in turns:
+                busy = sum(not begun.outcome.done() for begun in self._begun.values())
+                wanted = index == first or (busy < self.threads and not self._nodes[index].exhausted)
+                if index not in self._begun and wanted:
+                    control = np.array([upper_s, 0.0])
+                    self._begun[index] = _Begun(pool.submit(effort, self._nodes[index], control), control)
+            done, _ = wait([self._begun[first].outcome], timeout=_LOOK_S)
+            if done:
+                return self._begun.pop(first).outcome.result()
+            if self._ends():
+                return None
+
+    def _end_begun(self) -> None:
+        for begun in self._begun.values():
+            begun.control[1] = 1.0
+
+    def _is_hopeless(self, node: Node) -> bool:
+        return node.task.about_s > _HOPELESS * min(self.upper_s, self.within_s)
 
     def _is_done(self, node: Node) -> bool:
         """Whether no plan of it is better than the best one, or of interest."""
         return node.lower_s >= self.upper_s * (1.0 - PROOF) or node.lower_s > self.within_s
+
+    def _is_over(self, node: Node) -> bool:
+        """The same, where one as good with fewer devices is better."""
+        fewer = self.best is not None and node.task.devices < self.best.task.devices
+        return self._is_done(node) and not (fewer and node.lower_s <= min(self.upper_s * (1.0 + _TIE), self.within_s))
 
     def _bounded(self) -> bool:
         """Whether the bound is good enough; plans are made good before anybody asks for bounds."""
@@ -342,11 +393,16 @@ class ChunkSearch:
 
     def _take(self, index: int, outcome: Outcome) -> list[int]:
         """The nodes to go on with."""
-        found = outcome.best
-        if found is not None and (self.best is None or _rank(found) < _rank(self.best)):
-            self.best = found
-            if self.on_found is not None:
-                self.on_found(found, self.lower_s)
+        found, node = outcome.best, self._nodes[index]
+        node.lower_s = max(node.lower_s, outcome.lower_s)
+        if found is not None:
+            if index not in self._found or found.batch_s < self._found[index].batch_s:
+                self._found[index] = found
+            before_s = self.upper_s
+            if self._is_better(found):
+                self.best = found
+                if self.on_found is not None and found.batch_s < before_s * (1.0 - _TIE):
+                    self.on_found(found, self.lower_s)
         if not outcome.children:
             return [index]
         self.cases += len(outcome.children)
@@ -357,7 +413,17 @@ class ChunkSearch:
         self._nodes = nodes
         return list(added)
 
+    def _is_better(self, found: Candidate) -> bool:
+        """Of plans that take the same but for rounding the one of fewest devices, then of fewest chunks."""
+        best = self.best
+        if best is None or found.batch_s < best.batch_s * (1.0 - _TIE):
+            return True
+        return found.batch_s <= best.batch_s * (1.0 + _TIE) and _rank(found) < _rank(best)
 
-def _rank(found: Candidate) -> tuple[float, int, int]:
-    """Of plans that take the same the one of fewest devices, then of fewest chunks."""
-    return found.batch_s, found.task.devices, found.task.shape.stages
+
+def _moved(moves: int) -> _Effort:
+    return lambda node, control: node.plan(moves, control)
+
+
+def _rank(found: Candidate) -> tuple[int, int]:
+    return found.task.devices, found.task.shape.stages

@@ -20,7 +20,7 @@ from piper_ray.engine.frontier.curve_tables import CurvePreparation
 from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats, points_of
 from piper_ray.engine.frontier.result import Frontier, Numbers, rising
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.search.inexact import inexact
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning
 from piper_ray.evaluate import evaluate
@@ -162,7 +162,7 @@ class CurveFrontier(Frontier):
         with closing(LocalBackend(self.options.threads)) as backend:
             outcome = evaluate_threshold(problem, backend, value_s, fewest_stages=True)
         if not outcome.feasible:
-            raise inexact(f"stages that are to take {value_s:.6g} s do not")
+            raise Inexact(f"stages that are to take {value_s:.6g} s do not")
         return Planning(instance, preparation.contraction).plan(problem, outcome.stages)
 
     def _budget_curve(self, budgets: Sequence[int]) -> Curve:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
-from piper_ray.engine.search.inexact import inexact
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.model.gap import relative_gap
 
 _FIRST_STEP = 0.0025
@@ -162,7 +162,7 @@ class Bracket:
         LimitError where sums over layers are so far off that the plan takes longer than the threshold.
         """
         if value > threshold * (1.0 + _OFF) + RESOLUTION:
-            raise inexact(f"stages that are to take {threshold:.6g} s take {value:.6g} s")
+            raise Inexact(f"stages that are to take {threshold:.6g} s take {value:.6g} s")
         self.record_plan(value)
         self._pointed = threshold * share if share < _FEWER else None
         if self.phase is Phase.DESCENDING:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from piper_ray.model.errors import LimitError
 
 
-def inexact(found: str) -> LimitError:
+class Inexact(LimitError):
     """found: what shows it, in words."""
-    return LimitError(
-        f"sums of the layers' figures are not exact enough: {found}. Leave out configurations that no plan can use, "
-        "whose figures are a hundred million times as large as others' and more"
-    )
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"sums of the layers' figures are not exact enough: {found}. Leave out configurations that no plan can "
+            "use, whose figures are a hundred million times as large as others' and more"
+        )

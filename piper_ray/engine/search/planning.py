@@ -15,7 +15,7 @@ from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
 from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.kernels.types import IndexArray, Items, StageKey
 from piper_ray.engine.lattice.contraction import Contraction
-from piper_ray.engine.search.inexact import inexact
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
 from piper_ray.model.errors import InvalidPlan
@@ -83,7 +83,7 @@ class Planning:
         try:
             return ValuedPlan.of(self.instance, plan)
         except InvalidPlan as error:
-            raise inexact(f"of a plan that is to fit, {error.violations[0]}") from error
+            raise Inexact(f"of a plan that is to fit, {error.violations[0]}") from error
 
     def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
         """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
@@ -144,7 +144,7 @@ def _choices(problem: Problem, traced: TracedStage) -> tuple[list[tuple[int, int
     if not are_best:  # then the choice that the evaluation found will do
         best = least_cost(items, limit, budget_s, True, choice)
     if best == INFEASIBLE:
-        raise inexact("a stage that is to fit does not")
+        raise Inexact("a stage that is to fit does not")
     if best == TOO_HARD:
         raise AssertionError("a stage of the plan has no choice")
     options = choice - items.start[:-1]

@@ -29,13 +29,14 @@ from piper_ray.engine.search.chain import (
 )
 from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.corridor import around
+from piper_ray.engine.search.inexact import Inexact
 from piper_ray.engine.search.limits import Limits
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.search.watch import EvaluationWatch
 from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.model.errors import ChoiceTooHard
-from piper_ray.model.events import Bounds, EvaluationFinished, IncumbentFound, Listener, silent
+from piper_ray.model.events import Bounds, EvaluationFinished, IncumbentFound, Listener, Note, silent
 from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy, StopSearch
 
@@ -129,7 +130,8 @@ class Search:
     def run(self) -> None:
         """Closes the bracket, or stops at the gap, the deadline or an interrupt; then picks the preferred plan.
 
-        A TMPC choice that is too hard to make exactly ends the search too. Raises ChoiceTooHard where no plan is known.
+        A TMPC choice that is too hard to make exactly ends the search too, and so do figures too far apart for sums.
+        Raises ChoiceTooHard and Inexact where no plan is known.
         """
         try:
             if self._has_chains:
@@ -152,6 +154,13 @@ class Search:
             if self.incumbent is None:
                 raise
             self.stopped_by = StoppedBy.CHOICE_TOO_HARD
+        except Inexact as found:
+            if self.incumbent is None:
+                raise
+            # Sums of many layers may have ruled out what is there; the first bound takes the least of each layer.
+            self.bracket.lower = self._first_bound_s
+            self.stopped_by = StoppedBy.INEXACT
+            self.listener(Note(str(found)))
 
     def _try(self, threshold_s: float) -> None:
         bound_s = self._pricing.lower_bound_s(threshold_s)

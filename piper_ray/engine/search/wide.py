@@ -101,6 +101,10 @@ class WideSearch:
         """As ``Search.proved_s``, of a plan that takes so long and is proved to be the best."""
         return min(max(self._chain.lower_bound_s(), time_s * (1.0 - PROOF)), time_s)
 
+    def forget_bound(self) -> None:
+        """All but the first one, which takes the least of each layer: sums of many may have ruled out what is there."""
+        self.bracket.lower = self._chain.lower_bound_s()
+
     def improve_along(self, problem: Problem, stages: Sequence[TracedStage]) -> None:
         """Plans whose stages are runs of an order through those of one that was found."""
         chain = self._on_chain(order_through(problem, stages))

@@ -25,6 +25,7 @@ _StoppedBy = Literal[
     "no better bound or plan found",
     "no plan is fast enough",
     "too many downsets to list",
+    "figures too far apart",
 ]
 
 

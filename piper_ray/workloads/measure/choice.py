@@ -34,13 +34,19 @@ def chosen(model: nn.Module, patterns: Sequence[str]) -> ModuleChoice:
         for pattern in patterns:
             matched = {path for path in paths if fnmatchcase(path, pattern) and _same_depth(path, pattern)}
             if not matched:
-                raise UsageError(f"--layers {pattern}: no such module; the model has {', '.join(paths[:20])}" +
-                                 (" ..." if len(paths) > 20 else ""))  # fmt: skip
+                raise UsageError(f"--layers {pattern}: no such module; {_modules_of(model, paths)}")
             layers |= matched
     else:
         layers = set(_own_layers(model, ""))
     leaves = {path for path, module in model.named_modules(remove_duplicate=False) if path and _of_torch(module)}
     return ModuleChoice(frozenset(layers), frozenset(layers | leaves))
+
+
+def _modules_of(model: nn.Module, paths: Sequence[str]) -> str:
+    name = type(model).__name__
+    if not paths:
+        return f"{name} has no modules in it; expected a model of several"
+    return f"{name} has {', '.join(paths[:20])}" + (" ..." if len(paths) > 20 else "")
 
 
 def _same_depth(path: str, pattern: str) -> bool:
