@@ -13,7 +13,6 @@ import importlib.machinery
 import importlib.util
 import io
 import json
-import os
 import shlex
 import sys
 import types
@@ -287,7 +286,7 @@ def torchtitan(folder: Path, blocks: int) -> object:
     pretended."""
     import torch
 
-    config = _titan_config(folder, blocks)
+    config = _titan_config(folder)
     if isinstance(config, str):
         raise AssertionError(config)
     from torchtitan.distributed import ParallelDims
@@ -362,16 +361,67 @@ def torchtitan_divisions(folder: Path, blocks: int) -> object:
     return [divided(*case) for case in json.loads(folder.read_text())]
 
 
-def torchtitan_tied(folder: Path, blocks: int) -> object:
-    """What torchtitan says against the config of a launch, for a model whose ends are tied; None: nothing."""
-    found = _titan_config(folder, blocks, tied=True)
-    return found if isinstance(found, str) else None
+def torchtitan_parameters(folder: Path, blocks: int) -> object:
+    """Parameters of the model that torchtitan makes of a launch, which it has compared with the planned ones itself,
+    and figures that change none. A text where it refuses."""
+    config = _titan_config(folder)
+    if isinstance(config, str):
+        return config
+    import torch
+    from torchtitan.models.common import RMSNorm
+
+    spec = config.model_spec
+    with torch.device("meta"):
+        model = spec.model.build()
+    assert len(model.layers) == blocks
+    (epsilon,) = {norm.eps for _, norm, _, _ in spec.model.traverse(RMSNorm.Config)}
+    rope = spec.model.layers[0].attention.rope
+    return {
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "trained": sum(x.numel() for x in model.parameters() if x.requires_grad),
+        "name": spec.name,
+        "epsilon": epsilon,
+        "theta": rope.theta,
+        "scaling": rope.scaling,
+        "loss": config.loss.loss_fn.global_vocab_size,
+        "optimizer": config.optimizer.implementation,
+        "compile": [config.compile.components, config.compile.enable_async_tensor_parallel],
+    }
 
 
-def torchtitan_key_heads(folder: Path, blocks: int) -> object:
+def torchtitan_tied(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """What torchtitan says against the config of a launch, if the model's ends are tied; None: nothing."""
+
+    def tie(model: Any) -> None:
+        model.enable_weight_tying = True
+
+    return _titan_complaint(folder, tie)
+
+
+def torchtitan_key_heads(folder: Path, blocks: int) -> object:  # noqa: ARG001
     """The same for a model with two heads of keys and values."""
-    found = _titan_config(folder, blocks, key_heads=2)
-    return found if isinstance(found, str) else None
+
+    def share(model: Any) -> None:
+        for layer in model.layers:
+            layer.attention.n_kv_heads = 2
+
+    return _titan_complaint(folder, share)
+
+
+def torchtitan_other_depth(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """What the exported file says of a config with a layer more."""
+    config = _titan_config(folder)
+    config.model_spec.model.layers.append(config.model_spec.model.layers[-1])
+    try:
+        sys.modules["piper_plan"].apply(config)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _titan_complaint(folder: Path, change: Any) -> str | None:
+    config = _titan_config(folder, change)
+    return config if isinstance(config, str) else None
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -407,36 +457,20 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return type(name, (), {}) if name[0].isupper() else lambda *given, **_: given[0] if given else None
 
 
-def _titan_config(folder: Path, blocks: int, *, key_heads: int = 8, tied: bool = False) -> Any:
-    """torchtitan's whole config as its own command line reads it for an export, handed to a Llama of 16 heads; a text
-    where torchtitan refuses it."""
+def _titan_config(folder: Path, change: Any = None, *arguments: str) -> Any:
+    """torchtitan's whole config as its own command line reads it for an export; a text where torchtitan refuses it.
+    change: what is done to the model's config before torchtitan looks at it."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         sys.meta_path.insert(0, _StandIns())
     from torchtitan.config.manager import ConfigManager
-    from torchtitan.models import llama3
-    from torchtitan.models.common import ComplexRoPE
-    from torchtitan.trainer import Trainer
 
-    model = llama3.model_registry("debugmodel").model
-    model.enable_weight_tying = tied
-    model.layers = llama3._build_llama3_layers(
-        n_layers=blocks,
-        dim=256,
-        n_heads=16,
-        n_kv_heads=key_heads,
-        hidden_dim=256,
-        rope=ComplexRoPE.Config(dim=16, max_seq_len=131072, theta=500000, scaling="llama"),
-        attn_backend="flex",
-    )
-    base = types.ModuleType("base_of_the_plan")
-    spec = dataclasses.replace(llama3.model_registry("debugmodel"), model=model)
-    vars(base)["base"] = lambda: Trainer.Config(model_spec=spec)
-    sys.modules[base.__name__] = base
     sys.modules["piper_plan"] = _imported(folder, "piper_plan")
     said = io.StringIO()
-    with unittest.mock.patch.dict(os.environ, PIPER_BASE="base_of_the_plan:base"), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stderr(said):
         try:
-            config = ConfigManager().parse_args(["--module", "piper_plan", "--config", "planned"])
+            config = ConfigManager().parse_args(["--module", "piper_plan", "--config", "planned", *arguments])
+            if change is not None:
+                change(config.model_spec.model)
             config.model_spec.model.update_from_config(config=config)
         except (ValueError, NotImplementedError) as error:
             return str(error)

@@ -9,11 +9,11 @@ from piper_ray.export.job import Job
 from piper_ray.export.megatron_flags import words_of
 from piper_ray.export.megatron_model import model_settings, require_megatron_model, scaling_note
 from piper_ray.export.megatron_settings import (
-    hides_tensor_exchanges,
     overlap_settings,
     plan_settings,
     precision_settings,
 )
+from piper_ray.export.overlaps import hides_tensor_exchanges
 from piper_ray.model.errors import UsageError
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape

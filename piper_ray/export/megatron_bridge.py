@@ -8,11 +8,11 @@ from piper_ray.export.megatron import CONNECTIONS, asks_for_connections, megatro
 from piper_ray.export.megatron_flags import PLAN_FLAGS, Kind
 from piper_ray.export.megatron_settings import (
     fp8_recipe,
-    hides_tensor_exchanges,
     overlap_settings,
     plan_settings,
     precision_settings,
 )
+from piper_ray.export.overlaps import hides_tensor_exchanges
 from piper_ray.model.errors import UsageError
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape

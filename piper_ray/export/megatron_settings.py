@@ -5,11 +5,12 @@ from __future__ import annotations
 from piper_ray.export.job import Job
 from piper_ray.export.megatron_flags import Settings, Value
 from piper_ray.export.megatron_layout import layout_text, stage_letters
+from piper_ray.export.overlaps import hides_tensor_exchanges, software_of
 from piper_ray.model.errors import UsageError
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.simulate.actions import group_size
-from piper_ray.workloads.estimate.software import ContextExchange, Software, load_software
+from piper_ray.workloads.estimate.software import ContextExchange
 
 _BLACKWELL = ("B", "GB")
 """How the keys of GPUs begin whose products of 8 bits have scales for blocks of 32 numbers (MXFP8)."""
@@ -88,17 +89,6 @@ def overlap_settings(job: Job) -> Settings:
         found["overlap_param_gather"] = job.setting.optimizer_shards > 1
     found["tp_comm_overlap"] = hides_tensor_exchanges(job) and job.setting.sequence_parallel
     return {name: value for name, value in found.items() if value is not False}
-
-
-def hides_tensor_exchanges(job: Job) -> bool:
-    """Whether the plan's times count a share of tensor parallelism's exchanges as hidden."""
-    software = software_of(job)
-    return software is not None and job.tensor_parallel_degree > 1 and software.forward_overlap > 0.0
-
-
-def software_of(job: Job) -> Software | None:
-    """What the workload's times are of; None where it does not say it, or not of a table of ours."""
-    return None if job.instance.model is None else load_software().get(job.instance.model.software)
 
 
 def precision_settings(model: TrainedModel) -> Settings:

@@ -1,55 +1,27 @@
-"""torchtitan's configuration: ``torchtitan.json`` says what the plan decides, ``piper_plan.py`` sets it in a config."""
+"""torchtitan's launch: ``torchtitan.json`` says plan and model, ``piper_plan.py`` makes a config of them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from piper_ray.export.actions import ONE_STAGE, TORCH_NAMES, actions_csv
 from piper_ray.export.files import Export, json_text
 from piper_ray.export.job import Job
+from piper_ray.export.overlaps import hides_tensor_exchanges, software_of
+from piper_ray.export.torchtitan_model import model_fields, require_titan_model
 from piper_ray.export.torchtitan_modules import module_names
+from piper_ray.export.torchtitan_plan import plan_module
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import divisors
 from piper_ray.model.recomputation import Recomputation
-
-_CONFIG = '''"""torchtitan's config of the plan: --module piper_plan --config planned, with this folder on PYTHONPATH.
-
-PIPER_BASE names the model's own config function, such as torchtitan.models.llama3.config_registry:llama3_70b.
-"""
-
-import importlib
-import json
-import os
-from pathlib import Path
-
-FOLDER = Path(__file__).resolve().parent
-
-
-def apply(config):
-    """Sets in a torchtitan config what the plan decides; returns it. Raises ValueError for a model of other depth."""
-    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-
-    decided = json.loads((FOLDER / "torchtitan.json").read_text())
-    planned, layers = decided["layers"], len(config.model_spec.model.layers)
-    if layers != planned:  # of which torchtitan would train those that both have
-        raise ValueError(f"the plan is of {planned} layers, the config of {layers}")
-    for section in ("parallelism", "training"):
-        for name, value in decided[section].items():
-            if name == "pipeline_parallel_schedule_csv" and value:
-                value = str(FOLDER / value)
-            setattr(getattr(config, section), name, value)
-    policies = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
-    config.activation_checkpoint = policies[decided["activation_checkpoint"]]()
-    return config
-
-
-def planned():
-    """The model's own config with the plan."""
-    module, _, function = os.environ["PIPER_BASE"].partition(":")
-    return apply(getattr(importlib.import_module(module), function)())
-'''
+from piper_ray.model.trained_model import TrainedModel
 
 
 def titan_document(job: Job) -> dict[str, object]:
-    """The fields of torchtitan 0.3's config that the plan decides. Raises UsageError for what it has no field for."""
+    """The fields of torchtitan 0.3's config that the plan decides, and its model if the workload says it.
+
+    Raises UsageError for what torchtitan has no field for, and for models that it cannot build.
+    """
     if job.recomputation is None:
         raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
     _require_experts(job)
@@ -84,11 +56,26 @@ def titan_document(job: Job) -> dict[str, object]:
         training["seq_len"] = job.instance.batch.tokens_per_sample
     if p > 1 or (job.expert_ranks or 1) > 1:
         training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
+    if (model := job.instance.model) is not None:
+        tokens = job.instance.batch.tokens_per_sample
+        further: dict[str, object] = {
+            "compile": _compile(job, model),
+            "model": model_fields(require_titan_model(model), model, tokens),
+        }
+        training |= {
+            "disable_cuda_graphs": True,  # whose memory the plan does not count
+            "dtype": "float32",
+            "mixed_precision_param": "bfloat16",
+            "mixed_precision_reduce": "float32",
+        }
+    else:
+        further = {}
     document: dict[str, object] = {
         "layers": job.pieces.blocks,
         "parallelism": parallelism,
         "training": training,
         "activation_checkpoint": "selective" if job.recomputation.selective else job.recomputation.id,
+        **further,
     }
     return document if job.schedule.group is None else document | {"group": job.schedule.group}
 
@@ -109,17 +96,70 @@ def _require_experts(job: Job) -> None:
         raise UsageError("torchtitan has no tensor parallelism of experts apart from the others'; this plan has it")
 
 
+def _compile(job: Job, model: TrainedModel) -> dict[str, object]:
+    """torch.compile as torchtitan's own configs use it: of blocks and loss, but for experts in bf16 of the loss alone.
+
+    Exchanges of tensor parallelism run beside products where the plan counts on it, which takes compiled blocks.
+    """
+    blocks = _compiles_blocks(job, model)
+    hidden = blocks and hides_tensor_exchanges(job) and job.setting.sequence_parallel
+    return {
+        "enable": True,
+        "components": ["model", "loss"] if blocks else ["loss"],
+        "enable_async_tensor_parallel": hidden,
+    }
+
+
+def _compiles_blocks(job: Job, model: TrainedModel) -> bool:
+    return not job.experts or model.precision == "fp8"
+
+
 def export_torchtitan(job: Job) -> Export:
     """The files and how they are used."""
     document = titan_document(job)
-    files = {"torchtitan.json": json_text(document), "piper_plan.py": _CONFIG}
+    model = job.instance.model
+    files = {"torchtitan.json": json_text(document), "piper_plan.py": plan_module(model is not None)}
     if job.pipeline_ranks > 1 and job.schedule.name not in ONE_STAGE:
         files["schedule.csv"] = actions_csv(job)
-    command = (
-        f"PYTHONPATH=. PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG {job.torchrun} -m torchtitan.train "
-        "--module piper_plan --config planned"
-    )
-    return Export(files, command, (*_notes(job), *job.notes))
+    base, data = "PIPER_BASE=torchtitan.models.MODEL.config_registry:CONFIG ", ""
+    usage = ""
+    if model is not None:
+        base, data, usage = "", ' --hf_assets_path "${TOKENIZER:?a folder with the tokenizer}"', _USAGE
+    command = f"PYTHONPATH=. {base}{job.torchrun} -m torchtitan.train --module piper_plan --config planned{data}"
+    return Export(files, command, (*_notes(job), *_model_notes(job), *job.notes), usage=usage)
+
+
+_USAGE = """torchtitan's own config of such a model says the data set (c4), the optimizer's figures and the number of
+steps: further arguments change them, such as `--training.steps 1000` or, for 0.3, `--dataloader.dataset_path PATH`.
+"""
+
+
+def _model_notes(job: Job) -> Iterator[str]:
+    """Of what the workload says of its model."""
+    model, software = job.instance.model, software_of(job)
+    if model is None:
+        yield "the workload does not say which model it is: PIPER_BASE names the config function of the user's own"
+        return
+    if model.software != _OWN_SOFTWARE:
+        named = model.software if software is None else software.name
+        yield f"the plan's times are of {named}, not of torchtitan (estimate --software {_OWN_SOFTWARE})"
+    if hides_tensor_exchanges(job) and not (job.setting.sequence_parallel and _compiles_blocks(job, model)):
+        yield (
+            "the plan's times count a part of tensor parallelism's exchanges as hidden, which torchtitan hides with "
+            "sequence parallelism and compiled blocks alone"
+        )
+    if job.experts:
+        yield "torchtitan balances experts by a bias of the router, without the loss that a config may ask for"
+    if model.lora_rank:
+        yield (
+            "torchtitan keeps the weights that adapters leave as they are in fp32, which takes more memory than the "
+            "plan counts on"
+        )
+    if model.precision == "fp8":
+        yield "products of 8 bits take torchao on each node"
+
+
+_OWN_SOFTWARE = "fsdp"
 
 
 def _notes(job: Job) -> list[str]:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from piper_ray.export.actions import ONE_STAGE, TORCH_NAMES
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch
+from piper_ray.export.torchtitan_model import model_fields, require_titan_model
 from piper_ray.export.torchtitan_modules import own_division, read_modules
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import printable
@@ -57,12 +58,40 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
             parallelism.get("pipeline_parallel_microbatch_size", 1) if piped else training.get("local_batch_size")
         )
         check_batch(instance, _SOURCE, microbatch, training.get("global_batch_size"), training.get("seq_len"))
+    names = frozenset(parallelism.keys() & READ_FIELDS)
+    if isinstance(given := document.get("model"), Mapping):
+        names |= _same_model(given, instance)
     parts = parallelism.get("module_fqns_per_model_part")
     if parts is None:
         stages = _own_division(parallelism, pieces, said)
     else:
         stages = read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part")
-    return ReadLayout(stages, said, _notes(parallelism, document), frozenset(parallelism.keys() & READ_FIELDS))
+    return ReadLayout(stages, said, _notes(parallelism, document), names)
+
+
+def _same_model(given: Mapping[str, object], instance: Instance) -> frozenset[str]:
+    """The names of its figures. Raises UsageError where the document, as we export it, is of another model than the
+    workload, or of one trained otherwise."""
+    model = instance.model
+    if model is not None:
+        own = model_fields(require_titan_model(model), model, instance.batch.tokens_per_sample)
+        said, planned = _flat(given), _flat(own)
+        for name in sorted(said.keys() | planned.keys()):
+            if said.get(name) != planned.get(name):
+                raise UsageError(
+                    f"{_SOURCE}: model.{printable(name)}: {printable(str(said.get(name)))}; "
+                    f"the workload's is {planned.get(name)}"
+                )
+    layers = given.get("layers")
+    return frozenset(map(str, (*given, *(layers if isinstance(layers, Mapping) else ()))))
+
+
+def _flat(table: Mapping[str, object], within: str = "") -> dict[str, object]:
+    """By names such as ``layers.n_heads``."""
+    found: dict[str, object] = {}
+    for name, value in table.items():
+        found |= _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {f"{within}{name}": value}
+    return found
 
 
 def _notes(parallelism: Mapping[str, object], document: Mapping[str, object]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def require_understood(text: str, read: Collection[str], known: Collection[str],
             if name not in read:
                 raise UsageError(f"layout: {shown} stands in a place where it is not read; {_EXPECTED}")
             values.setdefault(name, set()).add(value)
-        elif name not in harmless:
+        elif name not in harmless and name not in read:
             if (meant := _misspelt(name, known)) is not None:
                 written = meant if shown[0].isalpha() else "--" + meant.replace("_", "-")
                 raise UsageError(f"layout: {shown} is not understood; did you mean {written}?")

@@ -1,0 +1,274 @@
+"""A decoder as torchtitan builds it: which of its models, with which sizes, or the reasons why it has none.
+
+Names and meanings are those of torchtitan 0.3 and of its main branch of August 2026, whose builders of layers agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.trained_model import TrainedModel
+from piper_ray.workloads.estimate.adapters import with_adapters
+from piper_ray.workloads.estimate.architectures.experts import Experts
+from piper_ray.workloads.estimate.architectures.latent import LatentAttention
+from piper_ray.workloads.estimate.architectures.layers import Attention, Dense
+from piper_ray.workloads.estimate.config import model_of_config
+from piper_ray.workloads.estimate.decoder_shape import DecoderShape, Rotary, decoder_shape
+from piper_ray.workloads.estimate.families import Microbatch
+
+Fields = Mapping[str, object]
+
+_LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
+_GPT_OSS = "gpt_oss"
+_KNOWN = _LATENT | {
+    "Yi", "internlm2", "internlm3", "llama", "ministral", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
+    "seed_oss", _GPT_OSS,
+}  # fmt: skip
+"""Model types whose layers torchtitan's llama3, qwen3, deepseek_v3 or gpt_oss has; others scale, gate or norm apart."""
+
+_SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2"})
+_GPT_OSS_WINDOW = 128
+_USUAL_EPSILON = {"mixtral": 1e-5, _GPT_OSS: 1e-5}
+"""Where the config says none; of all others 1e-6."""
+_ADAPTED = ("wq", "wkv", "wo", "w1", "w2", "w3")
+"""Linear layers of a dense block, by torchtitan's names."""
+
+
+def require_titan_model(model: TrainedModel) -> DecoderShape:
+    """The decoder. Raises UsageError with every reason why torchtitan cannot build it, or train it so."""
+    shape = decoder_shape(model)
+    named = model.config.get("model_type", "a model of an unknown type")
+    if shape is None:
+        raise UsageError(f"torchtitan's language models are decoders of text; {named} is none")
+    reasons = list(_reasons(shape, model))
+    if reasons:
+        raise UsageError(f"torchtitan cannot train this model ({named}): {'; '.join(reasons)}")
+    return shape
+
+
+def _reasons(shape: DecoderShape, model: TrainedModel) -> Iterator[str]:
+    rules, config, experts = shape.rules, shape.config, shape.experts
+    if any(not isinstance(part, (Attention, LatentAttention)) for part in shape.mixing):
+        yield "some of its layers mix tokens otherwise than by attention"
+        return
+    if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm != "h":
+        yield "it has other norms than RMS norms before attention and before the feed-forward part"
+    if not rules.rotary or rules.positions or (shape.rotary is not None and shape.rotary.share != 1.0):
+        yield "its positions are not those of rotary heads as a whole"
+    if shape.model_type not in _KNOWN:
+        yield "torchtitan has no model of these layers"
+    elif shape.model_type != _GPT_OSS:
+        if rules.output_bias or rules.inner_bias or rules.head_bias or (experts is not None and experts.bias):
+            yield "it has biases beside those of queries, keys and values"
+        if not rules.gated or shape.activation not in ("silu", "swish"):
+            yield f"its feed-forward part is no SwiGLU ({shape.activation})"
+    if rules.query_norm not in ("", "2 d"):
+        yield "its norms of queries and keys go over all heads"
+    yield from _attention_reasons(shape)
+    if experts is not None:
+        yield from _experts_reasons(shape, experts)
+    if any(shape.dropout):
+        yield "it has dropout, which torchtitan's models have not"
+    if config.predictors:
+        yield (
+            f"it predicts {config.predictors + 1} tokens at once, and the launch trains it without "
+            "(num_nextn_predict_layers = 0 plans so)"
+        )
+    yield from _training_reasons(model, experts)
+
+
+def _attention_reasons(shape: DecoderShape) -> Iterator[str]:
+    gpt_oss, rotary = shape.model_type == _GPT_OSS, shape.rotary
+    windows = [part.window for part in shape.mixing if isinstance(part, Attention)]
+    expected = [_GPT_OSS_WINDOW if gpt_oss and layer % 2 == 0 else None for layer in range(len(windows))]
+    if windows and windows != expected:
+        yield "torchtitan's attention has not its sliding windows"
+    if any(isinstance(part, Attention) and part.output_gate for part in shape.mixing):
+        yield "its attention has a gate"
+    if rotary is not None and _scaling(shape, rotary) is None:
+        yield f"its rotary positions are stretched in a way that torchtitan has not ({_kind(rotary)})"
+
+
+def _experts_reasons(shape: DecoderShape, experts: Experts) -> Iterator[str]:
+    sparse = [isinstance(part, Experts) for part in shape.feeding]
+    first = sparse.index(True)
+    if not all(sparse[first:]) or (first and shape.model_type not in _LATENT):
+        yield "layers with experts and layers without take turns"
+    if any(part != experts for part in shape.feeding if isinstance(part, Experts)):
+        yield "its layers have experts of several sizes"
+    if experts.shared_gate:
+        yield "its shared experts have a gate"
+    if experts.shared % experts.inner or (experts.shared and shape.model_type not in _LATENT):
+        yield "torchtitan has not its shared experts"
+
+
+def _training_reasons(model: TrainedModel, experts: Experts | None) -> Iterator[str]:
+    if model.precision == "fp16":
+        yield "torchtitan trains in bf16 or fp8, not in fp16"
+    if model.gradient_bytes != _GRADIENT_BYTES:
+        yield f"it reduces gradients in {_GRADIENT_BYTES:g} bytes, and the plan in {model.gradient_bytes:g}"
+    if model.optimizer_bytes not in OPTIMIZERS:
+        able = " or ".join(f"{size:g}" for size in OPTIMIZERS)
+        yield f"its optimizer keeps {able} bytes a parameter with fp32 weights; the plan's {model.optimizer_bytes:g}"
+    if model.lora_rank and experts is not None:
+        yield "its adapters (LoRA) are of linear layers alone, and the plan's of experts, too"
+    if model.lora_rank and model.precision == "fp8":
+        yield "adapters (LoRA) are planned in fp8, and torchtitan's are in bf16"
+
+
+_GRADIENT_BYTES = 4.0
+
+OPTIMIZERS = {12.0: "fused", 8.0: "fused_opt_states_bf16"}
+"""AdamW's implementation by the bytes of fp32 weights and moments."""
+
+
+def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -> Fields:
+    """What ``piper_plan.py`` builds the model from, and how many parameters it must have (``require_titan_model``
+    first). tokens: of a sample."""
+    config, rotary = shape.config, shape.rotary
+    assert rotary is not None
+    latent = next((part for part in shape.mixing if isinstance(part, LatentAttention)), None)
+    module, usual, builder, layers = _layers(shape, latent, model)
+    size = latent.rotary_size if latent is not None else config.head_size
+    architecture = model_of_config("model", model.config).architecture(Microbatch(1, tokens, fused=True))
+    found: dict[str, object] = {
+        "module": module,
+        "usual": usual,
+        "builder": builder,
+        "parameters": architecture.parameters,
+        "dim": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "tied": config.tied,
+        "norm_eps": shape.norm_epsilon or _USUAL_EPSILON.get(shape.model_type, 1e-6),
+        "query_bias": shape.rules.query_bias,
+        "query_norm": bool(shape.rules.query_norm),
+        "layers": layers,
+        "rope_class": "CosSinRoPE" if module in ("qwen3", _GPT_OSS) else "ComplexRoPE",
+        "rope": {"dim": size, "theta": rotary.base, **(_scaling(shape, rotary) or {})},
+        "positions": max(config.max_position_embeddings, tokens or 1),
+        "precision": model.precision,
+        "optimizer": OPTIMIZERS[model.optimizer_bytes],
+    }
+    if module == "qwen3" and shape.experts is not None:
+        found["route_norm"] = _renormalised(shape)
+    if latent is not None:
+        found["shared_experts"] = bool(shape.experts and shape.experts.shared)
+    if model.precision == "fp8" and model.gpu.startswith(_BLACKWELL):
+        found["precision"] = "mxfp8"
+    if model.lora_rank:
+        adapted = with_adapters(architecture, model.lora_rank)
+        found |= {"lora_rank": model.lora_rank, "trained": adapted.trained_parameters, "adapted": list(_ADAPTED)}
+    return found
+
+
+_BLACKWELL = ("B", "GB")
+"""How the keys of GPUs begin whose products of 8 bits have scales for blocks of 32 numbers (MXFP8)."""
+
+
+def _layers(
+    shape: DecoderShape, latent: LatentAttention | None, model: TrainedModel
+) -> tuple[str, str, str, dict[str, object]]:
+    """torchtitan's module, its config of usual figures, the function that builds layers, and what that one is given."""
+    config, experts = shape.config, shape.experts
+    common: dict[str, object] = {"n_layers": config.layers, "dim": config.hidden_size, "attn_backend": "flex"}
+    if latent is not None:
+        return "deepseek_v3", "deepseek_v3_16b", "_build_dsv3_layers", common | _latent(shape, latent, experts)
+    if shape.model_type == _GPT_OSS and experts is not None:
+        sizes = {"hidden_dim": experts.inner, "num_experts": experts.count, "top_k": experts.per_token}
+        return _GPT_OSS, "gpt_oss_20b", "_build_gptoss_layers", common | sizes | _COMMUNICATION | _BALANCE
+    heads = {"n_heads": config.num_attention_heads, "n_kv_heads": config.key_heads, "fuse_qkv": not model.lora_rank}
+    if experts is not None:
+        sizes = {"moe_hidden_dim": experts.inner, "num_experts": experts.count, "top_k": experts.per_token}
+        found = common | heads | {"head_dim": config.head_size} | sizes | _COMMUNICATION
+        return "qwen3", "qwen3_30b_a3b", "_build_qwen3_moe_layers", found
+    found = common | heads | {"hidden_dim": config.inner}
+    if _plain_heads(shape):
+        return "llama3", "llama3_8b", "_build_llama3_layers", found
+    return "qwen3", "qwen3_14b", "_build_qwen3_layers", found | {"head_dim": config.head_size}
+
+
+_COMMUNICATION: dict[str, object] = {"moe_comm_backend": "standard", "non_blocking_capacity_factor": None}
+_BALANCE: dict[str, object] = {"load_balance_coeff": 1e-3}
+
+
+def _latent(shape: DecoderShape, latent: LatentAttention, experts: Experts | None) -> dict[str, object]:
+    config = shape.config
+    dense = sum(isinstance(part, Dense) for part in shape.feeding)
+    scaling, groups, chosen = (shape.said(key) for key in ("routed_scaling_factor", "n_group", "topk_group"))
+    grouped = isinstance(groups, int) and groups > 1
+    rotary = shape.rotary
+    stretch = _number(rotary.scaling, "mscale_all_dim", 0.0) if rotary is not None else 0.0
+    sigmoid = shape.said("scoring_func") == "sigmoid" or (
+        shape.said("scoring_func") is None and shape.model_type in _SIGMOID_ROUTERS
+    )
+    count, per_token, inner = (experts.count, experts.per_token, experts.inner) if experts else (1, 1, 1)
+    return {
+        "n_dense_layers": dense,
+        "n_heads": latent.heads,
+        "q_lora_rank": latent.query_rank or 0,
+        "kv_lora_rank": latent.rank,
+        "qk_nope_head_dim": latent.plain_size,
+        "qk_rope_head_dim": latent.rotary_size,
+        "v_head_dim": latent.value_size,
+        "mscale": stretch,
+        "dense_hidden_dim": config.inner,
+        "moe_hidden_dim": inner,
+        "num_experts": count,
+        "num_shared_experts": max(1, experts.shared // experts.inner) if experts else 1,
+        "router_top_k": per_token,
+        "router_score_func": "sigmoid" if sigmoid else "softmax",
+        "router_num_expert_groups": groups if grouped else None,
+        "router_num_limited_groups": chosen if grouped else None,
+        "router_route_scale": float(scaling) if isinstance(scaling, (int, float)) else 1.0,
+        "router_route_norm": _renormalised(shape),
+        **_COMMUNICATION,
+    }
+
+
+def _renormalised(shape: DecoderShape) -> bool:
+    """Whether the weights of a token's experts add up to one."""
+    said = shape.said("norm_topk_prob")
+    return bool(said) if said is not None else shape.model_type in (*_SIGMOID_ROUTERS, "mixtral")
+
+
+def _plain_heads(shape: DecoderShape) -> bool:
+    """Whether heads divide the width and have no norms, as llama3's; qwen3 has others, and no stretching as Llama's."""
+    config = shape.config
+    return not shape.rules.query_norm and config.head_size * config.num_attention_heads == config.hidden_size
+
+
+def _kind(rotary: Rotary) -> str:
+    return str(rotary.scaling.get("rope_type", rotary.scaling.get("type", "default")))
+
+
+def _scaling(shape: DecoderShape, rotary: Rotary) -> dict[str, object] | None:
+    """How rotary positions are stretched, as torchtitan says it; None where it cannot."""
+    kind, said = _kind(rotary), rotary.scaling
+    if kind == "default":
+        return {}
+    if kind == "llama3" and shape.experts is None and _plain_heads(shape):
+        return {
+            "scaling": "llama",
+            "scaling_factor": _number(said, "factor", 8.0),
+            "low_freq_factor": _number(said, "low_freq_factor", 1.0),
+            "high_freq_factor": _number(said, "high_freq_factor", 4.0),
+            "original_max_position_embeddings": int(_number(said, "original_max_position_embeddings", 8192)),
+        }
+    if kind != "yarn" or shape.model_type not in (*_LATENT, _GPT_OSS):
+        return None
+    if shape.model_type in _LATENT and said.get("mscale") != said.get("mscale_all_dim"):
+        return None
+    return {
+        "scaling": "yarn",
+        "rope_factor": _number(said, "factor", 1.0),
+        "beta_fast": _number(said, "beta_fast", 32.0),
+        "beta_slow": _number(said, "beta_slow", 1.0),
+        "original_seq_len": int(_number(said, "original_max_position_embeddings", 4096)),
+        "truncate": said.get("truncate") is not False,
+    }
+
+
+def _number(said: Mapping[str, object], key: str, usual: float) -> float:
+    value = said.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else usual
