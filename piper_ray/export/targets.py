@@ -17,6 +17,7 @@ from piper_ray.export.megatron_model import require_megatron_model
 from piper_ray.export.target import RANKS, Target
 from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
+from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
@@ -55,7 +56,7 @@ class _Form:
 _FORMS = {
     Target.MEGATRON: _Form(RUNTIMES[RuntimeName.MEGATRON], export_megatron, require_pretrained),
     Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_decoder),
-    Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan),
+    Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model),
     Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch),
     Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
     Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
