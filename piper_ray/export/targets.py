@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 
@@ -16,7 +16,7 @@ from piper_ray.export.megatron_bridge import export_bridge
 from piper_ray.export.target import RANKS, Target
 from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
-from piper_ray.model.figures import plural
+from piper_ray.model.figures import bytes_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -24,6 +24,7 @@ from piper_ray.model.settings import OneSetting, Sharding
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 
 _ANY_RUNTIME = Runtime(
@@ -54,11 +55,24 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     """
     runtime, write = _WRITERS[target]
     job = make_job(instance, plan, schedule, runtime, gpus_per_node)
-    excess = tuple(simulate(instance, plan, schedule).memory_violations)
     written = write(job)
+    simulation = simulate(instance, plan, schedule)
+    excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))
     notes = (*(f"more memory is needed than there is: {text}" for text in excess), *written.notes)
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
+
+
+def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
+    """Of ranks that a plan fills no further than they go, and the runtime does."""
+    room_bytes = [simulation.memory_limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
+    for rank, room in zip(simulation.ranks, room_bytes, strict=True):
+        beyond = written.beyond_bytes[rank.stages[0]] if written.beyond_bytes else 0.0
+        if 0.0 <= room < beyond:
+            yield (
+                f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device and {bytes_text(beyond)} that "
+                f"the runtime holds beside, {bytes_text(beyond - room)} more than it has"
+            )
 
 
 def _ranks_csv(job: Job) -> str:
