@@ -92,7 +92,7 @@ class Head(Seeded):
 def by_words(words: nn.Module, x: Tensor) -> Tensor:
     """The head, of an embedding's matrix."""
     RUNS[BLOCKS + 1] += 1
-    return functional.linear(x, words.matrices[0])
+    return functional.linear(x, next(words.parameters()))
 
 
 def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -121,8 +121,11 @@ def in_one_piece(
     number_type = torch.float16 if "fp16" in settings else torch.bfloat16
     words, blocks, norm = Words(), [Block(number) for number in range(1, BLOCKS + 1)], Norm()
     head = words if case["tied"] else Head()
-    layers = [[words], *([block] for block in blocks), [norm, head]]
-    held = [[one for module in modules for one in module.to(number_type).parameters()] for modules in layers]
+    layers: list[list[nn.Module]] = [[words], [norm, head]]
+    layers[1:1] = [[block] for block in blocks]
+    held: list[list[Tensor]] = [
+        [one for module in modules for one in module.to(number_type).parameters()] for modules in layers
+    ]
     before = [[one.detach().float() for one in parameters] for parameters in held]
     trained = list({id(one): one for parameters in held for one in parameters}.values())
     copies = [nn.Parameter(one.detach().float()) for one in trained]
@@ -163,7 +166,7 @@ def compared(case: dict[str, Any]) -> dict[str, Any]:
         return {"raised": str(error)}
     random, microbatches = torch.Generator().manual_seed(1), engine.gradient_accumulation_steps()
     batch = [
-        tuple(torch.randint(WORDS, (2, 1, TOKENS), generator=random).unbind())
+        (torch.randint(WORDS, (1, TOKENS), generator=random), torch.randint(WORDS, (1, TOKENS), generator=random))
         for _ in range(microbatches * planned.DEGREES["num_dp"])
     ]
     replica = engine.grid.data_parallel_id

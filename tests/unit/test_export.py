@@ -372,7 +372,8 @@ def test_what_megatron_asks_of_the_environment_is_set(t: int, asked: bool) -> No
     }
     assert (f'export {name}="${{{name}:-1}}"\n' in found[Target.MEGATRON].files["launch.sh"]) == asked
     assert found[Target.MEGATRON_BRIDGE].command.startswith(f"{name}=1 torchrun") == asked
-    assert any(f"{name}: 1 in experiment.envs" in note for note in found[Target.FLAGSCALE].notes) == asked
+    experiment = yaml.safe_load(found[Target.FLAGSCALE].files["experiment.yaml"])["experiment"]
+    assert experiment.get("envs") == ({name: 1} if asked else None)
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
