@@ -63,15 +63,20 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
 
 
+_MIB = 2.0**20
+
+
 def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
     """Of ranks that a plan fills no further than they go, and the runtime does."""
-    room_bytes = [simulation.memory_limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
-    for rank, room in zip(simulation.ranks, room_bytes, strict=True):
+    limit_bytes = simulation.memory_limit_bytes
+    for rank in simulation.ranks:
+        room = limit_bytes - rank.peak_memory_bytes
         beyond = written.beyond_bytes[rank.stages[0]] if written.beyond_bytes else 0.0
         if 0.0 <= room < beyond:
             yield (
                 f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device and {bytes_text(beyond)} that "
-                f"the runtime holds beside, {bytes_text(beyond - room)} more than it has"
+                f"the runtime holds beside, {bytes_text(beyond - room)} more than it has (a plan made with --memory "
+                f"{max(limit_bytes - beyond, 0.0) // _MIB:.0f}MiB leaves room for as much)"
             )
 
 

@@ -230,6 +230,7 @@ def test_what_the_pipeline_holds_beside_the_plans_figures_must_fit_too() -> None
     tight = llama().replace(memory_bytes=peak + 1.0)
     (told,) = export_plan(tight, plan, ONE, Target.DEEPSPEED, 8).excess
     assert "that the runtime holds beside" in told
+    assert f"(a plan made with --memory {(peak + 1.0 - roomy) // 2**20:.0f}MiB leaves room for as much)" in told
     assert more > 0.0
     assert export_plan(tight, plan, ONE, Target.YAML, 8).excess == ()
     assert export_plan(llama().replace(memory_bytes=peak + 2.0**23), plan, ONE, Target.DEEPSPEED, 8).excess == ()
