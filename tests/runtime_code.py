@@ -552,6 +552,7 @@ def deepspeed(folder: Path, blocks: int) -> object:  # noqa: ARG001
         module = object.__new__(planned.PlannedPipelineModule)
         torch.nn.Module.__init__(module)
         module._topo, module.global_rank = topology, topology.filter_match(pipe=rank)[0]
+        module._starts = list(range(len(planned.LAYERS) + 1))
         module._partition_layers()
         parts.append([module._local_start, module._local_stop])
     d = topology.get_dim("data")

@@ -1,104 +1,85 @@
-"""DeepSpeed's configuration, and a PipelineModule that is divided as the plan says."""
+"""DeepSpeed's configuration, a PipelineModule that is divided as the plan says, and the script that starts it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 
-from piper_ray.export.files import Export, json_text
+from piper_ray.export.deepspeed_buffers import buffer_bytes, buffer_notes
+from piper_ray.export.deepspeed_config import deepspeed_config, state_notes, trained_parameters
+from piper_ray.export.deepspeed_script import MODULE, planned_module
+from piper_ray.export.files import Export, json_text, shell_lines
 from piper_ray.export.job import Job
+from piper_ray.export.overlaps import hides_tensor_exchanges, software_of
 from piper_ray.model.errors import UsageError
 from piper_ray.model.recomputation import Recomputation
 
-_SCRIPT = '''"""The plan for DeepSpeed: PlannedPipelineModule(layers=...), of the workload's layers in its order."""
+_LAUNCH = """#!/usr/bin/env bash
+# Run on each node{several}.
+# The first argument is your script; further ones are the script's own. It finds planned_module beside this file.
+set -euo pipefail
+script="${{1:?give your script, whose model is planned_module.engine(layers, loss_fn)}}"
+shift
+folder="$(cd "$(dirname "$0")" && pwd)"
+export PYTHONPATH="$folder${{PYTHONPATH:+:$PYTHONPATH}}"
+"""
 
-from deepspeed.pipe import PipelineModule
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+_USAGE = """Your script, with the workload's {layers} layers in the order of `planned_module.LAYERS`:
 
-PARTS = {parts}
-"""Of the {layers} layers where each stage begins, and the end."""
+```python
+import planned_module
 
-LAYERS = {names}
-"""What the list holds, for people."""
+engine = planned_module.engine(layers, loss_fn)  # other layers, ties or ranks than the plan's: ValueError
+for _ in range(steps):
+    loss = engine.train_batch(batches)  # an iterator over (inputs, labels), one for each microbatch of a replica
+```
 
-DEGREES = {{"num_pp": {p}, "num_mp": {t}, "num_dp": {d}}}
-"""Of pipeline, tensor and data parallelism."""
-
-RECOMPUTED = {recomputed}
-"""Whether layers recompute in their backward pass, or keep all."""
-
-STATE_SHARDS = {shards}
-"""Replicas that share the optimizer's state in the plan; ds_config.json says whether DeepSpeed does so."""
-
-
-def topology():
-    """The ranks of the plan."""
-    return PipeModelDataParallelTopology(**DEGREES)
-
-
-class PlannedPipelineModule(PipelineModule):
-    """A PipelineModule with the plan's stages."""
-
-    def __init__(self, layers, **options):
-        if len(layers) != PARTS[-1]:
-            raise ValueError(f"the plan is of {{PARTS[-1]}} layers, not {{len(layers)}}")
-        options.setdefault("topology", topology())
-        options.setdefault("activation_checkpoint_interval", int(RECOMPUTED))
-        super().__init__(layers=layers, **options)
-
-    def _partition_layers(self, method="uniform"):
-        stage = self._topo.get_coord(self.global_rank).pipe
-        self.parts = list(PARTS)
-        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
-'''
+A layer of the workload may be a list of several of DeepSpeed's: what happens between its modules (activations, norms,
+residual sums) belongs to one of the two. FusedAdam compiles a kernel when it first runs.
+"""
 
 
 def export_deepspeed(job: Job) -> Export:
-    """``ds_config.json`` and ``planned_module.py``. Raises UsageError for what DeepSpeed has no setting for."""
+    """``ds_config.json``, ``planned_module.py`` and ``launch.sh``. Raises UsageError for what DeepSpeed has no setting
+    for."""
     if job.recomputation not in (Recomputation.NONE, Recomputation.FULL):
         raise UsageError(
             "DeepSpeed recomputes all layers in full or none (activation_checkpoint_interval); this plan does otherwise"
         )
+    order = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
     parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
-    layers = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
-    names = [job.named(layer) for layer in layers]
-    listed = "[\n" + "".join(f"    {name!r},\n" for name in names) + "]"
-    script = _SCRIPT.format(
-        parts=parts,
-        layers=parts[-1],
-        names=listed,
-        p=job.pipeline_ranks,
-        t=job.tensor_parallel_degree,
-        d=job.data_parallel_degree,
-        recomputed=job.recomputation == Recomputation.FULL,
-        shards=job.setting.optimizer_shards,
-    )
-    config = {
-        "train_batch_size": job.global_batch_samples,
-        "train_micro_batch_size_per_gpu": job.microbatch_samples,
-        "gradient_accumulation_steps": job.microbatches,
-        "zero_optimization": {"stage": 1 if job.setting.optimizer_shards > 1 else 0},
+    parameters = trained_parameters(job)
+    listed = None if parameters is None else [parameters[layer] for layer in order]
+    several = " with MASTER_ADDR (the address of node 0) and NODE_RANK set" if job.nodes > 1 else ""
+    files = {
+        "ds_config.json": json_text(deepspeed_config(job)),
+        MODULE: planned_module(job, order, parts, listed),
+        "launch.sh": _LAUNCH.format(several=several) + shell_lines([f"exec {job.torchrun}", '"$script"', '"$@"']),
     }
-    notes = []
+    notes = (*_notes(job, order), *state_notes(job), *buffer_notes(job), *job.sharing_notes, *job.notes)
+    usage = _USAGE.format(layers=len(order))
+    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=buffer_bytes(job))
+
+
+def _notes(job: Job, order: tuple[int, ...]) -> Iterator[str]:
+    """What is left to the layers that are given, and what the plan's times count otherwise."""
     if job.tensor_parallel_degree > 1:
-        notes.append(
-            f"tensor parallelism, t = {job.tensor_parallel_degree}, is the layers' own: DeepSpeed divides none"
+        yield (
+            f"tensor parallelism, t = {job.tensor_parallel_degree}, is the layers' own: DeepSpeed divides none, and "
+            "planned_module checks how many parameters a rank has where the workload tells it"
         )
     for tied in job.tied_over_ranks:
-        places = " and ".join(str(layers.index(layer)) for layer in job.in_order(tied))
-        notes.append(
-            f"{job.tied_text}: give numbers {places} of layers= as deepspeed.pipe.TiedLayerSpec with one key, whose "
-            "gradients DeepSpeed sums; of other layers each rank trains its own copy"
+        places = " and ".join(str(order.index(layer)) for layer in job.in_order(tied))
+        yield (
+            f"{job.tied_text}: give numbers {places} of layers as deepspeed.pipe.TiedLayerSpec with one key, whose "
+            "gradients DeepSpeed sums; planned_module refuses others"
         )
-    where = f"--num_nodes {job.nodes} --num_gpus {job.processes_per_node}"
-    if job.processes_of_last_node < job.processes_per_node:
-        where = "--hostfile HOSTFILE"
-        notes.append(
-            f"the hostfile names {job.nodes} nodes with slots={job.processes_per_node}, the last one with "
-            f"slots={job.processes_of_last_node}"
+    software = software_of(job)
+    if software is not None and software.gradient_overlap and job.weight_replicas > 1:
+        yield (
+            "the plan's times hide the exchange of gradients and weights beside the last and first passes, as far as "
+            "these last; DeepSpeed's pipelines exchange them after the flush, and have no overlap_comm (estimate "
+            "--software deepspeed-2021 counts it so)"
         )
-    command = (
-        f"deepspeed {where} YOUR-SCRIPT.py --deepspeed "
-        "--deepspeed_config ds_config.json  # its model is planned_module.PlannedPipelineModule(layers=[...])"
-    )
-    files = {"ds_config.json": json_text(config), "planned_module.py": script}
-    return Export(files, command, (*notes, *job.sharing_notes, *job.notes))
+    if hides_tensor_exchanges(job):
+        yield "the plan's times count a part of tensor parallelism's exchanges as hidden: that is the layers' own, too"

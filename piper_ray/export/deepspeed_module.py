@@ -38,11 +38,11 @@ def read_planned_module(text: str, instance: Instance) -> tuple[Plan, Schedule]:
         raise UsageError(
             f"{_SOURCE}: {degrees['num_pp']} pipeline ranks and {len(parts) - 1} stages; expected one each"
         )
+    recomputed = found["RECOMPUTED"]
+    if not isinstance(recomputed, list) or [*map(type, recomputed)] != [bool] * len(order):
+        raise UsageError(f"{_SOURCE}: RECOMPUTED: {recomputed}; expected True or False for each of {len(order)} layers")
     paths = [instance.layer_by_id[layer].path or f"layer {layer}" for layer in order]
-    stages = [
-        {"modules": paths[begin:end], "recomputed": [bool(found["RECOMPUTED"])] * (end - begin)}
-        for begin, end in pairwise(parts)
-    ]
+    stages = [{"modules": paths[begin:end], "recomputed": recomputed[begin:end]} for begin, end in pairwise(parts)]
     document = {
         "data_parallel_degree": degrees["num_dp"],
         "tensor_parallel_degree": degrees["num_mp"],

@@ -17,13 +17,15 @@ from piper_ray.storage.files import write_atomically
 class Export:
     """files: texts by file name. command: what starts the training. notes: what the form could not hold, and what was
     assumed, a sentence each. excess: of each rank that needs more memory than a device has, which notes tell too.
-    usage: how the files are used, Markdown for the README."""
+    usage: how the files are used, Markdown for the README. beyond_bytes: what the runtime holds on a device of each
+    pipeline rank beyond the plan's figures; empty where nothing is known of it."""
 
     files: Mapping[str, str]
     command: str
     notes: tuple[str, ...]
     excess: tuple[str, ...] = ()
     usage: str = ""
+    beyond_bytes: tuple[float, ...] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Into the folder, which is made if need be. Raises UsageError where that cannot be."""

@@ -1,17 +1,25 @@
-"""FlagScale's system section: meshes, layers of each stage, and recomputation of each stage."""
+"""FlagScale's system section: meshes, layers of each stage, and recomputation of each stage; and what starts it.
+
+Read in the source of FlagScale 1.0, whose Megatron-LM is 0.15 (third_party/Megatron-LM): all names that are written are
+those of its arguments (flagscale/train/arguments.py, flagscale/backends/Megatron-LM, flagscale/runner).
+"""
 
 from __future__ import annotations
 
 from piper_ray.export.files import Export, yaml_text
 from piper_ray.export.job import Job
+from piper_ray.export.megatron import CONNECTIONS, asks_for_connections
 from piper_ray.export.megatron_flags import Settings
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
-from piper_ray.export.megatron_settings import overlap_settings, precision_settings
+from piper_ray.export.megatron_settings import context_settings, overlap_settings, precision_settings
 from piper_ray.model.errors import UsageError
 
 
 def export_flagscale(job: Job) -> Export:
-    """``system.yaml``, to be merged into the task's own. Raises UsageError for what FlagScale has no setting for."""
+    """``system.yaml`` and ``experiment.yaml``, to be merged into the task's own.
+
+    Raises UsageError for what FlagScale has no setting for.
+    """
     if job.pieces.predictors:
         raise UsageError(
             "FlagScale's hetero_pipeline_layer_split counts decoder layers alone, and this model predicts further "
@@ -39,6 +47,7 @@ def export_flagscale(job: Job) -> Export:
         "context_parallel_size": context,
         "sequence_parallel": job.setting.sequence_parallel,
         "use_distributed_optimizer": job.setting.optimizer_shards > 1,
+        **context_settings(job),
         **overlap_settings(job),
         **_precision(job),
         "hetero": hetero,
@@ -73,20 +82,38 @@ def export_flagscale(job: Job) -> Export:
             f"{job.tied_text}: FlagScale sums their gradients over these where untie_embeddings_and_output_weights of "
             "the task's model is false"
         )
-    if t > 1 or context > 1:
-        notes.append(
-            "Megatron in FlagScale asks for CUDA_DEVICE_MAX_CONNECTIONS: 1 in experiment.envs with tensor or context "
-            "parallelism, on GPUs up to Hopper"
-        )
     if 0 in split:
         stages = ", ".join(str(number) for number, count in enumerate(split, start=1) if count == 0)
         notes.append(f"stage {stages} has no transformer layer")
-    text = yaml_text({"system": system, "model": model})
-    command = "flagscale train ... with system.yaml's sections merged into the task's train configuration"
-    return Export({"system.yaml": text}, command, (*notes, *job.sharing_notes, *job.notes))
+    if job.nodes > 1:
+        notes.append(
+            f"HOSTFILE names a file with a line for each of {job.nodes} nodes, ADDRESS slots={job.processes_per_node}: "
+            "without one FlagScale starts this node alone"
+        )
+    files = {
+        "system.yaml": yaml_text({"system": system, "model": model}),
+        "experiment.yaml": yaml_text({"experiment": _experiment(job)}),
+    }
+    command = (
+        f"{'HOSTFILE=... ' if job.nodes > 1 else ''}flagscale train ... with system.yaml's sections merged into the "
+        "task's train configuration, and experiment.yaml's into the one above it"
+    )
+    return Export(files, command, (*notes, *job.sharing_notes, *job.notes))
 
 
 _DEVICE = "GPU"
+
+
+def _experiment(job: Job) -> dict[str, object]:
+    """How many processes there are on which nodes. OmegaConf refuses to go on without HOSTFILE."""
+    runner: dict[str, object] = {
+        "backend": "torchrun", "nnodes": job.nodes, "nproc_per_node": job.processes_per_node,
+    }  # fmt: skip
+    if job.nodes > 1:
+        runner["hostfile"] = "${oc.env:HOSTFILE}"
+    if asks_for_connections(job):
+        return {"runner": runner, "envs": {CONNECTIONS: 1}}
+    return {"runner": runner}
 
 
 def _model(job: Job) -> Settings:
@@ -95,8 +122,14 @@ def _model(job: Job) -> Settings:
     if model is None:
         return {}
     if model.lora_rank:
-        raise UsageError("Megatron in FlagScale trains no adapters (LoRA), and this plan does")
-    return model_settings(require_megatron_model(model))
+        raise UsageError(
+            "the export for FlagScale writes no adapters (LoRA), and this plan has some; Megatron-Bridge's does "
+            "(--to megatron-bridge)"
+        )
+    settings = model_settings(require_megatron_model(model))
+    if settings.get("moe_shared_expert_gate"):
+        raise UsageError("Megatron in FlagScale (0.15) has no gate of shared experts, and this model has one")
+    return settings
 
 
 def _precision(job: Job) -> Settings:

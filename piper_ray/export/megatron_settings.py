@@ -38,13 +38,18 @@ def plan_settings(job: Job) -> Settings:
     if group != p:
         found["microbatch_group_size_per_virtual_pipeline_stage"] = group
     found["use_distributed_optimizer"] = setting.optimizer_shards > 1
-    found |= _recomputation(job)
-    if setting.context > 1 and job.instance.model is not None:
-        found["cp_comm_type"] = _CONTEXT[ContextExchange(job.instance.model.context_exchange)]
+    found |= dict(_recomputation(job)) | dict(context_settings(job))
     return {name: value for name, value in found.items() if value is not False}
 
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather", ContextExchange.ALL_TO_ALL: "a2a"}
+
+
+def context_settings(job: Job) -> Settings:
+    """How groups that share a sequence attend to all of it, where the workload says so."""
+    if job.setting.context == 1 or job.instance.model is None:
+        return {}
+    return {"cp_comm_type": _CONTEXT[ContextExchange(job.instance.model.context_exchange)]}
 
 
 def _experts(job: Job) -> dict[str, Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from io import StringIO
 
@@ -19,7 +19,7 @@ from piper_ray.export.torch_pipelining import export_torch
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import plural
+from piper_ray.model.figures import bytes_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -28,6 +28,7 @@ from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 
 _ANY_RUNTIME = Runtime(
@@ -81,11 +82,29 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     """
     form = _FORMS[target]
     job = make_job(instance, plan, schedule, form.runtime, gpus_per_node)
-    excess = tuple(simulate(instance, plan, schedule).memory_violations)
     written = form.write(job)
+    simulation = simulate(instance, plan, schedule)
+    excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))
     notes = (*(f"more memory is needed than there is: {text}" for text in excess), *written.notes)
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
+
+
+_MIB = 2.0**20
+
+
+def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
+    """Of ranks that a plan fills no further than they go, and the runtime does."""
+    limit_bytes = simulation.memory_limit_bytes
+    for rank in simulation.ranks:
+        room = limit_bytes - rank.peak_memory_bytes
+        beyond = written.beyond_bytes[rank.stages[0]] if written.beyond_bytes else 0.0
+        if 0.0 <= room < beyond:
+            yield (
+                f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device and {bytes_text(beyond)} that "
+                f"the runtime holds beside, {bytes_text(beyond - room)} more than it has (a plan made with --memory "
+                f"{max(limit_bytes - beyond, 0.0) // _MIB:.0f}MiB leaves room for as much)"
+            )
 
 
 def _ranks_csv(job: Job) -> str:

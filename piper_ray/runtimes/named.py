@@ -63,6 +63,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         rank_order="dp-pp",
     ),
     # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
+    # PipelineModule.forward hands each layer the result of the one before it.
     RuntimeName.DEEPSPEED: Runtime(
         RuntimeName.DEEPSPEED,
         "DeepSpeed",
@@ -70,6 +71,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         OneSetting(_WHOLE_LAYERS, sequence_parallel=False),
         blocks=False,
         rank_order="model-data-pipe",
+        chain=True,
     ),
     # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch. Its Megatron
     # is 0.15, which refuses t that does not divide num_query_groups, where 0.16 copies heads for more devices.

@@ -23,6 +23,7 @@ from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.settings import OneSetting, setting_of
+from piper_ray.runtimes.chain import require_chain
 from piper_ray.runtimes.pieces import pieces_of
 
 USUAL_GPUS_PER_NODE = 8
@@ -48,7 +49,7 @@ class Runtime:
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
     rank_order: of parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages in
-    Megatron's.
+    Megatron's. chain: it hands each layer what the one before it makes, and nothing else.
     """
 
     name: RuntimeName
@@ -62,6 +63,7 @@ class Runtime:
     ties_ends: bool = True
     rank_order: str = "tp-cp-ep-dp-pp"
     letters: bool = False
+    chain: bool = False
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
         """That which is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
@@ -82,6 +84,8 @@ class Runtime:
 
     def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
         """What a plan must keep to be run by it. Raises UsageError for a model that it does not know."""
+        if self.chain:
+            require_chain(instance, self.title)
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
         within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})

@@ -186,7 +186,7 @@ def test_deepspeed_divides_and_runs_as_planned(tmp_path: Path) -> None:
     assert found["parts"] == [list(pair) for pair in pairwise([0, 2, 7, 10, 14])]
     lists = ["".join(ActionKind(kind).name for kind, _, _ in one.tolist()) for one in flush_lists(schedule, 4, 16)]
     assert found["passes"] == lists
-    assert (found["batch"], found["zero"]) == ([32, 1, 16], 0)
+    assert (found["batch"], found["zero"]) == ([32, 1, 16], 1)
     rows = (tmp_path / "ranks.csv").read_text().splitlines()[1:]
     for row, place in zip(rows, found["ranks"], strict=True):
         _, _, _, pipeline_rank, _, replica, _, shard = row.split(",")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tomllib
+import yaml
 
 from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
@@ -15,12 +16,13 @@ from piper_ray.model.errors import InputError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Setting, tmpcs_under
+from piper_ray.model.settings import ALL_REPLICAS, Setting, tmpcs_under
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, model_of_config, read_model
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated
-from tests.export_support import runtime_says
+from tests.export_support import mixture, plan_in, runtime_says
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
 PUBLISHED = tomllib.loads((Path(__file__).parents[1] / "data" / "model_parameters.toml").read_text(encoding="utf-8"))
@@ -214,3 +216,44 @@ def test_predictors_are_written_and_read_back() -> None:
         assert told in str(error.value)
     with pytest.raises(UsageError, match="FlagScale's hetero_pipeline_layer_split"):
         export_plan(result.instance, plan, ONE, Target.FLAGSCALE, 8)
+
+
+def test_flagscale_says_what_megatron_says() -> None:
+    """Precision, overlaps and the model by the same names; what its Megatron, 0.15, has no argument for is refused."""
+    result, plan = planned(llama(), precision="fp8")
+    found = yaml.safe_load(export_plan(result.instance, plan, ONE, Target.FLAGSCALE, 8).files["system.yaml"])
+    said = {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise", "overlap_grad_reduce": True}
+    assert said.items() <= found["system"].items()
+    assert found["model"]["hidden_size"] == 2048
+    adapted = replace(result.instance, model=replace(result.instance.model or TrainedModel(), lora_rank=8))
+    with pytest.raises(UsageError, match="writes no adapters"):
+        export_plan(adapted, plan, ONE, Target.FLAGSCALE, 8)
+    gated, spread = planned(model_of_config("gated", shallow(PUBLISHED["Qwen1.5-MoE-A2.7B"]["config"])))
+    with pytest.raises(UsageError, match="no gate of shared experts"):
+        export_plan(gated.instance, spread, ONE, Target.FLAGSCALE, 8)
+    assert "--moe-shared-expert-gate" in arguments(gated.instance, spread)
+
+
+def test_flagscale_is_told_its_nodes() -> None:
+    """Without a hostfile it starts the node that it is on, alone; OmegaConf stops where HOSTFILE is not set."""
+    result, plan = planned(llama())
+    two = export_plan(result.instance, plan, ONE, Target.FLAGSCALE, 8)
+    runner = yaml.safe_load(two.files["experiment.yaml"])["experiment"]["runner"]
+    assert runner == {
+        "backend": "torchrun", "nnodes": 2, "nproc_per_node": 8, "hostfile": "${oc.env:HOSTFILE}",
+    }  # fmt: skip
+    assert any("without one FlagScale starts this node alone" in note for note in two.notes)
+    half = Plan(tuple(replace(stage, data_parallel_degree=4) for stage in plan.stages), True)
+    one = yaml.safe_load(export_plan(result.instance, half, ONE, Target.FLAGSCALE, 8).files["experiment.yaml"])
+    assert one == {"experiment": {"runner": {"backend": "torchrun", "nnodes": 1, "nproc_per_node": 8}}}
+
+
+@pytest.mark.parametrize(("exchange", "said"), [("ring", "p2p"), ("all-gather", "all_gather")])
+def test_flagscale_exchanges_a_sequence_as_planned(exchange: str, said: str) -> None:
+    instance = mixture()
+    instance = replace(instance, model=replace(instance.model or TrainedModel(), context_exchange=exchange))
+    plan = plan_in(
+        instance, Setting(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8), t=8, d=2
+    )
+    found = yaml.safe_load(export_plan(instance, plan, ONE, Target.FLAGSCALE, 8).files["system.yaml"])
+    assert found["system"]["cp_comm_type"] == said
