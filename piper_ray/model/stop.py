@@ -14,8 +14,8 @@ class StoppedBy(str, Enum):
     Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
     stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
     with chunks: NO_BETTER_BOUND, neither bound nor plan got any further. TOO_SLOW: no plan keeps within the time asked.
-    TOO_MANY_DOWNSETS: not even those that a better plan can use can be listed. INEXACT: sums of layers' figures lose the
-    small ones.
+    TOO_MANY_DOWNSETS: not even those that a better plan can use can be listed. INEXACT: sums of layers' figures lose
+    the small ones.
 
     >>> StoppedBy("time limit")
     <StoppedBy.TIME_LIMIT: 'time limit'>
