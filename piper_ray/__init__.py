@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from piper_ray.version import __version__
 
+TYPE_CHECKING = False  # as typing's, which takes longer to load than all of this
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
     from piper_ray.calibrate.workload import estimate

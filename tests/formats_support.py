@@ -6,8 +6,11 @@ import copy
 import graphlib
 import json
 import math
+import os
 import random
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -327,3 +330,17 @@ def assert_consistent(instance: Instance) -> None:
     assert min(instance.devices, instance.microbatches) >= 1
     assert 0.0 < instance.memory_bytes < math.inf
     assert 0.0 < instance.bandwidth_bytes_per_s < math.inf
+
+
+@contextmanager
+def named_pipe(path: Path) -> Iterator[Path]:
+    """Whoever reads it waits, and gets nothing after a while, so that no test waits for ever."""
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    end = threading.Timer(30.0, os.close, (writer,))
+    end.start()
+    try:
+        yield path
+    finally:
+        end.cancel()
+        os.close(writer)

@@ -22,7 +22,7 @@ from piper_ray.certificate.certificate import Certificate, Tails
 from piper_ray.certificate.claims import restrictions_of
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE
-from piper_ray.storage.files import written_whole
+from piper_ray.storage.files import kind_unless_file, written_whole
 
 FORM, VERSION = "certificate", 1
 _KEY = b"piper_ray"
@@ -81,6 +81,9 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     True
     """
     try:
+        kind = kind_unless_file(path)
+        if kind is not None:
+            raise UsageError(f"{path}: is {kind}: reading it could wait for ever; expected a file")
         content = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error

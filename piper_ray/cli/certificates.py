@@ -22,6 +22,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import StoppedBy
+from piper_ray.storage.files import kind_unless_file
 
 if TYPE_CHECKING:
     from piper_ray.certificate.check import CertifiedBound
@@ -54,6 +55,10 @@ def refuse_uncertifiable(
     from piper_ray.engine.certify import require_listable
 
     refuse_unwritable("--certificate", path)
+    if (kind := kind_unless_file(path) if path.exists() else None) is not None:
+        raise UsageError(
+            f"--certificate {path}: is {kind}: writing it could wait for ever; expected the path of a file"
+        )
     require_certifiable(restrictions, schedule, options.contract)
     try:
         require_listable(instance, restrictions, options.memory_limit_bytes)

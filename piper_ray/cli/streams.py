@@ -1,7 +1,7 @@
 """stdout and stderr of the process: printing never fails, so that no answer is lost with a log that nobody reads.
 
-A reader that went away is no fault: what is printed from then on goes nowhere. That stdout's disk is full is told at
-the end, when the answer is wherever else it was to be.
+A reader that went away is no fault: what is printed from then on goes nowhere. That stdout's disk is full, or that it
+was never open, is told at the end, when the answer is wherever else it was to be.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def lasting(closed: Callable[[], None]) -> Iterator[Stdout]:
     output = Stdout(closed)
     if sys.stdout is not None and sys.stdout is sys.__stdout__:
         sys.stdout = _replaced(cast(TextIO, sys.stdout), output)
+    elif sys.__stdout__ is None and getattr(sys.stdout, "name", None) == os.devnull:
+        sys.stdout = _replaced(cast(TextIO, sys.stdout), output, fault="it is closed")
     if sys.stderr is not None and sys.stderr is sys.__stderr__:
         sys.stderr = _replaced(cast(TextIO, sys.stderr), Stdout(_nothing))
     try:
@@ -64,11 +66,11 @@ def _nothing() -> None:
     pass
 
 
-def _replaced(stream: TextIO, output: Stdout) -> TextIO:
-    """The same file descriptor, encoding and buffering."""
+def _replaced(stream: TextIO, output: Stdout, fault: str | None = None) -> TextIO:
+    """The same file descriptor, encoding and buffering. fault: why nobody gets what is written there."""
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Descriptor(stream.fileno(), output)),
+        io.BufferedWriter(_Descriptor(stream.fileno(), output, fault)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering if isinstance(stream, io.TextIOWrapper) else False,
@@ -80,13 +82,17 @@ def _replaced(stream: TextIO, output: Stdout) -> TextIO:
 class _Descriptor(io.RawIOBase):
     """A file descriptor, open for as long as the process."""
 
-    def __init__(self, descriptor: int, output: Stdout) -> None:
+    def __init__(self, descriptor: int, output: Stdout, fault: str | None) -> None:
         self._descriptor = descriptor
         self._output = output
+        self._fault = fault
 
     def write(self, data: Any, /) -> int:
         """data: of bytes."""
         if self._output.is_closed:
+            return len(data)
+        if self._fault is not None:
+            self._output.fault = self._fault
             return len(data)
         try:
             return os.write(self._descriptor, data)

@@ -158,6 +158,9 @@ def _signal_text(code: int) -> str:
 
 
 def _log_text(folder: Path, rank: int) -> str:
-    """The end of what the rank wrote."""
-    lines = (folder / f"log-{rank}").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    """The end of what the rank wrote; nothing if somebody has removed it meanwhile."""
+    try:
+        lines = (folder / f"log-{rank}").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return ""
     return "".join(f"\n  {line}" for line in lines)

@@ -1,10 +1,11 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and what is no file, though it lies where one should."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -36,3 +37,22 @@ def write_atomically(path: Path, text: str) -> None:
     """As ``written_whole``: in UTF-8, lines as they are."""
     with written_whole(path) as file:
         file.write_text(text, encoding="utf-8", newline="\n")
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind_unless_file(path: str | os.PathLike[str]) -> str | None:
+    """What lies at ``path`` if reading it could wait or go on for ever; None for files, and for folders: reading fails.
+
+    A pipe without a name, as the shell's <(command) makes it, has a writer at its other end and may be read.
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISFIFO(mode) and not os.path.lexists(os.path.realpath(path)):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from piper_ray.storage.files import kind_unless_file
 from piper_ray.storage.names import UNFINISHED
 from piper_ray.storage.replacing import replacing
 
@@ -92,8 +93,12 @@ class LocalFolder:
             return [entry.name for entry in entries if entry.is_file()]
 
     def read(self, name: str) -> bytes | None:
+        path = self._path / name
         try:
-            return (self._path / name).read_bytes()
+            kind = kind_unless_file(path)
+            if kind is not None:
+                raise OSError(f"{path} is {kind}; expected a file")
+            return path.read_bytes()
         except FileNotFoundError:
             return None
 

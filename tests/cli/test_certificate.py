@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import piper_ray
 from tests.cli_cases import ROOT, run, without_notes, write_small
+from tests.interrupt_support import HANG_S
 from tests.report_cases import small_instance
 
 
@@ -38,6 +40,13 @@ def test_written_and_checked(small: Path) -> None:
     assert "certified: no plan takes less than " in result.stdout
     assert "/microbatch; gap 0 %" in result.stdout
     assert f"in front of {found.tails} tail" in result.stdout
+
+
+def test_it_is_not_written_into_a_pipe(small: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = run("solve", small, "--certificate", tmp_path / "pipe", timeout_s=HANG_S)
+    assert result.returncode == 2
+    assert "pipe: is a named pipe (FIFO): writing it could wait for ever; expected the path of a file" in result.stderr
 
 
 def test_as_json(small: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from piper_ray.cli import main
 from piper_ray.cli.interrupts import Interrupts
 from piper_ray.evaluate import evaluate
 from piper_ray.model.stop import Stop, StopSearch
-from tests.cli_cases import run, without_notes, write_small
+from tests.cli_cases import ROOT, run, without_notes, write_small
 from tests.interrupt_support import HANG_S, SIGNALS, long_solve, started, wait_for, write_long
 from tests.report_cases import small_instance
 from tests.sweep_support import SMALL_POINTS
@@ -317,6 +320,35 @@ def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
         assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM" not in before + errors
     assert "to go on: piper-ray sweep" in errors
+
+
+_AS_IT_IS_IMPORTED = """
+import importlib.abc, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started to ignore
+class Interrupted(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["piper_ray.cli", "piper_ray.cli.interrupts", "piper_ray.model.errors", "piper_ray.cli.app", "typer", "json"],
+)
+def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_AS_IT_IS_IMPORTED.format(name=name))
+    result = subprocess.run(
+        [sys.executable, "-m", "piper_ray", "info", str(write_small(tmp_path))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))},
+    )
+    assert result.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert result.stderr in ("", "piper-ray: interrupted\n")
 
 
 _RAISED_ANEW = """

@@ -43,7 +43,11 @@ def run_in_shell(arguments: Sequence[object], redirections: str) -> subprocess.C
     """``piper-ray ARGUMENTS REDIRECTIONS``."""
     words = shlex.join([sys.executable, "-m", "piper_ray", *(str(argument) for argument in arguments)])
     return subprocess.run(
-        ["sh", "-c", f"{words} {redirections}"], check=False, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        ["sh", "-c", f"{words} {redirections}"],
+        check=False,
+        text=True,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
@@ -166,19 +170,27 @@ def test_a_closed_stderr_is_nobodys_fault(small: Path) -> None:
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("command", ["solve", "sweep"])
-def test_streams_that_were_never_open_are_nobodys_fault(small: Path, tmp_path: Path, command: str, closed: str) -> None:
-    """Neither does a file take their place, and with it what others print."""
+def test_a_stdout_that_was_never_open_is_told(small: Path, tmp_path: Path, command: str, closed: str) -> None:
+    """What it was to get is lost and nothing else: no file takes its place, and with it what others print."""
     out = tmp_path / "plan.json"
     arguments = {
         "solve": ["solve", small, "--json", "--out", out],
         "sweep": ["sweep", write_sweep(tmp_path), "--storage", tmp_path / "st"],
     }[command]
     result = run_in_shell(arguments, closed)
-    assert result.returncode == 0
+    assert result.returncode == 2
+    if "2>&-" not in closed:
+        assert without_notes(result.stderr).splitlines()[-1] == "piper-ray: stdout cannot be written: it is closed"
     if command == "solve":
         assert json.loads(out.read_text())["stages"]
     else:
         assert piper_ray.read_dataset(tmp_path / "st").num_rows
+
+
+def test_other_streams_that_were_never_open_are_nobodys_fault(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    assert run_in_shell(["solve", small, "--json", "--out", out], "<&- 2>&- >/dev/null").returncode == 0
+    assert json.loads(out.read_text())["stages"]
 
 
 @needs_full

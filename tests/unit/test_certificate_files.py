@@ -22,6 +22,7 @@ from piper_ray.model.constraints import KeepOrder, SameDegrees, TensorParallelDe
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.restrictions import Restrictions
 from tests.certificate_support import certificate_of, with_state, with_tails
+from tests.formats_support import named_pipe
 from tests.instances import named_instances, two_towers
 
 TOWERS = two_towers(3, devices=5, memory_bytes=40.0)
@@ -119,6 +120,14 @@ def test_a_table_of_something_else(path: Path) -> None:
     pq.write_table(pa.table({"level": [1, 2]}), path)
     with pytest.raises(CertificateRefused, match="is no certificate"):
         read_certificate(path)
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    with (
+        named_pipe(tmp_path / "pipe") as pipe,
+        pytest.raises(UsageError, match=r"pipe: is a named pipe \(FIFO\): reading it could wait for ever"),
+    ):
+        read_certificate(pipe)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

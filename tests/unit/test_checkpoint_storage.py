@@ -15,6 +15,7 @@ from pyarrow import fs
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.storage.folder import Folder, LocalFolder, RemoteFolder, open_folder, shown
 from tests.checkpoint_support import ObjectStore, key, opened, outcome
+from tests.formats_support import named_pipe
 
 
 @pytest.fixture(params=["path", "URI", "store", "store of pyarrow's own"])
@@ -100,6 +101,14 @@ def test_a_new_folder_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     LocalFolder(str(tmp_path / "a" / "b"))
     assert set(synced) == {tmp_path.stat().st_ino, (tmp_path / "a").stat().st_ino}
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = open_folder(str(tmp_path))
+    with named_pipe(tmp_path / "pipe"):
+        assert folder.names() == []
+        with pytest.raises(OSError, match=r"pipe is a named pipe \(FIFO\); expected a file"):
+            folder.read("pipe")
 
 
 def test_credentials_are_not_shown() -> None:

@@ -116,6 +116,42 @@ def test_it_ends_with_the_session_and_the_environment_is_as_it_was(base: Path) -
         assert (living(keeper), folders(base)) == ([], [])
 
 
+_UNHANDLED = """
+import time, sys
+from piper_ray.engine.backends.ray import session
+connected = session.connect("local", 1)
+import ray
+
+@ray.remote(num_cpus=0, max_retries=0)
+def fails():
+    raise ValueError("that nobody asks for")
+
+@ray.remote(num_cpus=0)
+def succeeds():
+    return 1
+
+one = fails.remote()
+assert ray.get(succeeds.remote()) == 1
+del one
+time.sleep(7.0)  # Ray tells of it five seconds after it is there, if not at once
+connected.close()
+"""
+
+
+def test_what_a_task_fails_of_is_ours_to_tell(base: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _UNHANDLED],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_HANG_S,
+        env={**environment, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(base)},
+    )
+    assert "Unhandled error" not in done.stderr
+    assert "that nobody asks for" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("connected", [False, True])
 def test_it_ends_with_a_driver_that_is_killed(base: Path, connected: bool) -> None:
     """During the start too."""

@@ -85,6 +85,13 @@ def test_a_rank_that_ends_without_a_word_is_named(
     assert str(error) == words
 
 
+def test_where_its_log_has_gone_it_is_named_all_the_same(tmp_path: Path, ended: list[subprocess.Popen[bytes]]) -> None:
+    end(tmp_path, ended, "3")
+    for log in tmp_path.glob("log-*"):
+        log.unlink()
+    assert str(_at_fault(JOB, tmp_path, ended)) == "rank 0 (stage 1) ended with exit code 3"
+
+
 def test_where_all_have_lost_the_others_the_first_is_told(
     tmp_path: Path, ended: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

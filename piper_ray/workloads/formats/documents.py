@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from piper_ray.model import limits
 from piper_ray.model.errors import Fault, InputError
+from piper_ray.storage.files import kind_unless_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +30,7 @@ class _RepeatedKeys(dict[str, object]):
 def read_text(path: str) -> str:
     """The text of a file, without its byte order mark. Raises InputError, also for what may never end or answer."""
     try:
-        kind = _kind_unless_file(path)
+        kind = kind_unless_file(path)
         if kind is not None:
             refuse(path, "", f"is {kind}: reading it could wait for ever; expected a file")
         with Path(path).open("rb") as file:
@@ -48,25 +47,6 @@ def read_text(path: str) -> str:
     if not text.strip():
         refuse(path, "", "empty; expected a workload")
     return text
-
-
-_KINDS = {
-    stat.S_IFIFO: "a named pipe (FIFO)",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
-
-def _kind_unless_file(path: str) -> str | None:
-    """What lies at ``path`` if reading it could wait or go on for ever; None for files, and for folders: reading fails.
-
-    A pipe without a name, as the shell's <(command) makes it, has a writer at its other end and may be read.
-    """
-    mode = Path(path).stat().st_mode
-    if stat.S_ISFIFO(mode) and not os.path.lexists(os.path.realpath(path)):
-        return None
-    return _KINDS.get(stat.S_IFMT(mode))
 
 
 def parse_json(source: str, text: str) -> Mapping[str, object]:

@@ -28,6 +28,9 @@ _LOOPBACK = "127.0.0.1"
 _NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 """Read from the environment when Ray is imported, and from then on a constant of its own by this name."""
 
+_NO_UNHANDLED = "RAY_IGNORE_UNHANDLED_ERRORS"
+"""Read whenever nobody asks for what a task failed of: what failed because of another loss is told as that."""
+
 
 @dataclass(frozen=True)
 class Session:
@@ -69,6 +72,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
                 address = address or "auto"
                 _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
             opened.enter_context(_without_messages())
+            opened.enter_context(_environment({_NO_UNHANDLED: "1"}))
             opened.callback(ray.shutdown)
             with _without_warnings(logging.getLogger("ray")):
                 ray.init(address, **options)
