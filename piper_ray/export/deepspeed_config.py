@@ -44,7 +44,8 @@ def deepspeed_config(job: Job) -> dict[str, object]:
     return batch | _precision(job, model) | _OPTIMIZER | {"zero_optimization": zero}
 
 
-def _precision(job: Job, model: TrainedModel) -> dict[str, object]:
+def require_trainable(model: TrainedModel) -> None:
+    """Raises UsageError for what DeepSpeed's pipelines have not got."""
     if model.lora_rank:
         raise UsageError("DeepSpeed's pipelines have no adapters (LoRA), and this plan trains some")
     if model.precision == Precision.FP8.value:
@@ -60,6 +61,10 @@ def _precision(job: Job, model: TrainedModel) -> dict[str, object]:
             f"the optimizer of DeepSpeed's pipelines keeps {_OPTIMIZER_BYTES:g} bytes a parameter (fp32 weights and "
             f"moments), and the plan's {model.optimizer_bytes:g}"
         )
+
+
+def _precision(job: Job, model: TrainedModel) -> dict[str, object]:
+    require_trainable(model)
     if model.precision == Precision.FP16.value:
         return {
             "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},

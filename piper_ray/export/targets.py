@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed
+from piper_ray.export.deepspeed_config import require_trainable
 from piper_ray.export.files import Export
 from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.generic import export_yaml
@@ -59,7 +60,7 @@ _FORMS = {
     Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_decoder),
     Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model),
     Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch),
-    Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
+    Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed, require_trainable),
     Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
     Target.YAML: _Form(_ANY_RUNTIME, export_yaml),
 }
