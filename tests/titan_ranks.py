@@ -3,8 +3,8 @@ on CPUs, beside the model in one piece.
 
     python -m tests.titan_ranks FOLDER RESULTS RANK RANKS PORT
 
-Writes RESULTS/RANK.json: the step's loss (null where the last stage is not), that of the model in one piece, how many parameters
-the rank has, and the largest difference of a gradient, relative to the largest gradient.
+Writes RESULTS/RANK.json: the step's loss (null where the last stage is not), that of the model in one piece, how many
+parameters the rank has and all have, and the largest difference of a gradient, relative to the largest gradient.
 """
 
 from __future__ import annotations

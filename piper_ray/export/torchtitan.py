@@ -148,6 +148,8 @@ def _model_notes(job: Job) -> Iterator[str]:
             "the plan's times count a part of tensor parallelism's exchanges as hidden, which torchtitan hides with "
             "sequence parallelism and compiled blocks alone"
         )
+    if job.pipeline_ranks > 1:
+        yield "torchtitan's pipelines take a PyTorch newer than 2.13, whose schedules are handed microbatches"
     if job.experts:
         yield "torchtitan balances experts by a bias of the router, without the loss that a config may ask for"
     if model.lora_rank:
