@@ -389,6 +389,15 @@ def torchtitan_parameters(folder: Path, blocks: int) -> object:
     }
 
 
+def torchtitan_converters(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """What a launch makes of a model's config before it is built, which takes GPUs and torchao: names and settings."""
+    if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _StandIns())
+    said = json.loads((folder / "torchtitan.json").read_text())["model"]
+    found = _imported(folder, "piper_plan")._converters(said)
+    return [[type(one).__qualname__, asdict(one)] for one in found]
+
+
 def torchtitan_tied(folder: Path, blocks: int) -> object:  # noqa: ARG001
     """What torchtitan says against the config of a launch, if the model's ends are tied; None: nothing."""
 

@@ -143,6 +143,12 @@ def _model_notes(job: Job) -> Iterator[str]:
     if model.software != _OWN_SOFTWARE:
         named = model.software if software is None else software.name
         yield f"the plan's times are of {named}, not of torchtitan (estimate --software {_OWN_SOFTWARE})"
+    if job.setting.context > 1 and model.context_exchange != job.runtime.context_exchange:
+        yield (
+            "torchtitan gathers keys and values for groups that share a sequence "
+            f"(estimate --context-exchange {job.runtime.context_exchange}); the plan's times count on "
+            f"{model.context_exchange}"
+        )
     if hides_tensor_exchanges(job) and not (job.setting.sequence_parallel and _compiles_blocks(job, model)):
         yield (
             "the plan's times count a part of tensor parallelism's exchanges as hidden, which torchtitan hides with "

@@ -182,7 +182,7 @@ def with_offers(
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
         gathered=runtime.setting.always_gathered,
     )
-    return replace(request, offer=offer, software=runtime.software)
+    return replace(request, offer=offer, software=runtime.software, context_exchange=runtime.context_exchange)
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:

@@ -35,7 +35,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
     # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1, and t that does not divide n_kv_heads.
     # Its training loop lets FSDP reduce gradients in each microbatch's backward pass; torch's pipelines let it do so
-    # in the last one's.
+    # in the last one's. Keys and values are gathered before attention over a sequence that groups share.
     RuntimeName.TORCHTITAN: Runtime(
         RuntimeName.TORCHTITAN,
         "torchtitan",
@@ -51,6 +51,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         ),
         ties_ends=False,
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
+        context_exchange="all-gather",
         software="fsdp",
         sums_each_pass=True,
     ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,3 +227,88 @@ def test_another_model_s_folder_is_refused() -> None:
     document["model"]["layers"]["hidden_dim"] += 1
     with pytest.raises(UsageError, match=r"model\.layers\.hidden_dim: 14337; the workload's is 14336"):
         import_plan(result.instance, json.dumps(document), RunAs())
+
+
+def test_products_of_8_bits_are_torchtitan_s_own(tmp_path: Path) -> None:
+    """Rowwise before Blackwell, by blocks of 32 there; experts, too, and neither head nor routers."""
+    folders = []
+    for name, gpu in (("Qwen3-30B-A3B", "H100-SXM"), ("Qwen3-30B-A3B", "B200"), ("Llama-3.1-8B", "H100-SXM")):
+        result, plan = planned(of_published(name), software="fsdp", precision="fp8")
+        assert result.instance.model is not None
+        instance = replace(result.instance, model=replace(result.instance.model, gpu=gpu))
+        folders.append(tmp_path / f"{name}-{gpu}")
+        export_plan(instance, plan, ONE, Target.TORCHTITAN, 8).write(folders[-1])
+    hopper, blackwell, dense = runtime_says("torchtitan", *(("torchtitan_converters", x, 5) for x in folders))
+    assert [name for name, _ in hopper] == ["Float8LinearConverter.Config", "Float8GroupedExpertsConverter.Config"]
+    assert [name for name, _ in blackwell] == ["MXFP8LinearConverter.Config", "MXFP8GroupedExpertsConverter.Config"]
+    assert [name for name, _ in dense] == ["Float8LinearConverter.Config"]
+    assert dense[0][1]["filter_fqns"] == ["lm_head", "router.gate"]
+    assert blackwell[0][1]["fqns"] == ["attention", "feed_forward", "shared_experts"]
+    assert all(settings["model_compile_enabled"] for _, settings in (*hopper, *blackwell, *dense))
+
+
+class Fields(types.SimpleNamespace):
+    """A section of a config."""
+
+
+def titan_config(training: dict[str, object], parallelism: dict[str, object]) -> Any:
+    section = dict.fromkeys(("enable", "components", "enable_async_tensor_parallel"))
+    model = types.SimpleNamespace(layers=[None] * 5)
+    common = dict.fromkeys(("disable_cuda_graphs", "dtype", "mixed_precision_param", "mixed_precision_reduce"))
+    return types.SimpleNamespace(
+        model_spec=types.SimpleNamespace(model=model),
+        training=Fields(**common, **training),
+        parallelism=Fields(
+            **parallelism,
+            **dict.fromkeys(
+                f"{name}_degree"
+                for name in (
+                    "pipeline_parallel", "data_parallel_replicate", "data_parallel_shard", "tensor_parallel",
+                    "context_parallel",
+                )
+            ),
+            enable_sequence_parallel=None,
+            pipeline_parallel_schedule=None,
+            module_fqns_per_model_part=None,
+        ),
+        compile=Fields(**section),
+        activation_checkpoint="as it was",
+    )  # fmt: skip
+
+
+def test_fields_have_the_names_of_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan 0.3 counts samples, its main branch tokens; another version is refused."""
+    result, plan = planned(of_published("Llama-3.1-8B"), software="fsdp", samples=2)
+    exported(tmp_path, result, plan)
+    spec = importlib.util.spec_from_file_location("piper_plan", tmp_path / "piper_plan.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    samples, tokens = result.instance.microbatches * 2, result.instance.batch.tokens_per_sample
+    assert tokens is not None
+    local = samples // 8
+    old = module.apply(
+        titan_config(
+            {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048},
+            {"pipeline_parallel_microbatch_size": 1},
+        )
+    )
+    assert (old.training.local_batch_size, old.training.global_batch_size) == (local, samples)
+    assert (old.training.seq_len, old.parallelism.pipeline_parallel_microbatch_size) == (tokens, 2)
+    assert old.activation_checkpoint is None
+    new = module.apply(
+        titan_config(
+            {"num_tokens_per_microbatch_per_dp_rank": 1, "num_tokens_per_train_step": -1, "max_context_length": 2048},
+            {"num_pp_microbatches": 1},
+        )
+    )
+    assert new.training.num_tokens_per_microbatch_per_dp_rank == 2 * tokens
+    assert (new.training.num_tokens_per_train_step, new.training.max_context_length) == (samples * tokens, tokens)
+    assert new.parallelism.num_pp_microbatches == local // 2
+    assert not hasattr(new.training, "seq_len")
+    other = types.ModuleType("torchtitan")
+    vars(other)["__version__"] = "9.9"
+    monkeypatch.setitem(sys.modules, "torchtitan", other)
+    with pytest.raises(ValueError, match=r"torchtitan 9\.9 is not the one .* it has no parallelism\.pipeline_parallel"):
+        module.apply(titan_config({}, {}))
