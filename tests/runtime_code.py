@@ -286,7 +286,7 @@ def torchtitan(folder: Path, blocks: int) -> object:
     pretended."""
     import torch
 
-    config = _titan_config(folder)
+    config = titan_config(folder)
     if isinstance(config, str):
         raise AssertionError(config)
     from torchtitan.distributed import ParallelDims
@@ -364,7 +364,7 @@ def torchtitan_divisions(folder: Path, blocks: int) -> object:
 def torchtitan_parameters(folder: Path, blocks: int) -> object:
     """Parameters of the model that torchtitan makes of a launch, which it has compared with the planned ones itself,
     and figures that change none. A text where it refuses."""
-    config = _titan_config(folder)
+    config = titan_config(folder)
     if isinstance(config, str):
         return config
     import torch
@@ -389,6 +389,15 @@ def torchtitan_parameters(folder: Path, blocks: int) -> object:
     }
 
 
+def torchtitan_converters(folder: Path, blocks: int) -> object:  # noqa: ARG001
+    """What a launch makes of a model's config before it is built, which takes GPUs and torchao: names and settings."""
+    if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _StandIns())
+    said = json.loads((folder / "torchtitan.json").read_text())["model"]
+    found = _imported(folder, "piper_plan")._converters(said)
+    return [[type(one).__qualname__, asdict(one)] for one in found]
+
+
 def torchtitan_tied(folder: Path, blocks: int) -> object:  # noqa: ARG001
     """What torchtitan says against the config of a launch, if the model's ends are tied; None: nothing."""
 
@@ -410,7 +419,7 @@ def torchtitan_key_heads(folder: Path, blocks: int) -> object:  # noqa: ARG001
 
 def torchtitan_other_depth(folder: Path, blocks: int) -> object:  # noqa: ARG001
     """What the exported file says of a config with a layer more."""
-    config = _titan_config(folder)
+    config = titan_config(folder)
     config.model_spec.model.layers.append(config.model_spec.model.layers[-1])
     try:
         sys.modules["piper_plan"].apply(config)
@@ -420,7 +429,7 @@ def torchtitan_other_depth(folder: Path, blocks: int) -> object:  # noqa: ARG001
 
 
 def _titan_complaint(folder: Path, change: Any) -> str | None:
-    config = _titan_config(folder, change)
+    config = titan_config(folder, change)
     return config if isinstance(config, str) else None
 
 
@@ -457,9 +466,9 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return type(name, (), {}) if name[0].isupper() else lambda *given, **_: given[0] if given else None
 
 
-def _titan_config(folder: Path, change: Any = None, *arguments: str) -> Any:
+def titan_config(folder: Path, change: Any = None, *arguments: str, update: bool = True) -> Any:
     """torchtitan's whole config as its own command line reads it for an export; a text where torchtitan refuses it.
-    change: what is done to the model's config before torchtitan looks at it."""
+    change: what is done to the model's config before torchtitan looks at it (update)."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         sys.meta_path.insert(0, _StandIns())
     from torchtitan.config.manager import ConfigManager
@@ -471,7 +480,8 @@ def _titan_config(folder: Path, change: Any = None, *arguments: str) -> Any:
             config = ConfigManager().parse_args(["--module", "piper_plan", "--config", "planned", *arguments])
             if change is not None:
                 change(config.model_spec.model)
-            config.model_spec.model.update_from_config(config=config)
+            if update:
+                config.model_spec.model.update_from_config(config=config)
         except (ValueError, NotImplementedError) as error:
             return str(error)
         except SystemExit:

@@ -143,11 +143,19 @@ def _model_notes(job: Job) -> Iterator[str]:
     if model.software != _OWN_SOFTWARE:
         named = model.software if software is None else software.name
         yield f"the plan's times are of {named}, not of torchtitan (estimate --software {_OWN_SOFTWARE})"
+    if job.setting.context > 1 and model.context_exchange != job.runtime.context_exchange:
+        yield (
+            "torchtitan gathers keys and values for groups that share a sequence "
+            f"(estimate --context-exchange {job.runtime.context_exchange}); the plan's times count on "
+            f"{model.context_exchange}"
+        )
     if hides_tensor_exchanges(job) and not (job.setting.sequence_parallel and _compiles_blocks(job, model)):
         yield (
             "the plan's times count a part of tensor parallelism's exchanges as hidden, which torchtitan hides with "
             "sequence parallelism and compiled blocks alone"
         )
+    if job.pipeline_ranks > 1:
+        yield "torchtitan's pipelines take a PyTorch newer than 2.13, whose schedules are handed microbatches"
     if job.experts:
         yield "torchtitan balances experts by a bias of the router, without the loss that a config may ask for"
     if model.lora_rank:
@@ -162,27 +170,32 @@ def _model_notes(job: Job) -> Iterator[str]:
 _OWN_SOFTWARE = "fsdp"
 
 
-def _notes(job: Job) -> list[str]:
-    found = []
+def _notes(job: Job) -> Iterator[str]:
+    """Of sharding and of what sequence parallelism gathers."""
     planned, written = job.setting.optimizer_shards, _shard_degree(job) * job.setting.context
     if written > 1 and planned == 1:
-        found.append(
+        yield (
             f"torchtitan shards weights over {written} ranks, those that share a sequence or its experts, which takes "
             "less memory and other messages than the plan counts on"
         )
-    elif planned > 1 and not job.shards_in_groups:
-        found.append(
-            "the plan shards the optimizer's state alone (ZeRO-1); torchtitan's data_parallel_shard_degree shards "
-            "weights and gradients too, which takes less memory and other messages"
-        )
     if written != planned > 1:
-        found.append(
+        yield (
             f"the plan shares among {planned} ranks, which are no whole groups here: {written} are written, which "
             "takes less memory"
         )
+    whole = job.shards_in_groups and written == job.weight_replicas
+    if job.pipeline_ranks == 1 and job.microbatches > 1 and job.weight_replicas > 1 and not whole:
+        yield (
+            "on one pipeline rank torchtitan gathers weights and reduces gradients for every microbatch; the plan's "
+            "times count what replicas tell each other once a batch (plan --runtime torchtitan prices it)"
+        )
+    if job.pipeline_ranks > 1 and job.shards_in_groups:
+        yield (
+            "torchtitan's pipelines sum whole gradients up to the last microbatch, which takes more memory than the "
+            "plan counts on"
+        )
     if job.setting.sequence_parallel and not job.setting.gathered and job.recomputation == Recomputation.NONE:
-        found.append(
+        yield (
             "torchtitan keeps what sequence parallelism gathers for the backward pass; the plan gathers it again, "
             "which takes less memory and more messages (estimate --keep-gathered has TMPCs that keep it)"
         )
-    return found

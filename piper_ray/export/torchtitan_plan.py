@@ -99,6 +99,7 @@ def planned():
             dataloader=usual.dataloader,
             optimizer=replace(usual.optimizer, implementation=said["optimizer"]),
             lr_scheduler=usual.lr_scheduler,
+            training=usual.training,
             loss=replace(usual.loss, loss_fn=cross_entropy),
         )
     )
@@ -159,7 +160,7 @@ def _converters(said):
     elif said["precision"] == "mxfp8":
         parts = ["qkv_linear" if said["module"] == "gpt_oss" else "attention", "feed_forward", "shared_experts"]
         found.append(eights.MXFP8LinearConverter.Config(fqns=parts, **compiled))
-        found += [eights.MXFP8GroupedExpertsConverter.Config(**compiled)] if experts else []
+        found += [eights.MXFP8GroupedExpertsConverter.Config(pad_multiple=128, **compiled)] if experts else []
     if "lora_rank" in said:
         rank = said["lora_rank"]
         found.append(LoRAConverter.Config(rank=rank, alpha=2.0 * rank, target_modules=said["adapted"]))

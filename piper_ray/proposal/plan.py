@@ -171,14 +171,18 @@ def with_offers(
     contexts: tuple[int, ...] | None,
     experts: tuple[int, ...] | None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees (None: what is usual), and what the runtime always does."""
+    """With context and expert parallelism of these degrees (None: what is usual), the runtime's own software, and what
+    it always does."""
+    devices = request.nodes * gpus_per_node
     offer = replace(
         request.offer,
+        zero=request.offer.zero if runtime.shares_state else 1,
+        sharded_devices=devices if runtime.sums_each_pass and request.offer.zero != 1 else 0,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
         gathered=runtime.setting.always_gathered,
     )
-    return replace(request, offer=offer)
+    return replace(request, offer=offer, software=runtime.software, context_exchange=runtime.context_exchange)
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import StageCount
 from piper_ray.model.divided import divisible_batch, odd_part
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
@@ -21,6 +22,7 @@ from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
@@ -351,19 +353,27 @@ def _plan(
 ) -> Solution:
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     node = demand.request.gpus_per_node or demand.hardware.gpu(demand.gpu).gpus_per_node
-    return solve(
-        instance,
-        restrictions=demand.runtime.restricted(Restrictions(), instance, name, min(node, instance.devices)),
-        options=SolveOptions(
-            gap=_CHUNKED_GAP if name in CHUNKED else _GAP,
-            time_limit_s=chunked_s if name in CHUNKED else None,
-            within_s=None if within_s is None else within_s / instance.microbatches,
-        ),
-        schedule=schedule,
-        listener=watch,
-        step=demand.step,
-        stop=None if stop is None else stop.part(),
-    )
+
+    def solved(narrowed: Instance, further: tuple[StageCount, ...], within_s: float | None) -> Solution:
+        asked = Restrictions(constraints=further)
+        return solve(
+            narrowed,
+            restrictions=demand.runtime.restricted(asked, narrowed, name, min(node, narrowed.devices)),
+            options=SolveOptions(
+                gap=_CHUNKED_GAP if name in CHUNKED else _GAP,
+                time_limit_s=chunked_s if name in CHUNKED else None,
+                within_s=within_s,
+            ),
+            schedule=schedule,
+            listener=watch,
+            step=demand.step,
+            stop=None if stop is None else stop.part(),
+        )
+
+    sample_s = None if within_s is None else within_s / instance.microbatches
+    if demand.runtime.sums_each_pass and demand.runtime.on_one_rank(instance) is None:
+        return solve_each_pass(instance, solved, sample_s)
+    return solved(instance, (), sample_s)
 
 
 def _simulated(demand: Demand, instance: Instance, plan: Plan, solution: Solution) -> Simulation:

@@ -34,6 +34,8 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
     # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1, and t that does not divide n_kv_heads.
+    # Its training loop lets FSDP reduce gradients in each microbatch's backward pass; torch's pipelines let it do so
+    # in the last one's. Keys and values are gathered before attention over a sequence that groups share.
     RuntimeName.TORCHTITAN: Runtime(
         RuntimeName.TORCHTITAN,
         "torchtitan",
@@ -49,6 +51,9 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         ),
         ties_ends=False,
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
+        context_exchange="all-gather",
+        software="fsdp",
+        sums_each_pass=True,
     ),
     # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
     # Stages that share a weight would train it apart.
@@ -61,6 +66,8 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         blocks=False,
         ties_ends=False,
         rank_order="dp-pp",
+        software="fsdp",
+        shares_state=False,
     ),
     # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
     # PipelineModule.forward hands each layer the result of the one before it.
@@ -72,6 +79,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         blocks=False,
         rank_order="model-data-pipe",
         chain=True,
+        software="deepspeed-2021",
     ),
     # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch. Its Megatron
     # is 0.15, which refuses t that does not divide num_query_groups, where 0.16 copies heads for more devices.

@@ -49,7 +49,11 @@ class Runtime:
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
     rank_order: of parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages in
-    Megatron's. chain: it hands each layer what the one before it makes, and nothing else.
+    Megatron's. context_exchange: how groups that share a sequence attend to all of it. software: the generation of
+    training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on one pipeline rank gradients
+    are reduced in the backward pass of every microbatch, and what is shared out is all of a weight's state; with
+    several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
+    chain: it hands each layer what the one before it makes, and nothing else.
     """
 
     name: RuntimeName
@@ -64,6 +68,10 @@ class Runtime:
     rank_order: str = "tp-cp-ep-dp-pp"
     letters: bool = False
     chain: bool = False
+    context_exchange: str = "ring"
+    software: str = "megatron-core"
+    sums_each_pass: bool = False
+    shares_state: bool = True
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
         """That which is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from piper_ray.export.import_plan import import_plan
+from piper_ray.export.run_as import RunAs
+from piper_ray.export.target import Target
+from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
-from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.settings import ALL_REPLICAS
 from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.figures import figures_of
+from piper_ray.proposal.plan import with_offers
 from piper_ray.proposal.propose import (
     Demand,
     Proposal,
@@ -30,6 +38,7 @@ from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
 
 TOKENS, BATCH, HIDDEN, LAYERS, VOCABULARY = 512, 16, 1024, 6, 8192
 
@@ -244,3 +253,61 @@ def test_a_tied_model_has_one_rank_under_torchtitan(tmp_path: Path) -> None:
     found = propose(replace(asked, model=read_model(str(config)), runtime=titan, schedules=schedules), tell=told.append)
     assert {len(one.plan.stages) for one in found.found} == {1}
     assert sum("tie_word_embeddings" in text for text in told) == 1
+
+
+def titan_demand(folder: Path, samples: int = 1, batch: int = BATCH) -> Demand:
+    asked, titan = demand(folder, samples), RUNTIMES[RuntimeName.TORCHTITAN]
+    request = with_offers(
+        replace(asked.request, batch=batch, offer=Offer(zero=ALL_REPLICAS)), asked.model, titan, 4, None, None
+    )
+    return replace(asked, request=request, runtime=titan)
+
+
+def test_plan_prices_the_runtime_s_own_software() -> None:
+    model, request = read_model("llama3-8b"), EstimateRequest(nodes=2, offer=Offer(zero=ALL_REPLICAS))
+    expected = {
+        "megatron": ("megatron-core", ALL_REPLICAS, 0), "flagscale": ("megatron-core", ALL_REPLICAS, 0),
+        "torchtitan": ("fsdp", ALL_REPLICAS, 16), "torch": ("fsdp", 1, 0),
+        "deepspeed": ("deepspeed-2021", ALL_REPLICAS, 0),
+    }  # fmt: skip
+    for name, runtime in RUNTIMES.items():
+        found = with_offers(request, model, runtime, 8, None, None)
+        assert (found.software, found.offer.zero, found.offer.sharded_devices) == expected[name.value]
+
+
+def test_torchtitan_shards_as_it_is_priced(tmp_path: Path) -> None:
+    """Weights on one rank, by all replicas; state alone, kept gathered, on several. No note says that more is shared,
+    and each plan comes back from its files."""
+    kinds = set()
+    for samples, batch in ((1, 16), (2, 32), (8, 64)):
+        found = propose(titan_demand(tmp_path, samples, batch)).best
+        stage, ranks = found.plan.stages[0], len(found.plan.stages)
+        d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
+        assert found.instance.microbatches > d > 1
+        expected = f"fsdp{4 // t}" if ranks == 1 else "zero"
+        assert all(expected in tmpc_id.split("+") for tmpc_id in stage.tmpc_ids.values())
+        launch = export_plan(found.instance, found.plan, found.solution.schedule, Target.TORCHTITAN, 4)
+        assert not any("shard" in note or "reduces gradients" in note for note in launch.notes)
+        parallelism = json.loads(launch.files["torchtitan.json"])["parallelism"]
+        assert parallelism["data_parallel_shard_degree"] == d
+        assert parallelism["fsdp_reshard_after_forward"] == ("always" if ranks == 1 else "never")
+        again = import_plan(found.instance, launch.files["torchtitan.json"], RunAs())
+        assert (again.plan, again.notes) == (found.plan, ())
+        kinds.add(ranks == 1)
+    assert kinds == {True, False}
+
+
+def test_what_torchtitan_reduces_in_every_pass_is_not_taken_for_once(tmp_path: Path) -> None:
+    """ZeRO-1 on one rank is cheaper on paper: the search goes on from it to plans that run as they are priced."""
+    asked = titan_demand(tmp_path)
+    instance = propose(asked).best.instance
+    row = {layer.id: next(x.id for x in layer.tmpcs[1] if x.id in ("zero", "plain")) for layer in instance.layers}
+    alone = Plan((Stage(tuple(row), 4, 1, row),), True)
+    assert counts_on_one_sum(instance, alone)
+    once = replace(instance, batch=replace(instance.batch, microbatches=4))
+    assert not counts_on_one_sum(once, alone)  # with one microbatch for each replica
+    (note,) = export_plan(instance, alone, Schedule(ScheduleName.ONE_F_ONE_B), Target.TORCHTITAN, 4).notes
+    assert "reduces gradients for every microbatch" in note
+    ids = list(row)
+    halves = [Stage(tuple(part), 2, 1, {x: row[x] for x in part}) for part in (ids[:4], ids[4:])]
+    assert not counts_on_one_sum(instance, Plan(tuple(halves), True))

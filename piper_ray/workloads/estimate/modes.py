@@ -115,7 +115,9 @@ class Offer:
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
-    recomputations: of the whole model, each of which a layer follows with the parts that it has.
+    recomputations: of the whole model, each of which a layer follows with the parts that it has. sharded_devices:
+    weights are shared by all replicas of a plan with one pipeline rank on so many devices, another number for each t;
+    0: not offered.
     """
 
     zero: int = 1
@@ -127,12 +129,18 @@ class Offer:
     expert_tensor: int = 1
     gathered: bool = False
     recomputations: tuple[Recomputation, ...] = (Recomputation.NONE, Recomputation.FULL)
+    sharded_devices: int = 0
 
-    @property
-    def shardings(self) -> tuple[tuple[int, Sharding], ...]:
-        """Shards of each, and what of, the plainest first."""
-        asked = ((self.zero, Sharding.OPTIMIZER), (self.zero2, Sharding.GRADIENTS), (self.fsdp, Sharding.WEIGHTS))
-        return ((1, Sharding.OPTIMIZER), *((shards, what) for shards, what in asked if shards != 1))
+    def shardings(self, degree: int) -> tuple[tuple[int, Sharding], ...]:
+        """Shards of each at that t, and what of, the plainest first."""
+        alone = max(1, self.sharded_devices // degree)
+        asked = (
+            (self.zero, Sharding.OPTIMIZER),
+            (self.zero2, Sharding.GRADIENTS),
+            (self.fsdp, Sharding.WEIGHTS),
+            (alone, Sharding.WEIGHTS),
+        )
+        return tuple(dict.fromkeys([(1, Sharding.OPTIMIZER), *((n, what) for n, what in asked if n != 1)]))
 
 
 PLAIN = Offer()
@@ -173,7 +181,8 @@ def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[Mod
 def _with_memory_saved(kind: LayerKind, plain: Mode, offer: Offer) -> Iterator[Mode]:
     for sequence_parallel in (False, True) if plain.degree > 1 and _has_sequence(kind) else (False,):
         for recomputation in dict.fromkeys(recomputation_of(kind, one) for one in offer.recomputations):
-            for shards, sharding in offer.shardings if kind.parameters else offer.shardings[:1]:
+            shardings = offer.shardings(plain.degree)
+            for shards, sharding in shardings if kind.parameters else shardings[:1]:
                 mode = replace(
                     plain,
                     sequence_parallel=sequence_parallel,
