@@ -19,7 +19,7 @@ from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.flush.answer import flush_schedule, instance_under, solve_under_flush
 from piper_ray.engine.flush.crew import ThreadCrew
-from piper_ray.engine.flush.plans import build_flush_plan
+from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.search import FlushSearch
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -27,6 +27,7 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cores import usable_cores
@@ -127,12 +128,13 @@ class _Run:
         limits = replace(request.limits, gap=max(request.options.gap, CHAIN_GAP))
         with closing(ThreadCrew(request.options.threads or usable_cores())) as crew:
             tasks, microbatches = self.layers.tasks(workload), request.instance.microbatches
-            search = FlushSearch(workload.arrays, tasks, crew, microbatches, limits, started_s=request.started_s)
+            ledger = Ledger[ChosenStages](microbatches, limits, started_s=request.started_s)
+            search = FlushSearch(workload.arrays, tasks, crew, ledger)
             search.run("chain")
-        stopped_by = search.stopped_by if search.stopped_by in _STOPPED_EARLY else of_blocks.stopped_by
-        if search.best is None:
+        stopped_by = ledger.stopped_by if ledger.stopped_by in _STOPPED_EARLY else of_blocks.stopped_by
+        if ledger.best is None:
             return self.answer(of_blocks, stopped_by)
-        found = build_flush_plan(request.instance, workload, search.best)
+        found = build_flush_plan(request.instance, workload, ledger.best)
         return self.answer(
             of_blocks, stopped_by, found.plan, self.layers.per_microbatch_s(found.batch_s), search.seconds
         )

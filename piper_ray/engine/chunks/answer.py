@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.problem import ChunkProblem
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Bounds, IncumbentFound
 from piper_ray.model.options import Contract
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
@@ -28,13 +25,9 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
     _refuse_unknown(request, schedules[0].name.value)
     problem = ChunkProblem.of(request.instance, request.restrictions, request.step, schedules, request.note)
 
-    def tell(found: Candidate, lower_s: float) -> None:
-        value_s, bound_s = problem.sample_s(found.batch_s), problem.sample_s(lower_s)
-        bounds = Bounds(bound_s, value_s, time.perf_counter() - request.started_s)
-        request.listener(IncumbentFound("search", value_s, found.task.shape.stages, found.task.devices, bounds))
-
     devices, limits = problem.instance.devices, request.limits
-    search = problem.search(devices, request.options.threads or usable_cores(), limits, tell)
+    threads = request.options.threads or usable_cores()
+    search = problem.search(devices, threads, limits, request.listener, request.started_s)
     request.stop.offer(lambda: problem.solution(search))
     search.run()
     solution = problem.solution(search)

@@ -50,6 +50,19 @@ class Candidate:
     choice: IndexArray
     batch_s: float
 
+    @property
+    def devices(self) -> int:
+        return self.task.devices
+
+    @property
+    def stages(self) -> int:
+        return self.task.shape.stages
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of plans that take the same: fewest devices, then chunks."""
+        return self.devices, self.stages
+
     def plan(self) -> Plan:
         """Its chunks as stages, layers in file order."""
         order = self.task.tables.order

@@ -15,7 +15,7 @@ from piper_ray.engine.frontier.result import Frontier
 from piper_ray.engine.frontier.walk import WalkedFrontier
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.cores import usable_cores
-from piper_ray.model.events import Note
+from piper_ray.model.events import Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -87,4 +87,4 @@ class _ChunkSolver:
         return self.problem.solution(search)
 
     def _search(self, devices: int) -> ChunkSearch:
-        return self.problem.search(devices, self.threads, self.limits, known=self._known)
+        return self.problem.search(devices, self.threads, self.limits, silent, time.perf_counter(), self._known)

@@ -12,8 +12,10 @@ from piper_ray.engine.chunks.infeasibility import explain
 from piper_ray.engine.chunks.search import ChunkSearch, Known
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
+from piper_ray.model.events import Listener
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
@@ -55,36 +57,33 @@ class ChunkProblem:
         """All that fit so many devices, by rising bound."""
         return [] if self.impossible else list_tasks(self._on(devices), self.order, self._space(devices))
 
-    def sample_s(self, batch_s: float) -> float:
-        """Of a batch's passes: what a microbatch takes, with its part of the optimizer, whatever the plan."""
-        return (batch_s + self.step.optimizer_s) / self.instance.microbatches
-
     def search(
         self,
         devices: int,
         threads: int,
         limits: Limits,
-        on_found: Callable[[Candidate, float], None] | None = None,
+        listener: Listener,
+        started_s: float,
         known: Known | None = None,
     ) -> ChunkSearch:
-        """One on so many devices, before its start. on_found, known: see ``ChunkSearch``."""
-        tasks = self.tasks(devices)
-        microbatches, known = self.instance.microbatches, Known() if known is None else known
-        return ChunkSearch(tasks, threads, microbatches, limits, on_found, known)
+        """One on so many devices, before its start. known: see ``ChunkSearch``."""
+        ledger = Ledger[Candidate](self.instance.microbatches, limits, listener, started_s, self.step.optimizer_s)
+        return ChunkSearch(self.tasks(devices), threads, ledger, Known() if known is None else known)
 
     def solution(self, search: ChunkSearch, explained: Infeasibility | None = None) -> Solution:
         """What the search has found, at whatever moment. explained: why there is no plan, where that is known."""
-        found, lower_s, stopped_by = search.best, search.lower_s, search.stopped_by
+        ledger = search.ledger
+        found, lower_s, stopped_by = ledger.best, ledger.lower_s, ledger.stopped_by
         status, why = Status.UNKNOWN if found is None else Status.FEASIBLE, None
         if found is None and lower_s == float("inf"):
             status, stopped_by = Status.INFEASIBLE, None
             why = explained or self.impossible or Infeasibility("no plan fits", None)
-        elif search.proved:
+        elif ledger.proved:
             status, stopped_by = Status.OPTIMAL, None
         return Solution(
             status=status,
-            time_per_sample_s=None if found is None else self.sample_s(found.batch_s),
-            lower_bound_s=self.sample_s(lower_s),
+            time_per_sample_s=None if found is None else ledger.sample_s(found.batch_s),
+            lower_bound_s=ledger.sample_s(lower_s),
             plan=None if found is None else found.plan(),
             stats=self._stats(search),
             infeasibility=why,

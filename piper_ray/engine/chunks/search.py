@@ -25,11 +25,9 @@ from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.ledger import TIE, Ledger
 from piper_ray.model.stop import StoppedBy
 
-_TIE = 1e-12
-"""Relative: plans whose times differ by no more take the same but for rounding."""
 _HOPELESS = 1.15
 """By so much what a plan of equal ranks would take must exceed the best plan for the task to be left until later."""
 
@@ -203,52 +201,29 @@ class Known:
 
 @dataclass
 class ChunkSearch:
-    """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too.
-
-    microbatches: of a batch. on_found: hears of each better plan, and of the bound at that moment. known: of other
-    searches of the same problem.
-    """
+    """One search, which keeps ``ledger``. known: of other searches of the same problem."""
 
     tasks: Sequence[Task]
     threads: int
-    microbatches: int
-    limits: Limits = field(default_factory=Limits)
-    on_found: Callable[[Candidate, float], None] | None = None
+    ledger: Ledger[Candidate]
     known: Known = field(default_factory=Known)
-    best: Candidate | None = None
     seconds: float = 0.0
-    stopped_by: StoppedBy | None = None
     bounded: int = 0
     cases: int = 0
 
     def __post_init__(self) -> None:
         proved_s, found = self.known.proved_s, self.known.found
+        self._set_nodes(
+            {index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0))) for index, task in enumerate(self.tasks)}
+        )
         for task in self.tasks:
-            if task.key in found and self._is_better(found[task.key]):
-                self.best = found[task.key]
-        self._nodes = {
-            index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0))) for index, task in enumerate(self.tasks)
-        }
+            if task.key in found:
+                self.ledger.begin_with(found[task.key])
         self._found: dict[int, Candidate] = {}  # by node
         self._begun: dict[int, _Begun] = {}
 
-    @property
-    def upper_s(self) -> float:
-        return np.inf if self.best is None else self.best.batch_s
-
-    @property
-    def lower_s(self) -> float:
-        """No plan's batch takes less. inf: there is no plan."""
-        return min([self.upper_s, *(node.lower_s for node in list(self._nodes.values()))])
-
-    @property
-    def within_s(self) -> float:
-        """Of a batch: slower plans are of no interest."""
-        return self.limits.within_s * self.microbatches
-
-    @property
-    def proved(self) -> bool:
-        return self.lower_s >= self.upper_s * (1.0 - PROOF)
+    def _set_nodes(self, nodes: dict[int, Node]) -> None:
+        self._nodes = self.ledger.cases = nodes
 
     def run(self) -> None:
         """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first; so does
@@ -261,20 +236,20 @@ class ChunkSearch:
                 finally:
                     self._end_begun()
         except KeyboardInterrupt:
-            self.stopped_by = StoppedBy.INTERRUPT
-        if self.stopped_by in (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT):
+            self.ledger.stopped_by = StoppedBy.INTERRUPT
+        if self.ledger.stopped_by in (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT):
             # When these come is no matter of the search, so all counts that is known.
             for index, begun in self._begun.items():
                 if begun.outcome.done():
                     self._take(index, begun.outcome.result())
-        if self.stopped_by is None and not self.proved:
-            self.stopped_by = StoppedBy.NO_BETTER_BOUND
+        if self.ledger.stopped_by is None and not self.ledger.proved:
+            self.ledger.stopped_by = StoppedBy.NO_BETTER_BOUND
         self.seconds = time.perf_counter() - began_s
 
     @property
     def learnt(self) -> Known:
         """What is known now, for other searches: nothing is proved of plans that are worse than the best one."""
-        proved_s, found, upper_s = dict(self.known.proved_s), dict(self.known.found), self.upper_s
+        proved_s, found, upper_s = dict(self.known.proved_s), dict(self.known.found), self.ledger.upper_s
         here: dict[TaskKey, float] = {}
         for node in self._nodes.values():
             here[node.task.key] = min(here.get(node.task.key, np.inf), node.lower_s, upper_s)
@@ -304,8 +279,8 @@ class ChunkSearch:
         ends_at: Callable[[Node], bool] = lambda _: False,
     ) -> None:
         """An effort for plans of each. ends_at: whether neither a node nor those after it are worth one."""
-        turns = deque((index, self.upper_s) for index in indices)
-        while turns and not self._ends():
+        turns = deque((index, self.ledger.upper_s) for index in indices)
+        while turns and not self.ledger.ends():
             index, _ = turns[0]
             if ends_at(self._nodes[index]):
                 break
@@ -317,18 +292,18 @@ class ChunkSearch:
             turns.popleft()
         self._end_begun()
         wait([begun.outcome for begun in self._begun.values()])
-        if self.stopped_by is None:
+        if self.ledger.stopped_by is None:
             self._begun.clear()
 
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
-        most_s = within * min(self.upper_s, self.within_s)
+        most_s = within * min(self.ledger.upper_s, self.ledger.within_s)
         found = sorted((best.batch_s, index) for index, best in self._found.items())
         return [index for batch_s, index in found if batch_s <= most_s]
 
     def _bound(self, pool: ThreadPoolExecutor) -> None:
         """It is always the least bound's turn, with the best time known when the node's turn before was over."""
-        waiting = [(node.lower_s, index, self.upper_s) for index, node in self._nodes.items()]
+        waiting = [(node.lower_s, index, self.ledger.upper_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
         while waiting and not self._bounded():
             node = self._nodes[waiting[0][1]]
@@ -342,7 +317,7 @@ class ChunkSearch:
             self.bounded += node.whole and node.done == 0
             node.done += 1
             for entry in self._take(index, outcome):
-                heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.upper_s))
+                heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
 
     def _outcome(self, pool: ThreadPoolExecutor, effort: _Effort, turns: Iterable[_Turn]) -> Outcome | None:
         """Of the first turn. Threads that have nothing to do meanwhile begin those after it. None: the search ends."""
@@ -358,7 +333,7 @@ class ChunkSearch:
             done, _ = wait([self._begun[first].outcome], timeout=_LOOK_S)
             if done:
                 return self._begun.pop(first).outcome.result()
-            if self._ends():
+            if self.ledger.ends():
                 return None
 
     def _end_begun(self) -> None:
@@ -366,30 +341,24 @@ class ChunkSearch:
             begun.control[1] = 1.0
 
     def _is_hopeless(self, node: Node) -> bool:
-        return node.task.about_s > _HOPELESS * min(self.upper_s, self.within_s)
+        return node.task.about_s > _HOPELESS * min(self.ledger.upper_s, self.ledger.within_s)
 
     def _is_done(self, node: Node) -> bool:
         """Whether no plan of it is better than the best one, or of interest."""
-        return node.lower_s >= self.upper_s * (1.0 - PROOF) or node.lower_s > self.within_s
+        return node.lower_s >= self.ledger.beaten_from_s or node.lower_s > self.ledger.within_s
 
     def _is_over(self, node: Node) -> bool:
         """The same, where one as good with fewer devices is better."""
-        fewer = self.best is not None and node.task.devices < self.best.task.devices
-        return self._is_done(node) and not (fewer and node.lower_s <= min(self.upper_s * (1.0 + _TIE), self.within_s))
+        ledger = self.ledger
+        fewer = ledger.best is not None and node.task.devices < ledger.best.devices
+        return self._is_done(node) and not (
+            fewer and node.lower_s <= min(ledger.upper_s * (1.0 + TIE), ledger.within_s)
+        )
 
     def _bounded(self) -> bool:
         """Whether the bound is good enough; plans are made good before anybody asks for bounds."""
-        wanted_s = min(self.upper_s, self.within_s)
-        enough = np.isfinite(wanted_s) and self.lower_s >= wanted_s * (1.0 - self.limits.gap) and not self.proved
-        if not self._ends() and enough:
-            self.stopped_by = StoppedBy.GAP
-        return self.stopped_by is not None
-
-    def _ends(self) -> bool:
-        self.stopped_by = self.limits.reached
-        if self.stopped_by is None and self.upper_s > self.lower_s > self.within_s:
-            self.stopped_by = StoppedBy.TOO_SLOW
-        return self.stopped_by is not None
+        ledger = self.ledger
+        return ledger.ends() or ledger.is_near(min(ledger.upper_s, ledger.within_s))
 
     def _take(self, index: int, outcome: Outcome) -> list[int]:
         """The nodes to go on with."""
@@ -398,11 +367,7 @@ class ChunkSearch:
         if found is not None:
             if index not in self._found or found.batch_s < self._found[index].batch_s:
                 self._found[index] = found
-            before_s = self.upper_s
-            if self._is_better(found):
-                self.best = found
-                if self.on_found is not None and found.batch_s < before_s * (1.0 - _TIE):
-                    self.on_found(found, self.lower_s)
+            self.ledger.offer(found, "search")
         if not outcome.children:
             return [index]
         self.cases += len(outcome.children)
@@ -410,20 +375,9 @@ class ChunkSearch:
         added = dict(enumerate(outcome.children, first))
         nodes = {**self._nodes, **added}
         del nodes[index]
-        self._nodes = nodes
+        self._set_nodes(nodes)
         return list(added)
-
-    def _is_better(self, found: Candidate) -> bool:
-        """Of plans that take the same but for rounding the one of fewest devices, then of fewest chunks."""
-        best = self.best
-        if best is None or found.batch_s < best.batch_s * (1.0 - _TIE):
-            return True
-        return found.batch_s <= best.batch_s * (1.0 + _TIE) and _rank(found) < _rank(best)
 
 
 def _moved(moves: int) -> _Effort:
     return lambda node, control: node.plan(moves, control)
-
-
-def _rank(found: Candidate) -> tuple[int, int]:
-    return found.task.devices, found.task.shape.stages

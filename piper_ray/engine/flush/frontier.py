@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from piper_ray.engine.first_run import compiling_told, of_flush
 from piper_ray.engine.flush.answer import as_solution, flush_schedule, instance_under
 from piper_ray.engine.flush.crew import Crew
-from piper_ray.engine.flush.incumbent import preference
 from piper_ray.engine.flush.plans import ChosenStages
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.records import FlushSolution
@@ -19,6 +18,7 @@ from piper_ray.engine.frontier.curve_events import FrontierListener
 from piper_ray.engine.frontier.points import FrontierStats
 from piper_ray.engine.frontier.result import Frontier
 from piper_ray.engine.frontier.walk import WalkedFrontier
+from piper_ray.engine.ledger import preference
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import DegreesSearched, Event, IncumbentFound, Listener, Note
 from piper_ray.model.instance import Instance
@@ -109,12 +109,12 @@ class _DegreesSolver:
         every = self.problem.prepared.restrictions.all_devices  # then plans for fewer devices are none for these
         proved_s = {} if every else self._proved_s
         search = self.problem.search(devices, self.crew, self.limits, self.listener, self.started_s, proved_s)
-        search.incumbent.best = self._best_known(devices)
+        search.ledger.best = self._best_known(devices)
         self._under_way = devices, search
         self.problem.improve(search, devices)
         search.run()
         found = dict(self._found)
-        for plan in search.incumbent.found:
+        for plan in search.ledger.found:
             found[plan.devices] = min(found.get(plan.devices, plan), plan, key=preference)
         self._found, self._proved_s, self._under_way = found, search.proved_of_tasks(), None
         self.stats = replace(

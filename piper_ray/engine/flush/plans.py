@@ -59,6 +59,11 @@ class ChosenStages:
         return len(self.options)
 
     @property
+    def rank(self) -> tuple[int, int, int]:
+        """Of plans that take the same: fewest devices, then stages, then the least d."""
+        return self.devices, self.stages, self.task.data_parallel_degree
+
+    @property
     def devices(self) -> int:
         return self.stages * self.task.data_parallel_degree * self.task.tensor_parallel_degree
 

@@ -9,15 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.flush.crew import Crew
-from piper_ray.engine.flush.incumbent import Incumbent
 from piper_ray.engine.flush.plans import ChosenStages
-from piper_ray.engine.flush.task_search import TIE, TaskResult
+from piper_ray.engine.flush.task_search import TaskResult
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
-from piper_ray.engine.search.limits import Limits
-from piper_ray.model.events import Bounds, DegreesAdvanced, DegreesSearched, IncumbentFound, Listener, silent
+from piper_ray.engine.ledger import TIE, Ledger
+from piper_ray.model.events import DegreesAdvanced, DegreesSearched
 from piper_ray.model.stop import StoppedBy
 
 _FIRST_SHARE = 0.005
@@ -47,70 +45,43 @@ class Memo(Protocol):
 
 @dataclass
 class FlushSearch:
-    """One search. ``best`` and ``lower_s`` are valid at every moment, for other threads too.
-
-    microbatches: of a batch, which the listener's times are divided by. started_s: what its events count from, by
-    ``time.perf_counter``. proved_s: what is known beforehand of tasks, by (d, t): none of its plans takes less.
+    """One search, which keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its plans
+    takes less.
     """
 
     tables: FlushTables
     tasks: Sequence[DegreePair]
     crew: Crew
-    microbatches: int
-    limits: Limits = field(default_factory=Limits)
-    listener: Listener = silent
-    started_s: float = field(default_factory=time.perf_counter)
+    ledger: Ledger[ChosenStages]
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
     memo: Memo | None = None
 
     def __post_init__(self) -> None:
-        self.stopped_by: StoppedBy | None = None
         self.states = 0
         self._began_s = time.perf_counter()
         self._ended_s: float | None = None
-        self.incumbent = Incumbent(self._tell_of_plan)
         self._bound_s = np.inf  # that plans must beat
-        self._lower_s = {task.order: max(task.lower_s, self.proved_s.get(task.degrees, 0.0)) for task in self.tasks}
-        self._left_open: dict[int, StoppedBy] = {}
-        self._searched: set[int] = set()
-        self._looked_through: set[int] = set()
-
-    @property
-    def best(self) -> ChosenStages | None:
-        """The best plan known."""
-        return self.incumbent.best
+        self._cases = {
+            task.order: _Case(task, max(task.lower_s, self.proved_s.get(task.degrees, 0.0))) for task in self.tasks
+        }
+        self.ledger.cases = self._cases
 
     @property
     def searched(self) -> int:
         """Tasks that no bound ruled out."""
-        return len(self._searched)
+        return sum(case.searched for case in self._cases.values())
 
     @property
     def looked_through(self) -> int:
         """Tasks whose plans were looked at one by one."""
-        return len(self._looked_through)
-
-    @property
-    def upper_s(self) -> float:
-        """Of the best plan known; inf if there is none."""
-        return self.incumbent.batch_s
-
-    @property
-    def lower_s(self) -> float:
-        """No plan's batch takes less. inf: there is no plan."""
-        return min([self.upper_s, *self._lower_s.values()])
-
-    @property
-    def proved(self) -> bool:
-        """Whether the bound is met."""
-        return self.lower_s >= self.upper_s * (1.0 - PROOF)
+        return sum(case.looked_through for case in self._cases.values())
 
     @property
     def left_open(self) -> StoppedBy | None:
         """Why the search could not meet its bound, where it ended by itself and did not."""
-        open_tasks = [order for order, lower_s in self._lower_s.items() if lower_s < self.upper_s * (1.0 - PROOF)]
-        reasons = [self._left_open[order] for order in open_tasks if order in self._left_open]
-        return reasons[0] if reasons else None
+        beaten_s = self.ledger.beaten_from_s
+        reasons = (case.left_open for case in self._cases.values() if case.lower_s < beaten_s)
+        return next(filter(None, reasons), None)
 
     @property
     def seconds(self) -> float:
@@ -119,13 +90,13 @@ class FlushSearch:
 
     def proved_of_tasks(self) -> dict[Degrees, float]:
         """As ``proved_s``, for a search with fewer plans."""
-        return {task.degrees: self._lower_s[task.order] for task in self.tasks}
+        return {case.task.degrees: case.lower_s for case in self._cases.values()}
 
     def improve(self, tables: FlushTables, tasks: Sequence[DegreePair]) -> None:
         """Plans of a lattice with fewer downsets, for an early upper bound. It proves nothing."""
-        chain = FlushSearch(tables, tasks, self.crew, self.microbatches, self.limits)
-        chain.incumbent = self.incumbent
-        chain.run("chain")
+        ledger = self.ledger
+        chain = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
+        FlushSearch(tables, tasks, self.crew, chain).run("chain")
 
     def run(self, origin: str = "search") -> None:
         """Until the bound is met, or the gap, the deadline or a wish to stop comes first; so does KeyboardInterrupt.
@@ -133,23 +104,26 @@ class FlushSearch:
         From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at that
         takes more than the best plan, and what is not found is proved not to be there.
         """
-        share, index = _FIRST_SHARE, 0
+        ledger, share, index = self.ledger, _FIRST_SHARE, 0
         while self.tasks and not self._ends():
             index += 1
-            began_s, upper_s = time.perf_counter(), self.upper_s
-            cutoff_s = min(upper_s, self.lower_s * (1.0 + share))
-            tasks = [task for task in self.tasks if self._lower_s[task.order] <= cutoff_s * (1.0 + TIE)]
+            began_s, upper_s = time.perf_counter(), ledger.upper_s
+            cutoff_s = min(upper_s, ledger.lower_s * (1.0 + share))
+            tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
             round_ = _Round(index, cutoff_s, len(tasks), began_s)
             try:
                 self._seek(tasks, round_, origin)
-                if self.stopped_by is None:
+                if ledger.stopped_by is None:
                     self._tell_of_round(round_)
             except KeyboardInterrupt:
-                self.stopped_by = StoppedBy.INTERRUPT
-            if self.proved or cutoff_s >= upper_s:
+                ledger.stopped_by = StoppedBy.INTERRUPT
+            if ledger.proved or cutoff_s >= upper_s:
                 break
             share = 2.0 * share if share < _LARGE_SHARE else np.inf
         self._ended_s = time.perf_counter()
+
+    def _ends(self) -> bool:
+        return self.ledger.ends() or self.ledger.is_near(self.ledger.upper_s)
 
     def _seek(self, tasks: Sequence[DegreePair], round_: _Round, origin: str) -> None:
         """One round: plans of at most ``cutoff_s``."""
@@ -183,56 +157,45 @@ class FlushSearch:
             self._bound_s = bound_s
             self.crew.tell(bound_s)
 
-    def _ends(self) -> bool:
-        if self.stopped_by is None:
-            if self.limits.stop.requested:
-                self.stopped_by = StoppedBy.INTERRUPT
-            elif self.limits.deadline_s is not None and time.perf_counter() >= self.limits.deadline_s:
-                self.stopped_by = StoppedBy.TIME_LIMIT
-            elif self.lower_s >= self.upper_s * (1.0 - self.limits.gap) and not self.proved:
-                self.stopped_by = StoppedBy.GAP
-            elif self.upper_s > self.lower_s > self.limits.within_s * self.microbatches:
-                self.stopped_by = StoppedBy.TOO_SLOW
-        return self.stopped_by is not None
-
     def _take(self, task: DegreePair, result: TaskResult, origin: str) -> float:
         """Returns what is proved of all plans of the task: no batch takes less, in s."""
+        case = self._cases[task.order]
         self.states += result.states
-        if result.states:
-            self._searched.add(task.order)
-        if result.looked_through:
-            self._looked_through.add(task.order)
+        case.searched |= result.states > 0
+        case.looked_through |= result.looked_through
         if result.found is not None:
             self._lower_bound(result.found.batch_s)
         # What is proved holds for the bound that the task had; that was never below the one that there is now.
         proved_s = min(result.lower_s, self._bound_s)
-        self._lower_s[task.order] = max(self._lower_s[task.order], proved_s)
-        if result.left_open is not None:
-            self._left_open[task.order] = result.left_open
+        case.lower_s = max(case.lower_s, proved_s)
+        case.left_open = result.left_open or case.left_open
         if result.found is not None:
-            self.incumbent.offer(result.found, origin)
+            self.ledger.offer(result.found, origin)
         return proved_s
 
-    def _bounds(self) -> Bounds:
-        upper_s = self.upper_s / self.microbatches if np.isfinite(self.upper_s) else None
-        return Bounds(self.lower_s / self.microbatches, upper_s, time.perf_counter() - self.started_s)
-
-    def _tell_of_plan(self, origin: str) -> None:
-        best = self.best
-        assert best is not None
-        per_sample_s = best.batch_s / self.microbatches
-        self.listener(IncumbentFound(origin, per_sample_s, best.stages, best.devices, self._bounds()))
-
     def _tell_of_progress(self, round_: _Round, done: int, running: int) -> None:
-        seconds = time.perf_counter() - round_.began_s
-        threshold_s = round_.cutoff_s / self.microbatches
-        self.listener(DegreesAdvanced(round_.index, threshold_s, done, round_.tasks, running, self._bounds(), seconds))
+        ledger, seconds = self.ledger, time.perf_counter() - round_.began_s
+        threshold_s = ledger.sample_s(round_.cutoff_s)
+        ledger.listener(
+            DegreesAdvanced(round_.index, threshold_s, done, round_.tasks, running, ledger.bounds(), seconds)
+        )
 
     def _tell_of_round(self, round_: _Round) -> None:
-        seconds = time.perf_counter() - round_.began_s
-        threshold_s = round_.cutoff_s / self.microbatches
-        feasible = self.best is not None and self.upper_s <= round_.cutoff_s * (1.0 + TIE)
-        self.listener(DegreesSearched(round_.index, threshold_s, feasible, round_.tasks, seconds, self._bounds()))
+        ledger, seconds = self.ledger, time.perf_counter() - round_.began_s
+        feasible = ledger.upper_s <= round_.cutoff_s * (1.0 + TIE) and ledger.best is not None
+        threshold_s = ledger.sample_s(round_.cutoff_s)
+        ledger.listener(DegreesSearched(round_.index, threshold_s, feasible, round_.tasks, seconds, ledger.bounds()))
+
+
+@dataclass
+class _Case:
+    """A task, and what is known of it. left_open: why its bound could not be met."""
+
+    task: DegreePair
+    lower_s: float
+    searched: bool = False
+    looked_through: bool = False
+    left_open: StoppedBy | None = None
 
 
 @dataclass(frozen=True)

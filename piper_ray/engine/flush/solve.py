@@ -18,6 +18,7 @@ from piper_ray.engine.flush.records import FlushSolution, FlushStats
 from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.divided import can_use_all, reason_against_all
@@ -106,8 +107,10 @@ class FlushProblem:
     ) -> FlushSearch:
         """One on so many devices, before its start. proved_s, memo: see ``FlushSearch``."""
         workload = self.prepared.workload
-        tasks, microbatches = self._tasks(workload, devices), self.prepared.instance.microbatches
-        return FlushSearch(workload.arrays, tasks, crew, microbatches, limits, listener, started_s, proved_s, memo)
+        ledger = Ledger[ChosenStages](
+            self.prepared.instance.microbatches, limits, listener, started_s, self.step.optimizer_s
+        )
+        return FlushSearch(workload.arrays, self._tasks(workload, devices), crew, ledger, proved_s, memo)
 
     def improve(self, search: FlushSearch, devices: int) -> None:
         """Gives the search a plan to begin with, where its lattice is large."""
@@ -122,22 +125,23 @@ class FlushProblem:
         search = problem.search(devices, crew, limits, silent, time.perf_counter())
         problem.improve(search, devices)
         search.run()
-        if search.best is not None:
+        if search.ledger.best is not None:
             return True
-        return None if search.stopped_by is not None or search.lower_s < float("inf") else False
+        return None if search.ledger.stopped_by is not None or search.ledger.lower_s < float("inf") else False
 
     def solution(self, search: FlushSearch) -> FlushSolution:
         """What the search has found, at whatever moment."""
-        chosen, lower_s, instance = search.best, search.lower_s, self.prepared.instance
+        ledger, instance = search.ledger, self.prepared.instance
+        chosen, lower_s = ledger.best, ledger.lower_s
         if chosen is None:
-            if search.stopped_by is None and lower_s == float("inf"):
+            if ledger.stopped_by is None and lower_s == float("inf"):
                 return without_plan(instance, self.schedule, "no plan fits", self._stats(search))
-            stopped_by = search.stopped_by or search.left_open
+            stopped_by = ledger.stopped_by or search.left_open
             return FlushSolution(
                 Status.UNKNOWN, self.schedule, instance.microbatches, None, lower_s, self._stats(search), stopped_by
             )
         best = build_flush_plan(instance, self.prepared.workload, chosen)
-        proved = search.proved
+        proved = ledger.proved
         return FlushSolution(
             status=Status.OPTIMAL if proved else Status.FEASIBLE,
             schedule=self.schedule,
@@ -145,7 +149,7 @@ class FlushProblem:
             best=best,
             lower_bound_batch_s=min(lower_s, best.batch_s),
             stats=self._stats(search),
-            stopped_by=None if proved else search.stopped_by or search.left_open,
+            stopped_by=None if proved else ledger.stopped_by or search.left_open,
         )
 
     def without_proof(self, chosen: ChosenStages | None) -> FlushSolution:

@@ -16,10 +16,8 @@ from piper_ray.engine.kernels.flush_closing import best_stages, best_state, clos
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import ONE_F_ONE_B, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, frozen
+from piper_ray.engine.ledger import TIE
 from piper_ray.model.stop import StoppedBy
-
-TIE = 1e-12
-"""Relative: plans whose batches differ by no more take the same but for rounding."""
 
 _FEW_NODES = 3_000
 _MOST_NODES = 200_000
