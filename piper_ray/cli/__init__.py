@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from piper_ray.cli import outliving
 from piper_ray.cli.interrupts import Interrupts, listening
 from piper_ray.cli.loading import begin_loading
 from piper_ray.cli.streams import lasting, open_standard_streams
@@ -32,10 +33,13 @@ def program() -> NoReturn:
     then would have the last word."""
     begin_loading()
     open_standard_streams()
+    if outliving.may_be_ended(sys.argv[1:], os.environ):
+        outliving.outlive()
     with listening():
         code = main()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        outliving.end()
         os._exit(code)
 
 

@@ -21,7 +21,6 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
-from piper_ray.model.stop import StoppedBy
 from piper_ray.storage.files import kind_unless_file
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def write_own_certificate(
     from piper_ray.certificate.file import write_certificate
     from piper_ray.engine.certify import certify
 
-    if solution.stopped_by is StoppedBy.INTERRUPT:
+    if solution.stopped_by is not None and solution.stopped_by.in_haste:
         note(f"no certificate was written to {path}: the solve was interrupted")
         return
     began_s = time.perf_counter()

@@ -6,12 +6,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from piper_ray.cli import outliving
+from piper_ray.cli.common import say
 from piper_ray.model.errors import UsageError
+from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
     from piper_ray.engine.evaluation.backend import Backend
@@ -85,13 +91,52 @@ def ray_backend(
         yield None
         return
     from piper_ray.engine.backends import ray as cluster
+    from piper_ray.engine.backends.ray import services
 
+    if outliving.has_parent():
+        services.observe(outliving.tell_of_services)
     rule = cluster.WithoutWorkers(without_workers.value)
     backend = cluster.RayBackend(
         address, workers=workers, cpus_per_worker=cpus_per_worker, threads=threads, without_workers=rule
     )
     with closing(backend):
         yield backend
+
+
+def told(listener: Listener, stop: Stop[Solution]) -> Listener:
+    """The listener, which tells the parent of each better answer too. stop: knows the answer so far."""
+    if not outliving.has_parent():
+        return listener
+
+    def tell(event: Event) -> None:
+        listener(event)
+        if isinstance(event, (IncumbentFound, EvaluationFinished, DegreesSearched)):
+            so_far = stop.answer()
+            if so_far is not None:
+                tell_of(so_far)
+
+    return tell
+
+
+def tell_of(solution: Solution) -> None:
+    """To the parent, without what takes long to count."""
+    if outliving.has_parent():
+        outliving.tell(replace(solution, stats=replace(solution.stats, pairs=None)))
+
+
+def left_solution(heritage: outliving.Left, checkpoint: str | None) -> Solution:
+    """The last of a process that was ended. Ends this one with what happened if there is none."""
+    found: Solution | None = heritage.answer
+    if found is None:
+        say(f"{heritage.cause}; nothing had been found yet{going_on(checkpoint)}")
+        raise typer.Exit(heritage.exit_code)
+    is_final = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    return found if is_final else replace(found, stopped_by=StoppedBy.PROCESS_LOST)
+
+
+def going_on(checkpoint: str | None) -> str:
+    """How, in words."""
+    return "" if checkpoint is None else "; the same command goes on from the checkpoint"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 import piper_ray
+from piper_ray.cli.outliving import left, stdin_text
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
@@ -246,7 +247,7 @@ def load_instance(
     in_flight: InFlight | None,
 ) -> Instance:
     """The instance of the shared options. What its reader notes goes to stderr."""
-    read = partial(load_text, sys.stdin.read(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
+    read = partial(load_text, stdin_text(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
     instance = read(
         devices=devices,
         microbatches=microbatches,
@@ -254,6 +255,6 @@ def load_instance(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         in_flight=in_flight,
     )
-    for text in instance.notes:
+    for text in instance.notes if left() is None else ():  # else they have been told
         note(f"{source}: {text}")
     return instance

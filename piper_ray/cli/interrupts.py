@@ -40,7 +40,7 @@ _POLL_S = 0.05
 _WORDS: dict[int | None, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _END = 0
 """A byte that is no signal."""
-_SHOW_CURSOR = b"\x1b[?25h"
+SHOW_CURSOR = b"\x1b[?25h"
 
 _Answer = TypeVar("_Answer")
 
@@ -195,7 +195,7 @@ class Interrupts:
         for stream in (1, 2):
             with contextlib.suppress(OSError):
                 if os.isatty(stream):
-                    os.write(stream, _SHOW_CURSOR)
+                    os.write(stream, SHOW_CURSOR)
         os._exit(self.exit_code or 128 + number)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import piper_ray
+from piper_ray.cli import outliving
 from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_baseline
 from piper_ray.cli.certificates import CertificateOut, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.cluster import (
@@ -20,8 +21,12 @@ from piper_ray.cli.cluster import (
     Supervise,
     WithoutWorkers,
     Workers,
+    going_on,
+    left_solution,
     others_on_stderr,
     ray_backend,
+    tell_of,
+    told,
 )
 from piper_ray.cli.common import (
     Bandwidth,
@@ -213,27 +218,33 @@ def solve(
     from piper_ray.report.summary import print_outcome, print_simulated, schedule_line
 
     screen = console(stderr=json)
-    with SolverLog(screen, options.time_limit_s) as log:
-        log.begin(instance)
-        log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
+    heritage = outliving.left()
+    if heritage is not None:
+        solution = left_solution(heritage, checkpoint)
+    else:
+        with SolverLog(screen, options.time_limit_s) as log:
+            log.begin(instance)
+            log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
-        def search(stop: Stop[Solution]) -> Solution:
-            with ray_backend(address, workers, cpus_per_worker, threads, without_workers) as backend:
-                found = piper_ray.solve(
-                    instance,
-                    restrictions=restrictions,
-                    options=options,
-                    backend=backend,
-                    listener=log,
-                    stop=stop,
-                    schedule=asked,
-                    step=step,
-                )
-                stop.conclude(found)  # a cluster may be slow to let go
-            return found
+            def search(stop: Stop[Solution]) -> Solution:
+                with ray_backend(address, workers, cpus_per_worker, threads, without_workers) as backend:
+                    found = piper_ray.solve(
+                        instance,
+                        restrictions=restrictions,
+                        options=options,
+                        backend=backend,
+                        listener=told(log, stop),
+                        stop=stop,
+                        schedule=asked,
+                        step=step,
+                    )
+                    stop.conclude(found)  # a cluster may be slow to let go
+                    tell_of(found)
+                return found
 
-        with others_on_stderr(json):
-            solution = current().run(search)
+            with others_on_stderr(json):
+                solution = current().run(search)
+        outliving.end()
     with working("simulating the plan"):
         simulation = simulate_own_plan(instance, solution)
     evaluation = check_own_plan(instance, solution, restrictions, simulation)
@@ -255,12 +266,13 @@ def solve(
     if simulation is not None:
         print_simulated(screen, instance, solution, simulation)
     more: dict[str, object] = {}
-    if for_runtime is not None and solution.stopped_by is not StoppedBy.INTERRUPT:
+    in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
+    if for_runtime is not None and not in_haste:
         free = for_runtime.without_rules(instance, solution, options)
         screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
         for_runtime.print_ranks(screen, instance, solution)
         more["runtime"] = for_runtime.document(solution, free)
-    if plans > 1 and solution.stopped_by is not StoppedBy.INTERRUPT:
+    if plans > 1 and not in_haste:
         others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
         screen.print()
         letters = for_runtime is None or for_runtime.runtime.letters
@@ -269,8 +281,8 @@ def solve(
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
-        say = partial(screen.print, soft_wrap=True, highlight=False)
-        write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, say)
+        show = partial(screen.print, soft_wrap=True, highlight=False)
+        write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, show)
     if json:
         from piper_ray.report.document import solution_document, to_text
 
@@ -279,13 +291,16 @@ def solve(
         typer.echo(to_text(document | more), nl=False)
     unwritten.report()
     code = exit_code(solution)
+    if heritage is not None and solution.stopped_by is StoppedBy.PROCESS_LOST:
+        say(heritage.cause + going_on(checkpoint))
+        code = heritage.exit_code
     if code != EXIT_SOLVED:
         raise typer.Exit(code)
 
 
 def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | None:
-    """The plan, run under the schedule that it is for; None where nobody waits for it: after an interrupt."""
-    if solution.plan is None or solution.stopped_by is StoppedBy.INTERRUPT:
+    """The plan, run under the schedule that it is for; None where nobody waits for it: as after an interrupt."""
+    if solution.plan is None or (solution.stopped_by is not None and solution.stopped_by.in_haste):
         return None
     try:
         return piper_ray.simulate(

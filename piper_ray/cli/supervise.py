@@ -27,6 +27,7 @@ import typer
 
 from piper_ray.cli.interrupts import STOPPING
 from piper_ray.cli.loading import end_loading
+from piper_ray.cli.outliving import SUPERVISED
 from piper_ray.model.errors import ClusterError, PiperRayError
 
 OPTION = "--supervise"
@@ -106,7 +107,7 @@ def _run(command: Sequence[str], signals: _Signals) -> tuple[int, bool]:
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
     stopped = False
-    child = subprocess.Popen(command, start_new_session=True)
+    child = subprocess.Popen(command, start_new_session=True, env={**os.environ, SUPERVISED: "1"})
     try:
         while child.poll() is None:
             for number in signals.wait(None):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from piper_ray.cli import outliving
 from piper_ray.cli.cluster import others_on_stderr
 from piper_ray.cli.common import note, say
 from piper_ray.cli.interrupts import current
@@ -74,6 +75,7 @@ def sweep(
             demand = Demand.of(wanted)
         print_forecast(screen, wanted, demand)
         return
+    from piper_ray.engine.backends.ray import services
     from piper_ray.sweep.run import run_sweep
 
     latest = Progress(points=0, recorded=0)
@@ -81,19 +83,29 @@ def sweep(
     def listen(progress: Progress) -> None:
         nonlocal latest
         latest = progress
+        outliving.tell(progress)
         log(progress)
 
     def work(stop: Stop[Progress]) -> Progress:
         stop.offer(lambda: latest)
+        if outliving.has_parent():
+            services.observe(outliving.tell_of_services)
         return run_sweep(
             source, storage, resume=resume, address=address, listener=listen, on_warning=log.note, stop=stop
         )
 
+    heritage = outliving.left()
+    if heritage is not None:
+        for line in outcome_lines(heritage.answer or latest):
+            screen.print(line, soft_wrap=True)
+        say(f"{heritage.cause}; to go on: {_resuming(sys.argv[1:])}")
+        raise typer.Exit(heritage.exit_code)
     interrupted = False
     try:
         with SweepLog(console(stderr=True)) as log, others_on_stderr(True):
             latest = current().run(work)
             interrupted = latest.left > 0 or latest.points == 0
+        outliving.end()
     except KeyboardInterrupt:
         interrupted = True
     for line in outcome_lines(latest):

@@ -14,8 +14,8 @@ class StoppedBy(str, Enum):
     Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
     stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
     with chunks: NO_BETTER_BOUND, neither bound nor plan got any further. TOO_SLOW: no plan keeps within the time asked.
-    TOO_MANY_DOWNSETS: not even those that a better plan can use can be listed. INEXACT: sums of layers' figures
-    lose the small ones.
+    TOO_MANY_DOWNSETS: not even those that a better plan can use can be listed. INEXACT: sums of layers' figures lose
+    the small ones. PROCESS_LOST: the process that searched was ended from outside, as by Ray.
 
     >>> StoppedBy("time limit")
     <StoppedBy.TIME_LIMIT: 'time limit'>
@@ -33,9 +33,19 @@ class StoppedBy(str, Enum):
     TOO_SLOW = "no plan is fast enough"
     TOO_MANY_DOWNSETS = "too many downsets to list"
     INEXACT = "figures too far apart"
+    PROCESS_LOST = "process lost"
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether nobody waits for more than what is known.
+
+        >>> StoppedBy.INTERRUPT.in_haste, StoppedBy.GAP.in_haste
+        (True, False)
+        """
+        return self in (StoppedBy.INTERRUPT, StoppedBy.PROCESS_LOST)
 
 
 _Answer = TypeVar("_Answer")

@@ -26,6 +26,7 @@ _StoppedBy = Literal[
     "no plan is fast enough",
     "too many downsets to list",
     "figures too far apart",
+    "process lost",
 ]
 
 

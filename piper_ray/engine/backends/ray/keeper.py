@@ -120,8 +120,8 @@ def remove_abandoned(base: Path) -> None:
                 continue
             with (folder / _LOCK).open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for pid in _processes():
-                    if b"=" + os.fsencode(folder) in _read(pid, "cmdline"):  # as Ray's daemons have it
+                for pid in processes():
+                    if b"=" + os.fsencode(folder) in read(pid, "cmdline"):  # as Ray's daemons have it
                         end_session(_session(pid))
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -135,13 +135,13 @@ def _members(session: int) -> set[int]:
         listed = subprocess.run(["ps", "-axo", "pgid=,pid="], capture_output=True, text=True, check=False)
         pairs = (map(int, line.split()) for line in listed.stdout.splitlines())
         return {pid for group, pid in pairs if group == session}
-    return {pid for pid in _processes() if _session(pid) == session}
+    return {pid for pid in processes() if _session(pid) == session}
 
 
 def _session(pid: int) -> int:
     """0 if there is no such process."""
     # The name, in parentheses, may hold anything. Fields after it: state, parent, group, session.
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 else 0
 
 
@@ -151,11 +151,13 @@ def _reap(processes: set[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def _processes() -> list[int]:
+def processes() -> list[int]:
+    """Of this machine, by pid; none where there is no /proc."""
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
-def _read(pid: int, name: str) -> bytes:
+def read(pid: int, name: str) -> bytes:
+    """What the system tells of a process; nothing if it is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

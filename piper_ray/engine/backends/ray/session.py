@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from piper_ray.engine.backends.ray import keeper
+from piper_ray.engine.backends.ray import keeper, services
 from piper_ray.model.errors import ClusterError
 from piper_ray.model.extras import require
 
@@ -76,6 +76,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
             opened.callback(ray.shutdown)
             with _without_warnings(logging.getLogger("ray")):
                 ray.init(address, **options)
+            services.connected(sys.modules["ray._private.worker"])
             node = ray.get_runtime_context().get_node_id()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _unreachable(address, error) from error
