@@ -102,8 +102,9 @@ def plan(
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
-    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules; context
-    parallelism of sequences from 16,384 tokens, and experts over a node's GPUs, where nothing else is asked for.
+    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules, at the
+    times of its software; context parallelism of sequences from 16,384 tokens, and experts over a node's GPUs,
+    where nothing else is asked for.
     """
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import Demand, propose, what_would_help

@@ -92,12 +92,12 @@ _AXES = {
     "context": "context parallelism",
     "spread": "spread of experts",
     "sequence_parallel": "sequence parallelism",
-    "gathered": "what is kept gathered",
     "shares": "what replicas share",
+    "gathered": "what is kept gathered",
     "offload": "offload of activations",
     "recomputation": "recomputation",
 }
-"""What settings are made of, in words."""
+"""What settings are made of, in words; of a layer that has not got all of one, the first are kept to."""
 
 _FIELDS = {"spread": ("experts", "expert_tensor"), "shares": ("optimizer_shards", "sharding")}
 _PLAIN = Setting()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from piper_ray.model.constraints import StageCount
-from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.settings import Sharding, setting_of
@@ -41,19 +40,17 @@ def _has_weights(instance: Instance, layer: int) -> bool:
     return any(tmpc.weights_bytes > 0.0 for row in rows for tmpc in row)
 
 
-def solve_each_pass(instance: Instance, solve: Solve, within_s: float | None) -> Solution:
-    """The best plan of those that the runtime runs as they are priced; where there is none, of all."""
+def solve_each_pass(instance: Instance, solve: Solve, within_s: float | None, *, several: bool) -> Solution:
+    """The best plan of those that the runtime runs as they are priced; where there is none, of all. several: whether
+    plans may have several pipeline ranks."""
     free = solve(instance, (), within_s)
     if free.plan is None or free.time_per_sample_s is None or not counts_on_one_sum(instance, free.plan):
         return free
     found: list[Solution] = []
-    for narrowed, ranks in _parts(instance):
+    for narrowed, ranks in _parts(instance, several):
         known_s = [one.time_per_sample_s for one in found if one.time_per_sample_s is not None]
         limits_s = [*known_s, *([] if within_s is None else [within_s])]
-        try:
-            one = solve(narrowed, (StageCount(ranks),), min(limits_s, default=None))
-        except InfeasibleError:
-            continue
+        one = solve(narrowed, (StageCount(ranks),), min(limits_s, default=None))
         if one.plan is not None and not counts_on_one_sum(instance, one.plan):
             found.append(one)
     best = min(found, key=lambda one: one.time_per_sample_s or 0.0, default=None)
@@ -62,9 +59,9 @@ def solve_each_pass(instance: Instance, solve: Solve, within_s: float | None) ->
     return replace(best, status=Status.FEASIBLE, lower_bound_s=free.lower_bound_s)
 
 
-def _parts(instance: Instance) -> Iterator[tuple[Instance, int]]:
+def _parts(instance: Instance, several: bool) -> Iterator[tuple[Instance, int]]:
     yield _sharing_weights(instance), 1
-    for ranks in divisors(instance.devices):
+    for ranks in divisors(instance.devices) if several else ():
         if 1 < ranks <= len(instance.layers):
             yield instance, ranks
 

@@ -87,12 +87,14 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over microbatch sizes and schedules, from the name of a model.
 
+    Times are those of the runtime's own software.
+
     model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
-    "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and 16
-    are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that may
-    share the optimizer's state; "all": however many a stage has. context_parallel, expert_parallel: degrees that are
-    offered; None: what is usual for long sequences, and for experts. train_tokens, price_per_hour: of the whole
-    training and of one GPU, for days and cost.
+    "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and
+    16 are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that
+    may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
+    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts.
+    train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.

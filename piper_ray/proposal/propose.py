@@ -371,8 +371,9 @@ def _plan(
         )
 
     sample_s = None if within_s is None else within_s / instance.microbatches
-    if demand.runtime.sums_each_pass and demand.runtime.on_one_rank(instance) is None:
-        return solve_each_pass(instance, solved, sample_s)
+    if demand.runtime.sums_each_pass:
+        several = demand.runtime.on_one_rank(instance) is None
+        return solve_each_pass(instance, solved, sample_s, several=several)
     return solved(instance, (), sample_s)
 
 

@@ -18,7 +18,7 @@ from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS
+from piper_ray.model.settings import ALL_REPLICAS, Setting, Sharding, tmpcs_under
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.figures import figures_of
@@ -35,7 +35,7 @@ from piper_ray.proposal.propose import (
 from piper_ray.report.proposal import print_figures, print_help
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
-from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
@@ -311,3 +311,23 @@ def test_what_torchtitan_reduces_in_every_pass_is_not_taken_for_once(tmp_path: P
     ids = list(row)
     halves = [Stage(tuple(part), 2, 1, {x: row[x] for x in part}) for part in (ids[:4], ids[4:])]
     assert not counts_on_one_sum(instance, Plan(tuple(halves), True))
+
+
+def test_a_layer_shares_rather_than_keeps_what_is_gathered() -> None:
+    """The vocabulary projection of Llama has not both: torchtitan shards it as all others."""
+    model, titan = read_model("llama3-8b"), RUNTIMES[RuntimeName.TORCHTITAN]
+    request = EstimateRequest(nodes=1, batch=16, offer=Offer(zero=ALL_REPLICAS))
+    request = with_offers(request, model, titan, 8, None, None)
+    head = estimate(model, load_hardware(None), "H100-SXM", request).instance.layers[-1]
+    asked = Setting(sequence_parallel=True, optimizer_shards=4, sharding=Sharding.WEIGHTS, gathered=True)
+    assert [x.id for x in tmpcs_under(head.tmpcs[2], asked)] == ["sp+fsdp4"]
+
+
+def test_a_tied_model_is_sharded_on_its_one_rank(tmp_path: Path) -> None:
+    asked = titan_demand(tmp_path, 1)
+    tied = tmp_path / "tied.json"
+    tied.write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    best = propose(replace(asked, model=read_model(str(tied)))).best
+    (stage,) = best.plan.stages
+    assert stage.data_parallel_degree > 1
+    assert not counts_on_one_sum(best.instance, best.plan)
