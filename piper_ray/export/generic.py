@@ -48,6 +48,7 @@ def export_yaml(job: Job) -> Export:
         "microbatch_samples": job.microbatch_samples,
         "global_batch_samples": job.global_batch_samples,
         "tokens_per_sample": job.instance.batch.tokens_per_sample,
+        **_trained(job),
         "stages": stages,
     }
     notes = []
@@ -58,3 +59,17 @@ def export_yaml(job: Job) -> Export:
     return Export(
         {"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", (*notes, *job.notes)
     )
+
+
+def _trained(job: Job) -> dict[str, object]:
+    """How the model is trained; nothing where nobody knows."""
+    model = job.instance.model
+    if model is None:
+        return {}
+    return {
+        "precision": model.precision,
+        "adapter_rank": model.lora_rank,
+        "weight_bytes": model.weight_bytes,
+        "gradient_bytes": model.gradient_bytes,
+        "optimizer_bytes": model.optimizer_bytes,
+    }

@@ -15,6 +15,9 @@ from piper_ray.export.megatron_settings import (
 from piper_ray.export.overlaps import hides_tensor_exchanges
 from piper_ray.model.errors import UsageError
 from piper_ray.model.trained_model import TrainedModel
+from piper_ray.workloads.estimate.architectures.latent import LatentAttention
+from piper_ray.workloads.estimate.architectures.layers import Attention
+from piper_ray.workloads.estimate.architectures.state_space import DeltaNet
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 
 _SCRIPT = '''"""What the plan decides, for a Megatron-Bridge recipe: apply(cfg) changes its ConfigContainer."""
@@ -84,10 +87,12 @@ def export_bridge(job: Job) -> Export:
 
 
 def require_decoder(model: TrainedModel) -> DecoderShape:
-    """Which a recipe is there for. Raises UsageError for other models."""
-    shape = decoder_shape(model)
+    """Whose blocks a layout can place. Raises UsageError for other models."""
+    shape, named = decoder_shape(model), model.config.get("model_type")
     if shape is None:
-        raise UsageError(f"the plan's layouts are of decoders of text; {model.config.get('model_type')} is none")
+        raise UsageError(f"the plan's layouts are of decoders of text; {named} is none")
+    if any(not isinstance(part, (Attention, LatentAttention, DeltaNet)) for part in shape.mixing):
+        raise UsageError(f"Megatron takes no layout for a model with state spaces or convolutions ({named})")
     return shape
 
 

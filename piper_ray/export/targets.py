@@ -16,7 +16,7 @@ from piper_ray.export.megatron import export_megatron, require_pretrained
 from piper_ray.export.megatron_bridge import export_bridge, require_decoder
 from piper_ray.export.megatron_model import require_megatron_model
 from piper_ray.export.target import RANKS, Target
-from piper_ray.export.torch_pipelining import export_torch
+from piper_ray.export.torch_pipelining import export_torch, require_own_products
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
@@ -59,7 +59,7 @@ _FORMS = {
     Target.MEGATRON: _Form(RUNTIMES[RuntimeName.MEGATRON], export_megatron, require_pretrained),
     Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_decoder),
     Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model),
-    Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch),
+    Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch, require_own_products),
     Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed, require_trainable),
     Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
     Target.YAML: _Form(_ANY_RUNTIME, export_yaml),

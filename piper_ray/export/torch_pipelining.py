@@ -9,8 +9,12 @@ from piper_ray.export.stage_documents import calls_of
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.run.exported_files import LISTS, STAGES
 from piper_ray.version import __version__
+
+_WHOLE_BYTES = 4.0
+"""Of a weight in fp32."""
 
 _SCRIPT = f'''"""The plan for torch.distributed.pipelining: build(...) gives a rank its schedule, as README.md says."""
 
@@ -109,8 +113,19 @@ def stage_documents(job: Job) -> list[dict[str, object]]:
     return documents
 
 
+def require_own_products(model: TrainedModel) -> None:
+    """Raises UsageError for what a module in bf16 or fp16 does not do by itself."""
+    if model.precision == "fp8":
+        raise UsageError("PyTorch's own modules have no products of 8 bits (fp8), and this plan has; expected bf16")
+    if model.lora_rank:
+        raise UsageError("pipeline.py adds no adapters (LoRA) to a model, and this plan trains some")
+
+
 def export_torch(job: Job) -> Export:
     """The files and how they are used. Raises UsageError for layers without paths, and weights that stages share."""
+    model = job.instance.model
+    if model is not None:
+        require_own_products(model)
     _check_ties(job)
     document = {
         "pipeline_ranks": job.pipeline_ranks,
@@ -120,6 +135,7 @@ def export_torch(job: Job) -> Export:
         "microbatch_samples": job.microbatch_samples,
         "global_batch_samples": job.global_batch_samples,
         **job.schedule.to_dict(),
+        **({} if model is None else {"weight_type": _weight_type(model)}),
         "stages": stage_documents(job),
     }
     files = {STAGES: json_text(document), LISTS: actions_csv(job), "pipeline.py": _SCRIPT}
@@ -130,10 +146,23 @@ def export_torch(job: Job) -> Export:
             "the plan shares the optimizer's state among replicas, and pipeline.py does not: expected "
             "torch.distributed.optim.ZeroRedundancyOptimizer over the group of the mesh's dp"
         )
+    if model is not None:
+        notes.append(
+            f"the plan counts on {model.weight_bytes:g} bytes of weight, {model.gradient_bytes:g} of gradient and "
+            f"{model.optimizer_bytes:g} of optimizer state a parameter; gradients and states have the types that your "
+            "optimizer gives them"
+        )
     usage = _USAGE.format(
         samples=plural(job.microbatch_samples, "sample"), microbatches=f"{job.microbatches} microbatches"
     )
     return Export(files, command, (*notes, *job.sharing_notes, *job.notes), usage=usage)
+
+
+def _weight_type(model: TrainedModel) -> str:
+    """PyTorch's name of it."""
+    if model.weight_bytes == _WHOLE_BYTES:
+        return "float32"
+    return "float16" if model.precision == "fp16" else "bfloat16"
 
 
 def _check_ties(job: Job) -> None:

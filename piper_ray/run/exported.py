@@ -80,7 +80,7 @@ def build(
     forward pass is traced with these inputs: a tensor, a tuple by position or a dict by name. Raises UsageError and
     InputError for what does not fit the plan.
     """
-    _check_model(model)
+    _check_model(plan, model)
     _check_mesh(plan, mesh)
     if not callable(loss):
         raise UsageError(f"build: the loss is a {type(loss).__name__}; expected a function of output and target")
@@ -101,7 +101,7 @@ def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
         raise UsageError(f"build: a mesh of {found}; expected pp {plan.places} and dp {plan.replicas}, as mesh() has")
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(plan: PipelinePlan, model: nn.Module) -> None:
     """Raises UsageError."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"build: the model is a {type(model).__name__}; expected a torch.nn.Module")
@@ -111,4 +111,11 @@ def _check_model(model: nn.Module) -> None:
             raise UsageError(
                 f"build: {name} is on the device {tensor.device}; expected the whole model on the CPU, with its "
                 "weights: build moves this rank's stages to their device"
+            )
+    for name, weight in model.named_parameters():
+        found = str(weight.dtype).removeprefix("torch.")
+        if plan.weight_type and weight.is_floating_point() and found != plan.weight_type:
+            raise UsageError(
+                f"build: {name} is of type {found}, and the plan counts on weights in {plan.weight_type}: "
+                f"model.to(torch.{plan.weight_type})"
             )

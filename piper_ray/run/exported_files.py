@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -35,6 +36,7 @@ class _Document(Open):
     pipeline_ranks: Count = Field(description=COUNT_WORDS)
     data_parallel_degree: Count = Field(description=COUNT_WORDS)
     microbatches: Count = Field(description=COUNT_WORDS)
+    weight_type: Literal["", "float32", "bfloat16", "float16"] = Field("", description="float32, bfloat16 or float16")
     stages: list[_Stage] = Field(min_length=1, description="a list of stages")
 
 
@@ -62,7 +64,7 @@ def read_folder(folder: Path) -> PipelinePlan:
         for place in range(read.pipeline_ranks)
     ]
     passes = _passes(folder / LISTS, held, read.microbatches)
-    return PipelinePlan(tuple(stages), passes, read.data_parallel_degree, Replicas.DDP)
+    return PipelinePlan(tuple(stages), passes, read.data_parallel_degree, Replicas.DDP, read.weight_type)
 
 
 def _passes(path: Path, held: Sequence[Sequence[int]], microbatches: int) -> tuple[tuple[Pass, ...], ...]:

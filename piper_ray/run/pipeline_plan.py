@@ -14,13 +14,15 @@ Pass = tuple[ActionKind, int, int]
 @dataclass(frozen=True)
 class PipelinePlan:
     """stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order.
-    replicas: d. sharing: how replicas share their work.
+    replicas: d. sharing: how replicas share their work. weight_type: PyTorch's name of the weights' type; empty where
+    nobody says.
     """
 
     stages: tuple[tuple[LayerJob, ...], ...]
     passes: tuple[tuple[Pass, ...], ...]
     replicas: int
     sharing: Replicas
+    weight_type: str = ""
 
     @classmethod
     def of(cls, job: Job) -> PipelinePlan:

@@ -74,6 +74,7 @@ def of_stage(**changes: object) -> dict[str, Any]:
             "stages[0]: 1 modules, 2 calls, 1 recomputed; expected one of each for each layer",
         ),
         (of_stage(pipeline_rank=2), LISTS, "stages[0].pipeline_rank: 2; expected less than the 2 pipeline ranks"),
+        (changed(weight_type="int8"), LISTS, "weight_type: "),
         (STAGES, None, "schedule.csv: 1 fault found\n  cannot be read: No such file or directory"),
         (STAGES, "0F0,0F1,0B0,0B1\n", "1 lines; expected one for each of 2 ranks of a pipeline"),
         (STAGES, LISTS.replace("1F1", "1X1"), "line 2: not a list of passes, such as 0F0,0F1,0B0,0B1"),
@@ -178,6 +179,16 @@ def test_what_does_not_fit_the_plan_is_told(
     with pytest.raises(PiperRayError) as told:
         build(plan, model, "cpu", MESH, loss, inputs, target)
     assert words in str(told.value)
+
+
+def test_weights_of_another_type_than_planned_are_told(tmp_path: Path) -> None:
+    plan = read_folder(written(tmp_path, changed(weight_type="bfloat16")))
+    with pytest.raises(
+        UsageError, match=r"0.weight is of type float32, and the plan counts on weights in bfloat16: mo"
+    ):
+        build(plan, chain(), "cpu", MESH, mse, X, X)
+    with pytest.raises(PiperRayError, match="the loss: "):  # which comes later
+        build(plan, chain().to(torch.bfloat16), "cpu", MESH, mse, X.to(torch.bfloat16), None)
 
 
 def test_a_mesh_of_another_shape_is_told(plan: PipelinePlan) -> None:
