@@ -242,9 +242,47 @@ def test_the_end_of_a_real_ray_leaves_plan_and_bound(base: Path, tmp_path: Path,
     assert f"Ray's {name} on this machine (process {pid}) died" in errors
 
 
+_FROM_PYTHON = """
+import sys
+import piper_ray
+from piper_ray.model.events import EvaluationFinished
+def listener(event):
+    if isinstance(event, EvaluationFinished):
+        print("evaluated", file=sys.stderr, flush=True)
+with piper_ray.RayBackend("local", workers=1) as backend:
+    piper_ray.solve(sys.argv[1], backend=backend, checkpoint=sys.argv[2], listener=listener)
+"""
+
+
+def test_from_python_the_end_of_a_real_ray_leaves_the_checkpoint(base: Path, tmp_path: Path) -> None:
+    instance, kept = two_towers(200, devices=48, microbatches=96, memory_bytes=300.0), tmp_path / "kept"
+    dump(instance, tmp_path / "long.json")
+    with subprocess.Popen(
+        [sys.executable, "-c", _FROM_PYTHON, str(tmp_path / "long.json"), str(kept)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_on_ray(base, tmp_path),
+    ) as process:
+        try:
+            wait_for(process, "evaluated")
+            os.kill(_of_session(base, "raylet"), signal.SIGKILL)
+            process.communicate(timeout=2 * HANG_S)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    told: list[str] = []
+
+    def listener(event: object) -> None:
+        told.append(str(getattr(event, "text", "")))
+
+    stop: piper_ray.Stop[piper_ray.Solution] = piper_ray.Stop()
+    found = piper_ray.solve(instance, checkpoint=kept, time_limit="1s", listener=listener, stop=stop)
+    assert any("on record" in text for text in told), told
+    assert found.plan is not None
+
+
 def test_the_end_of_a_real_ray_leaves_a_sweep_to_go_on(base: Path, tmp_path: Path) -> None:
     source, storage = write_sweep(tmp_path), tmp_path / "dataset"
-    (tmp_path / "slow").mkdir()
     environment = _on_ray(base, tmp_path)
     (tmp_path / "sitecustomize.py").write_text(_SLOWLY)
     command = [sys.executable, "-m", "piper_ray", "sweep", str(source), "--storage", str(storage)]
