@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +18,17 @@ from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, 
 from piper_ray.cli.progress import kernels_told, working
 from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
 from piper_ray.export.target import Target
-from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    from piper_ray.export.files import Export
+    from piper_ray.model.instance import Instance
     from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.propose import Demand, Help, Proposal
 
@@ -161,10 +165,17 @@ def plan(
 
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
         found = current().run(lambda stop: propose(demand, stop, note, log))
+        launch = _launch(found)
+        if launch.excess and current().number is None:
+            demand = _with_room(demand, max(launch.beyond_bytes))
+            found = current().run(lambda stop: propose(demand, stop, note, log))
+            launch = _launch(found)
+        if launch.excess:
+            raise InfeasibleError("\n".join(["the launch takes more memory than the plan's figures:", *launch.excess]))
         if current().number is None:
             log.begin("what would help")
             current().run(helped)
-    written = _write(demand, found, out, command_text(context))
+    written = _write(found, launch, out, command_text(context))
     with contextlib.suppress(KeyboardInterrupt):  # a plan without the page is a plan
         written += _write_page(found, out)
     interrupted = current().number is not None
@@ -201,24 +212,49 @@ def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
     raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")
 
 
-def _write(demand: Demand, found: Proposal, out: Path, command: str) -> list[Path]:
-    """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
+def _on_whole_gpus(found: Proposal) -> Instance:
+    """With the memory that was set aside."""
+    instance = found.best.instance
+    return instance.replace(memory_bytes=instance.memory_bytes + found.demand.set_aside_bytes)
+
+
+def _launch(found: Proposal) -> Export:
+    """What the runtime reads of the best plan."""
     from piper_ray.export.targets import export_plan
-    from piper_ray.report.document import plan_document, proof_document, to_text
-    from piper_ray.report.estimate_summary import file_text
     from piper_ray.runtimes.runtime import gpus_per_node_of
 
-    best = found.best
-    instance, schedule = best.instance, best.solution.schedule
-    node = gpus_per_node_of(instance, demand.request.gpus_per_node)
-    launch = export_plan(instance, best.plan, schedule, Target(demand.runtime.name.value), node)
+    best, demand = found.best, found.demand
+    node = gpus_per_node_of(best.instance, demand.request.gpus_per_node)
+    target = Target(demand.runtime.name.value)
+    return export_plan(_on_whole_gpus(found), best.plan, best.solution.schedule, target, node)
+
+
+def _with_room(demand: Demand, beyond_bytes: float) -> Demand:
+    from piper_ray.model.figures import size_text
+
+    note(
+        f"the best plan leaves less than the {size_text(beyond_bytes)} that {demand.runtime.title} holds beside its "
+        "figures: planned anew with that set aside"
+    )
+    return replace(demand, set_aside_bytes=beyond_bytes)
+
+
+def _write(found: Proposal, launch: Export, out: Path, command: str) -> list[Path]:
+    """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
+    from piper_ray.report.document import plan_document, proof_document, to_text
+    from piper_ray.report.estimate_summary import file_text
+
+    best, demand, solution = found.best, found.demand, found.best.solution
+    instance, schedule = _on_whole_gpus(found), solution.schedule
+    if demand.set_aside_bytes:  # nothing is proved of plans that leave less
+        solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
     written = launch.write(out)
     for text in launch.notes:
         note(text)
     workload, plan_file = out / WORKLOAD, out / PLAN
-    write_atomically(workload, file_text(best.estimate, command))
+    write_atomically(workload, file_text(replace(best.estimate, instance=instance), command))
     evaluation = piper_ray.evaluate(instance, best.plan, schedule=schedule, step=demand.step)
-    document = plan_document(instance, best.plan, evaluation, proof_document(best.solution), schedule)
+    document = plan_document(instance, best.plan, evaluation, proof_document(solution), schedule)
     write_atomically(plan_file, to_text(document))
     return [workload, plan_file, *written]
 

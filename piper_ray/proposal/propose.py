@@ -80,7 +80,8 @@ def _unwatched(event: SolveBegun | Event) -> None:
 class Demand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
-    schedules: those tried, of the runtime's own.
+    schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
+    runtime holds beside a plan's figures.
     """
 
     model: ModelConfig
@@ -90,6 +91,7 @@ class Demand:
     runtime: Runtime
     schedules: tuple[ScheduleName, ...]
     step: StepTerms = StepTerms()
+    set_aside_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -239,9 +241,7 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None, watch: Wa
     batch = divisible_batch(best.batch, instance.devices)
     if idle_devices(best) and batch % best.samples == 0 and batch != best.batch:
         watch(SolveBegun(len(changes) + 1, len(changes) + 1, f"with a batch of {batch:,}", batch // best.samples, None))
-        of_batch = estimate(
-            demand.model, demand.hardware, demand.gpu, replace(demand.request, samples=best.samples, batch=batch)
-        )
+        of_batch = _estimated(demand, replace(demand.request, samples=best.samples, batch=batch))
         within_s = best.step_s * batch / best.batch
         found = _plan(demand, of_batch.instance, best.solution.schedule, within_s, stop, watch, CHUNKED_HELP_S)
         if found.plan is not None:
@@ -263,7 +263,7 @@ def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
     for samples in sizes:
         request = replace(demand.request, samples=samples)
         try:
-            made = estimate(demand.model, demand.hardware, demand.gpu, request)
+            made = _estimated(demand, request)
         except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
             if not found:
                 raise
@@ -276,6 +276,14 @@ def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
         else:
             refused.append(_too_large(made, samples))
     return found, refused
+
+
+def _estimated(demand: Demand, request: EstimateRequest) -> Estimate:
+    made = estimate(demand.model, demand.hardware, demand.gpu, request)
+    memory_bytes = made.instance.memory_bytes - demand.set_aside_bytes
+    if memory_bytes <= 0.0:
+        raise UsageError(f"{size_text(demand.set_aside_bytes)} are set aside, and a GPU has no more to give")
+    return replace(made, instance=made.instance.replace(memory_bytes=memory_bytes))
 
 
 def _too_large(made: Estimate, samples: int) -> str:

@@ -35,7 +35,9 @@ def print_figures(console: Console, proposal: Proposal, figures: Figures) -> Non
     rates += [f"MFU {100.0 * figures.mfu:.1f} %", f"HFU {100.0 * figures.hfu:.1f} %"]
     _line(console, ", ".join(rates))
     proved_s = best.solution.lower_bound_s * best.instance.microbatches
-    _line(console, f"with these microbatches and this schedule no plan takes less than {time_text(proved_s, 4)}")
+    set_aside_bytes = proposal.demand.set_aside_bytes
+    left = f" that leaves {size_text(set_aside_bytes)} for {runtime.title}" if set_aside_bytes else ""
+    _line(console, f"with these microbatches and this schedule no plan{left} takes less than {time_text(proved_s, 4)}")
     if figures.days is not None:
         cost = "" if figures.cost is None else f", {figures.cost:,.0f} at that price"
         _line(console, f"the training takes {figures.days:,.1f} days{cost}")

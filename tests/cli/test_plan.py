@@ -80,6 +80,22 @@ def test_what_cannot_be_is_said_before_any_search(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) -> None:
+    """DeepSpeed keeps tensors between stages: the best plan by the figures alone does not fit as it is launched."""
+    out = tmp_path / "out"
+    words = ("--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
+    finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "-o", str(out))
+    assert finished.returncode == 0, finished.stderr
+    assert "than the 1.75 GiB that DeepSpeed holds beside its figures: planned anew" in finished.stderr
+    assert "no plan that leaves 1.75 GiB for DeepSpeed takes less than" in finished.stdout
+    workload, plan = str(out / "workload.toml"), out / "plan.json"
+    document = json.loads(plan.read_text())
+    assert (document["status"], document["lower_bound_s"]) == ("feasible", 0.0)
+    again = run("export", workload, str(plan), "--to", "deepspeed", "-o", str(tmp_path / "again"))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again" / "ds_config.json").read_text() == (out / "ds_config.json").read_text()
+
+
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "piper_ray", *words],
