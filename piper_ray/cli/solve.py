@@ -82,7 +82,15 @@ from piper_ray.cli.search_options import (
 )
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import Recompute
-from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
+from piper_ray.model.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_SOLVED,
+    ClusterError,
+    InfeasibleError,
+    InvalidPlan,
+    LimitError,
+    UsageError,
+)
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -349,6 +357,8 @@ def exit_code(solution: Solution) -> int:
         return EXIT_INTERRUPTED
     if solution.status is Status.INFEASIBLE:
         return InfeasibleError.exit_code
+    if solution.stopped_by is StoppedBy.NO_MACHINE:
+        return ClusterError.exit_code
     return EXIT_SOLVED if solution.plan is not None else LimitError.exit_code
 
 

@@ -12,7 +12,7 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.forecast import bytes_per_downset, downset_limit
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.layer_answers import Answers, without_plan
-from piper_ray.engine.partition.evaluation import Partitioning
+from piper_ray.engine.partition.evaluation import NoMachine, Partitioning
 from piper_ray.engine.partition.setting import PartitionSetting
 from piper_ray.engine.preparation import Outline, PointShape, Preparation
 from piper_ray.engine.request import SolveRequest
@@ -158,10 +158,11 @@ def _solve_on_partitions(
     except Outgrown as outgrown:
         request.note(str(outgrown))
         return found
-    except ClusterError as error:
-        if wide.incumbent is None:
+    except (NoMachine, ClusterError) as error:
+        if wide.incumbent is None and isinstance(error, ClusterError):
             raise
         request.note(str(error))
+        found.machines_failed = True
         return found
     if wide.bracket.exhausted:
         return without_plan(_NONE_FITS, found.stats())
@@ -175,13 +176,17 @@ def _all_downsets(outline: Outline) -> str:
 
 @dataclass
 class WideFindings:
-    """What is known before there is a lattice, or without one on any machine, at whatever moment."""
+    """What is known before there is a lattice, or without one on any machine, at whatever moment.
+
+    machines_failed: those of a cluster that had room for all that count, or might have had.
+    """
 
     search: WideSearch
     outline: Outline
     display: Display
     began_s: float = field(default_factory=time.perf_counter)
     partitioned: PartitionedSearch | None = None
+    machines_failed: bool = False
 
     @property
     def seconds(self) -> float:
@@ -196,7 +201,9 @@ class WideFindings:
         """Where all downsets do not fit either; None if nothing is known of a plan."""
         if self.search.bracket.exhausted:
             return without_plan(_NONE_FITS, self.stats())
-        return None if self.search.incumbent is None else self.stopped(StoppedBy.TOO_MANY_DOWNSETS)
+        if self.search.incumbent is None:
+            return None
+        return self.stopped(StoppedBy.NO_MACHINE if self.machines_failed else StoppedBy.TOO_MANY_DOWNSETS)
 
     def stopped(self, reason: StoppedBy) -> Solution:
         """``reason``: unless the plan is proved to be the best by then."""

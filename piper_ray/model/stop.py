@@ -16,6 +16,7 @@ class StoppedBy(str, Enum):
     with chunks: NO_BETTER_BOUND, neither bound nor plan got any further. TOO_SLOW: no plan keeps within the time asked.
     TOO_MANY_DOWNSETS: not even those that a better plan can use can be listed. INEXACT: sums of layers' figures lose
     the small ones. PROCESS_LOST: the process that searched was ended from outside, as by Ray.
+    NO_MACHINE: what outgrows the driver's machine could be on none of a cluster's.
 
     >>> StoppedBy("time limit")
     <StoppedBy.TIME_LIMIT: 'time limit'>
@@ -34,6 +35,7 @@ class StoppedBy(str, Enum):
     TOO_MANY_DOWNSETS = "too many downsets to list"
     INEXACT = "figures too far apart"
     PROCESS_LOST = "process lost"
+    NO_MACHINE = "no machine could go on"
 
     def __str__(self) -> str:
         return self.value

@@ -20,7 +20,7 @@ from piper_ray.engine.evaluation.reach import Reach, Room
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.partition import listing
-from piper_ray.engine.partition.evaluation import PartitionedEvaluation, PartitionLost
+from piper_ray.engine.partition.evaluation import NoMachine, PartitionedEvaluation, PartitionLost
 from piper_ray.engine.partition.partition import Evaluation, Partition
 from piper_ray.engine.partition.setting import PartitionSetting, owners
 from piper_ray.engine.preparation import Outline
@@ -195,12 +195,11 @@ class Partitioned(LocalBackend):
         setting: PartitionSetting,
         bytes_per_downset: float,
         check: Callable[[], None],
-    ) -> Iterator[HereCrew | None]:
+    ) -> Iterator[HereCrew]:
         assert bytes_per_downset > 0
         check()
         if self.partitions == 0:
-            yield None
-            return
+            raise NoMachine("none has room")
         death = self.deaths.pop(0) if self.deaths else None
         crew = Mortal(setting, self.partitions, self.part_room, death, **self.lost)
         self.crews.append(crew)
@@ -284,7 +283,7 @@ def test_what_ends_its_process_each_time_is_not_asked_for_again(monkeypatch: pyt
     found = solved(MANY, backend, monkeypatch, log)
     backend.close()
     whole = piper_ray.solve(MANY, options=ONE_THREAD)
-    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.NO_MACHINE)
     assert found.lower_bound_s <= whole.time_per_sample_s <= found.time_per_sample_s  # type: ignore[operator]
     assert "3 times in turn machine 2 is gone" in log.notes
     assert len(backend.crews) == 3
@@ -298,9 +297,10 @@ def test_machines_with_no_more_room_leave_a_plan_and_a_bound(
     backend, log = Partitioned(partitions, room), Log()
     found = solved(MANY, backend, monkeypatch, log)
     backend.close()
-    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
+    why = StoppedBy.NO_MACHINE if partitions == 0 else StoppedBy.TOO_MANY_DOWNSETS
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, why)
     if partitions == 0:
-        assert "no machine of the cluster has a core and memory to spare for a part of the downsets" in log.notes
+        assert "none has room" in log.notes
     else:
         assert "more downsets count than fit on all machines together" in log.notes
     assert backend.open == 0
@@ -309,15 +309,15 @@ def test_machines_with_no_more_room_leave_a_plan_and_a_bound(
 def test_a_cluster_that_cannot_be_reached_does_not_cost_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unreachable(Partitioned):
         @contextmanager
-        def crew(self, *_: object) -> Iterator[HereCrew | None]:
+        def crew(self, setting: PartitionSetting, *_: object) -> Iterator[HereCrew]:
             if self.partitions > 0:
                 raise ClusterError("nobody listens")
-            yield None
+            yield HereCrew(setting, 1)
 
     backend, log = Unreachable(3), Log()
     found = solved(MANY, backend, monkeypatch, log)
     backend.close()
-    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.NO_MACHINE)
     assert "nobody listens" in log.notes
 
 

@@ -47,6 +47,9 @@ class Cluster:
     def free_cpus(self) -> dict[str, float]:
         return {node.id: node.cpus / 2 for node in self.alive}
 
+    def deaths(self) -> dict[str, str]:
+        return {"id2": "its power was cut"}
+
     def answer(self, number: int, what: Software | RayError) -> None:
         self.asked.remove(f"id{number}")
         self.come[f"id{number}"] = what

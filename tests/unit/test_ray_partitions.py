@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 import piper_ray
+from piper_ray.cli.solve import exit_code
 from piper_ray.engine.backends.ray import RayBackend
 from piper_ray.engine.backends.ray.backend import PROCESS_BYTES
 from piper_ray.engine.backends.ray.machines import RayNode
-from piper_ray.engine.backends.ray.partitions import PartitionWorker, Place, places
+from piper_ray.engine.backends.ray.partitions import PartitionWorker, Place, free_machines, places
+from piper_ray.engine.backends.ray.session import Session
+from piper_ray.engine.backends.ray.software import Software, question, software
+from piper_ray.model.errors import ClusterError
 from piper_ray.model.events import EvaluationAdvanced, Event
 from piper_ray.model.solution import ClusterStats, Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
@@ -131,10 +137,94 @@ def test_no_machine_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     with backend_of() as backend:
         found = solved(monkeypatch, log, backend)
-    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
-    assert "no machine of the cluster has a core and memory to spare for a part of the downsets" in log.notes
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.NO_MACHINE)
+    assert exit_code(found) == ClusterError.exit_code
+    words = "the cluster cannot have parts of the downsets: none of its machines has a core and memory to spare"
+    assert words in log.notes
     assert found.stats.cluster is not None
     assert found.stats.cluster.unused == "none of its machines has a core and memory to spare"
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_machine_that_answers_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = question()
+
+    def slow() -> dict[str, str]:
+        time.sleep(4.0)
+        return real()
+
+    monkeypatch.setattr("piper_ray.engine.backends.ray.machines.question", lambda: slow)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions._ANSWERS_WITHIN_S", 0.5)
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+    assert same_result(found, piper_ray.solve(MANY, options=ONE_THREAD))
+    (waited,) = [note for note in log.notes if "to say what runs there" in note]
+    assert waited.startswith("waiting for ")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_machine_where_a_part_starts_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(PartitionWorker):
+        def __init__(self, *arguments: Any) -> None:
+            time.sleep(3.0)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.PartitionWorker", Late)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions._READY_WITHIN_S", 0.5)
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+    assert found.status is Status.OPTIMAL
+    assert any(note.startswith("waiting for a part of the lattice to start on ") for note in log.notes)
+
+
+@dataclass
+class Dying:
+    """A cluster of two: one answers at once, the other one never, and dies."""
+
+    looks: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def nodes(self) -> list[RayNode]:
+        self.looks += 1
+        return [node(1, 1e9), *([node(2, 1e9)] if self.looks < 3 else [])]
+
+    def ask(self, node: str) -> None:
+        self.asked.append(node)
+
+    def answers(self) -> dict[str, Software | RayError]:
+        return {"1": software()} if "1" in self.asked else {}
+
+    def free_cpus(self) -> dict[str, float]:
+        return {"1": 2.0, "2": 2.0}
+
+    def free_memory_bytes(self) -> dict[str, float]:
+        return {"1": 1e9, "2": 1e9}
+
+    def deaths(self) -> dict[str, str]:
+        return {"2": "its power was cut"}
+
+
+def test_a_machine_that_dies_before_it_answers_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions.RayView", Dying)
+    told: list[str] = []
+    _, free = free_machines(Session("1", None), None, lambda: None, told.append)
+    assert [found.id for found, _ in free] == ["1"]
+    assert told == ["host2 (10.0.0.2) is gone: its power was cut; it had not yet said what it runs"]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_machines_that_are_left_out_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.backends.ray.machines.difference", lambda _: "it runs another numpy")
+    monkeypatch.setattr("piper_ray.engine.backends.ray.partitions._ANSWERS_WITHIN_S", 0.5)
+    log = Log()
+    with backend_of() as backend:
+        found = solved(monkeypatch, log, backend)
+    assert found.stopped_by is StoppedBy.NO_MACHINE
+    (why,) = [note for note in log.notes if "cannot have parts" in note]
+    assert "none of its machines can work (" in why
+    assert why.endswith(": it runs another numpy)")
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -169,6 +259,6 @@ def test_an_error_there_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) ->
     log = Log()
     with backend_of() as backend:
         found = solved(monkeypatch, log, backend)
-    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.TOO_MANY_DOWNSETS)
+    assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.NO_MACHINE)
     (failed,) = [note for note in log.notes if "failed" in note]
     assert failed.startswith("a partition of the lattice failed: MemoryError: no room for tables on ")

@@ -30,6 +30,10 @@ class PartitionLost(Exception):
         self.with_machine = with_machine
 
 
+class NoMachine(Exception):
+    """No machine of a cluster can have a part. The message says why."""
+
+
 class Crew(Protocol):
     """All partitions of a lattice, wherever they are. Their methods are ``Partition``'s."""
 
@@ -63,14 +67,12 @@ class Partitioning(Protocol):
         setting: PartitionSetting,
         bytes_per_downset: float,
         check: Callable[[], None],
-    ) -> AbstractContextManager[Crew | None]:
-        """Of the machines that there are, until the context ends; None if there is none for it. ``check`` may raise.
-        Raises ClusterError.
-        """
+    ) -> AbstractContextManager[Crew]:
+        """Of the machines that there are, until the context ends. ``check`` may raise. Raises NoMachine, ClusterError."""
         ...
 
 
-OpenCrew = Callable[[], AbstractContextManager[Crew | None]]
+OpenCrew = Callable[[], AbstractContextManager[Crew]]
 
 
 class Border(NamedTuple):

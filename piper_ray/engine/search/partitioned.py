@@ -38,7 +38,7 @@ _TOO_MANY = "more downsets count than fit on all machines together"
 
 
 class Outgrown(Exception):
-    """Downsets that count are more than all partitions have room for, or there are none. The message says which."""
+    """Downsets that count are more than all partitions have room for. The message says so."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class PartitionedSearch:
     def run(self) -> None:
         """Until the bracket is as narrow as the gap asked for; then the plan preferred among those as good.
 
-        Raises Outgrown, ChoiceTooHard, and what ``WideSearch.check`` raises.
+        Raises Outgrown, NoMachine, ClusterError, ChoiceTooHard, and what ``WideSearch.check`` raises.
         """
         wide, bracket = self.wide, self.wide.bracket
         cover = wide.cover
@@ -134,8 +134,6 @@ class PartitionedSearch:
         """By a crew that there is, or a new one."""
         if self._evaluation is None:
             crew = self._opened.enter_context(self.open_crew())
-            if crew is None:
-                raise Outgrown("no machine of the cluster has a core and memory to spare for a part of the downsets")
             if crew.room <= self.room_here:
                 raise Outgrown(_TOO_MANY)
             have = "have a part each" if crew.partitions > 1 else "of the cluster has them"

@@ -27,6 +27,7 @@ _StoppedBy = Literal[
     "too many downsets to list",
     "figures too far apart",
     "process lost",
+    "no machine could go on",
 ]
 
 

@@ -265,9 +265,10 @@ class RayBackend:
         setting: PartitionSetting,
         bytes_per_downset: float,
         check: Callable[[], None],
-    ) -> Iterator[RayCrew | None]:
+    ) -> Iterator[RayCrew]:
         """As ``Partitioning.crew``. Workers of other kinds end: the crew has all that is free."""
         from piper_ray.engine.backends.ray.partitions import RayCrew, free_machines, places
+        from piper_ray.engine.partition.evaluation import NoMachine
 
         self._crewless = _TOO_LATE
         if self._session is None:
@@ -277,10 +278,15 @@ class RayBackend:
         machines, free = free_machines(self._session, self._cpus_per_worker, check, self._note)
         where = places(free, bytes_per_downset, self._workers)
         if not where:
-            self._crewless = "none of its machines has a core and memory to spare"
-            yield None
-            return
-        self._crew = crew = RayCrew(setting, where, machines, check)
+            self._crewless, why = "none of its machines has a core and memory to spare", ""
+            if not free and machines.left_out:
+                faults = sorted({f"{machines.name(node)}: {fault}" for node, fault in machines.left_out.items()})
+                self._crewless = "none of its machines can work"
+                why = f" ({'; '.join(faults)})"
+            elif not free:
+                self._crewless = "it has no machine with a core that lives"
+            raise NoMachine(f"the cluster cannot have parts of the downsets: {self._crewless}{why}")
+        self._crew = crew = RayCrew(setting, where, machines, check, self._note)
         try:
             yield crew
         finally:

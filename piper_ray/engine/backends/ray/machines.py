@@ -5,7 +5,7 @@ Work may reach a machine that has just joined before it has answered: who does t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, final
 
@@ -61,6 +61,10 @@ class View(Protocol):
         """Cores that nobody has asked for, by node: as of a moment ago."""
         ...
 
+    def deaths(self) -> dict[str, str]:
+        """Why nodes are dead, in Ray's words, as far as it says."""
+        ...
+
 
 @final
 class RayView:
@@ -91,6 +95,14 @@ class RayView:
     def free_cpus(self) -> dict[str, float]:
         found: Callable[[], dict[str, dict[str, float]]] = available_resources_per_node
         return {node: resources.get("CPU", 0.0) for node, resources in found().items()}
+
+    def deaths(self) -> dict[str, str]:
+        found: Callable[[], list[dict[str, Any]]] = ray.nodes
+        return {
+            node["NodeID"]: " ".join(str(node["DeathReasonMessage"]).split())
+            for node in found()
+            if not node["Alive"] and node.get("DeathReasonMessage")
+        }
 
     def free_memory_bytes(self) -> dict[str, float]:
         """Memory that nobody has asked for, by node: as of a moment ago."""
@@ -169,6 +181,13 @@ class Machines:
         return any(not machine.good and machine.fault is None for machine in self._of_interest())
 
     @property
+    def unanswered(self) -> frozenset[str]:
+        """Those with cores that have yet to answer, while Ray says that they live."""
+        return frozenset(
+            m.node.id for m in self._machines.values() if m.node.cpus > 0 and not m.good and m.fault is None
+        )
+
+    @property
     def left_out(self) -> dict[str, str]:
         """What keeps machines out, by node."""
         return {node: machine.fault for node, machine in self._machines.items() if machine.fault is not None}
@@ -235,6 +254,12 @@ class Machines:
             if not machine.good and now >= machine.ask_at:
                 machine.ask_at = float("inf")  # until it is known what becomes of this
                 self._view.ask(machine.node.id)
+
+    def gone_text(self, nodes: Sequence[str]) -> str:
+        """That they are gone, and why, as far as Ray says."""
+        deaths = self._view.deaths()
+        texts = [f"{self.name(node)} is gone" + (f": {deaths[node]}" if node in deaths else "") for node in nodes]
+        return "; ".join(texts)
 
     def is_alive(self, node: str, now: float) -> bool:
         """As Ray knows it now."""

@@ -25,12 +25,13 @@ from piper_ray.model.solution import ClusterStats, NodeStats
 
 _HEARTBEAT_S = 0.1
 _ANSWERS_WITHIN_S = 10.0
-"""Of machines that are asked what they run, and of cores that are given back."""
+"""Of cores that are given back; and of machines that are asked what they run, before it is told who is waited for."""
 
 _USAGE_WITHIN_S = 0.5
 """Of actors at the end: one that is still busy is not waited for."""
 
 _READY_WITHIN_S = 60.0
+"""Of actors, before it is told who is waited for."""
 
 
 class Place(NamedTuple):
@@ -96,20 +97,34 @@ def places(free_cpus: Sequence[tuple[RayNode, int]], bytes_per_downset: float, m
 def free_machines(
     session: Session, cpus_per_worker: int | None, check: Callable[[], None], tell: Callable[[str], None]
 ) -> tuple[Machines, list[tuple[RayNode, int]]]:
-    """The machines that run what this one does, once all have answered, each with cores and memory that nobody has.
+    """The machines that run what this one does, once all have answered that live, each with cores and memory that
+    nobody has.
 
     Waits a while for cores that were given back a moment ago, and for a machine if there is none. tell: is told of each
-    machine that is left out.
+    machine that is left out, is waited for, or is lost meanwhile.
     """
     view = RayView()
     machines = Machines(view, tell, session.node, trusted=session.owned)
-    end_s = time.monotonic() + _ANSWERS_WITHIN_S
+    began_s = since_s = time.monotonic()
+    waiting: frozenset[str] = frozenset()
+    told = False
     while True:
         check()
-        machines.look(time.monotonic())
+        now_s = time.monotonic()
+        machines.look(now_s)
+        gone = [node for node in sorted(waiting - machines.unanswered) if not machines.is_alive(node, now_s)]
+        if gone:
+            tell(f"{machines.gone_text(gone)}; it had not yet said what it runs")
+        waiting = machines.unanswered
+        if waiting:
+            since_s = now_s
+            if not told and now_s - began_s > _ANSWERS_WITHIN_S:
+                told = True
+                names = ", ".join(sorted(map(machines.name, waiting)))
+                tell(f"waiting for {names} to say what runs there: slow, or hanging")
         free = [(node, machines.free_cpus(node.id)) for node in machines.nodes]
         settled = not machines.asking and all(cpus >= int(node.cpus) for node, cpus in free)
-        if (settled and free) or time.monotonic() > end_s:
+        if not waiting and ((settled and free) or now_s - since_s > _ANSWERS_WITHIN_S):
             memory = view.free_memory_bytes()
             return machines, [
                 (node._replace(memory_bytes=memory.get(node.id, 0.0)), min(cpus, cpus_per_worker or cpus))
@@ -129,7 +144,7 @@ class _Member:
 
 
 class RayCrew:
-    """As ``Crew``. machines: have answered what they run."""
+    """As ``Crew``. machines: have answered what they run. tell: is told of those that are waited for long."""
 
     def __init__(
         self,
@@ -137,6 +152,7 @@ class RayCrew:
         where: Sequence[Place],
         machines: Machines,
         check: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
         self.partitions = len(where)
         self.room = sum(place.downsets for place in where)
@@ -155,7 +171,7 @@ class RayCrew:
             ).remote(shared, number, self.partitions, place.downsets, place.cpus)
             self._members.append(_Member(actor, place))
         try:
-            self._wait_until_ready(check)
+            self._wait_until_ready(check, tell)
         except BaseException:
             self.close()
             raise
@@ -210,24 +226,20 @@ class RayCrew:
             for member in self._members:
                 ray.kill(member.actor, no_restart=True)
 
-    def _wait_until_ready(self, check: Callable[[], None]) -> None:
-        ready = [member.actor.usage.remote() for member in self._members]
-        end_s = time.monotonic() + _READY_WITHIN_S
-        while True:
-            done, left = ray.wait(ready, num_returns=len(ready), timeout=_HEARTBEAT_S)
-            check()
-            if not left:
-                break
-            if time.monotonic() > end_s:
-                waiting = [
-                    member.place.node.name for member, ref in zip(self._members, ready, strict=True) if ref in left
-                ]
-                raise ClusterError(
-                    f"a partition of the lattice could not start on {', '.join(waiting)} within "
-                    f"{_READY_WITHIN_S:.0f} s: others have its cores or its memory"
-                )
+    def _wait_until_ready(self, check: Callable[[], None], tell: Callable[[str], None]) -> None:
+        """As long as their machines live: who is slow starts them late."""
+        left = {member.actor.usage.remote(): member for member in self._members}
+        tell_s = time.monotonic() + _READY_WITHIN_S
         try:
-            ray.get(done)
+            while left:
+                done, _ = ray.wait([*left], num_returns=len(left), timeout=_HEARTBEAT_S)
+                ray.get(done)
+                left = {ref: member for ref, member in left.items() if ref not in done}
+                check()
+                if left and time.monotonic() > tell_s:
+                    tell_s = float("inf")
+                    names = ", ".join(sorted(member.place.node.name for member in left.values()))
+                    tell(f"waiting for a part of the lattice to start on {names}: slow, or others have cores or memory")
         except RayError as error:
             raise self._failure(error) from error
 
@@ -240,10 +252,9 @@ class RayCrew:
         asked_bytes = max(member.place.node.memory_bytes for member in self._members)
         self._machines.look(time.monotonic(), at_once=True)
         alive = {node.id for node in self._machines.nodes}
-        gone = [member.place.node for member in self._members if member.place.node.id not in alive]
+        gone = [member.place.node.id for member in self._members if member.place.node.id not in alive]
         if gone:
-            are = "are" if len(gone) > 1 else "is"
-            return PartitionLost(f"{', '.join(node.name for node in gone)} {are} gone", with_machine=True)
+            return PartitionLost(self._machines.gone_text(gone), with_machine=True)
         text = cause_of(cause, host, asked_bytes)
         if is_loss(cause):
             return PartitionLost(f"a partition of the lattice is lost: {text}", with_machine=False)
