@@ -68,7 +68,7 @@ class Partitioning(Protocol):
         bytes_per_downset: float,
         check: Callable[[], None],
     ) -> AbstractContextManager[Crew]:
-        """Of the machines that there are, until the context ends. ``check`` may raise. Raises NoMachine, ClusterError."""
+        """Of the machines there are, until the context ends. ``check`` may raise. Raises NoMachine, ClusterError."""
         ...
 
 
