@@ -124,10 +124,6 @@ def one_f_one_b(stages: int, microbatches: int) -> list[list[Pass]]:
     return lists
 
 
-def chain_links(stages: int) -> list[Link]:
-    return [Link(j, j + 1) for j in range(stages - 1)]
-
-
 def peak_bytes(
     lists: Sequence[Pass], times_s: Sequence[tuple[float, float]], activation_bytes: Sequence[float], fixed_bytes: float
 ) -> float:

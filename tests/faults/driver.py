@@ -79,9 +79,6 @@ class Driver:
     def until_note(self, text: str) -> Event:
         return self.until(lambda event: text in event.get("text", ""))
 
-    def until_answer(self, evaluation: int) -> Event:
-        return self.until(lambda event: event["kind"] == "EvaluationFinished" and event["index"] == evaluation)
-
     def finish(self) -> bytes:
         """Lets it go on to its end, which must be a success. Returns the plan file."""
         assert self.end() == 0, self.text
