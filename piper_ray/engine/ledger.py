@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -12,10 +12,17 @@ import numpy as np
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule
+from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import StoppedBy
 
 TIE = 1e-12
 """Relative: plans whose batches differ by no more take the same but for rounding."""
+
+
+NO_PLAN_FITS = Infeasibility("no plan fits", None)
 
 
 class FoundPlan(Protocol):
@@ -38,6 +45,13 @@ class OpenCase(Protocol):
     """Some of the plans. lower_s: proved, and only rises: none of them takes less a batch."""
 
     lower_s: float
+
+
+@dataclass
+class NothingProved:
+    """All plans, of which nobody has looked at any."""
+
+    lower_s: float = 0.0
 
 
 P = TypeVar("P", bound=FoundPlan)
@@ -128,6 +142,34 @@ class Ledger(Generic[P]):
         """As events tell them."""
         upper_s = None if self.best is None else self.sample_s(self.upper_s)
         return Bounds(self.sample_s(self.lower_s), upper_s, time.perf_counter() - self.started_s)
+
+    def answer(
+        self,
+        plan_of: Callable[[P], Plan],
+        schedule_of: Callable[[P | None], Schedule],
+        stats: SolveStats,
+        step: StepTerms,
+        left_open: StoppedBy | None = None,
+        infeasibility: Infeasibility = NO_PLAN_FITS,
+    ) -> Solution:
+        """What is known now. left_open: why the bound is not met, where the search ended by itself. infeasibility: why
+        there is no plan, where there is none."""
+        best, lower_s = self.best, self.lower_s
+        proved = self.proved
+        status = Status.OPTIMAL if proved else Status.FEASIBLE
+        if best is None:
+            status = Status.INFEASIBLE if proved else Status.UNKNOWN
+        return Solution(
+            status=status,
+            time_per_sample_s=None if best is None else self.sample_s(best.batch_s),
+            lower_bound_s=self.sample_s(lower_s),
+            plan=None if best is None else plan_of(best),
+            stats=stats,
+            infeasibility=infeasibility if status is Status.INFEASIBLE else None,
+            stopped_by=None if proved else self.stopped_by or left_open,
+            schedule=schedule_of(best),
+            step=step,
+        )
 
     def ends(self) -> bool:
         """Whether a wish to stop, the deadline, or that no plan left is as fast as asked ends the search."""

@@ -112,12 +112,12 @@ def assert_best(
     solution = solve_flush(instance, schedule, restrictions=restrictions, step=step)
     if wanted is None:
         assert solution.status is Status.INFEASIBLE
-        assert solution.reason
+        assert solution.infeasibility is not None
         return
     assert solution.status is Status.OPTIMAL
-    assert solution.best is not None
-    tolerance_s = 1e-9 * wanted.batch_s
-    assert solution.best.batch_s == pytest.approx(wanted.batch_s, rel=1e-9)
-    assert solution.lower_bound_batch_s <= wanted.batch_s + tolerance_s
-    batch_s = plan_batch_s(instance, solution.best.plan, schedule.value, step.all_reduce.factor)
+    assert solution.plan is not None
+    wanted_s = wanted.batch_s / instance.microbatches
+    assert solution.time_per_sample_s == pytest.approx(wanted_s, rel=1e-9)
+    assert solution.lower_bound_s <= wanted_s * (1.0 + 1e-9)
+    batch_s = plan_batch_s(instance, solution.plan, schedule.value, step.all_reduce.factor)
     assert batch_s == pytest.approx(wanted.batch_s, rel=1e-9)

@@ -12,7 +12,6 @@ import pytest
 
 import piper_ray
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import LimitError, UsageError
@@ -21,7 +20,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.solution import Status
+from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import instance_of
@@ -33,7 +32,7 @@ from tests.instances import equal_chain, random_instance, two_towers
 ONE_F_ONE_B, GPIPE = FlushSchedule.ONE_F_ONE_B, FlushSchedule.GPIPE
 
 
-def degrees(solution: FlushSolution) -> tuple[int, int, int]:
+def degrees(solution: Solution) -> tuple[int, int, int]:
     """d, t and p of the plan."""
     assert solution.plan is not None
     first = solution.plan.stages[0]
@@ -79,9 +78,8 @@ def test_equal_layers_under_1f1b_take_m_and_p_minus_1_times_a_stage() -> None:
     restrictions = Restrictions(tensor_parallelism=False, constraints=[StageCount(4)])
     solution = solve_flush(instance, ONE_F_ONE_B, restrictions=restrictions)
     assert degrees(solution) == (1, 1, 4)
-    assert solution.best is not None
-    assert solution.best.batch_s == pytest.approx((8 + 4 - 1) * 6.0, rel=1e-8)
-    assert solution.time_per_sample_s == pytest.approx(solution.best.batch_s / 8)
+    assert solution.plan is not None
+    assert solution.time_per_sample_s == pytest.approx((8 + 4 - 1) * 6.0 / 8, rel=1e-8)
 
 
 @pytest.mark.parametrize("schedule", FlushSchedule.flushed())
@@ -92,22 +90,22 @@ def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: 
             solve_flush(instance, schedule, restrictions=Restrictions(constraints=[StageCount(p)]))
             for p in range(1, len(instance.layers) + 1)
         ]
-        values = [x.best.batch_s for x in by_stages if x.best is not None]
-        assert all(degrees(x)[2] == p for p, x in enumerate(by_stages, start=1) if x.best is not None)
-        assert (min(values) if values else None) == pytest.approx(free.best.batch_s if free.best else None)
+        values = [x.time_per_sample_s for x in by_stages if x.time_per_sample_s is not None]
+        assert all(degrees(x)[2] == p for p, x in enumerate(by_stages, start=1) if x.plan is not None)
+        assert (min(values) if values else None) == pytest.approx(free.time_per_sample_s)
         full = solve_flush(instance, schedule, restrictions=Restrictions(constraints=[AllDevices()]))
-        if full.best is not None:
-            assert full.best.devices == instance.devices
-            assert free.best is not None
-            assert full.best.batch_s >= free.best.batch_s * (1 - 1e-12)
+        if full.plan is not None and full.time_per_sample_s is not None:
+            assert full.plan.devices == instance.devices
+            assert free.time_per_sample_s is not None
+            assert full.time_per_sample_s >= free.time_per_sample_s * (1 - 1e-12)
         for t in instance.degrees:
             restrictions = Restrictions(constraints=[TensorParallelDegrees((t,))])
             only = solve_flush(instance, schedule, restrictions=restrictions)
-            assert only.best is None or degrees(only)[1] == t
+            assert only.plan is None or degrees(only)[1] == t
         single = solve_flush(instance, schedule, restrictions=Restrictions(data_parallelism=False))
-        assert single.best is None or degrees(single)[0] == 1
+        assert single.plan is None or degrees(single)[0] == 1
         halves = solve_flush(instance, schedule, restrictions=Restrictions(constraints=[TwoReplicas()]))
-        assert halves.best is None or degrees(halves)[0] == 2
+        assert halves.plan is None or degrees(halves)[0] == 2
 
 
 @pytest.mark.parametrize("schedule", FlushSchedule.flushed())
@@ -119,7 +117,7 @@ def test_more_memory_or_devices_never_hurt(schedule: FlushSchedule) -> None:
                 memory_bytes=instance.memory_bytes * memory_bytes, devices=instance.devices + devices
             )
             found = solve_flush(larger, schedule)
-            batch_s = np.inf if found.best is None else found.best.batch_s
+            batch_s = np.inf if found.time_per_sample_s is None else found.time_per_sample_s
             assert batch_s <= best_s * (1 + 1e-9)
             best_s = batch_s
 
@@ -138,28 +136,28 @@ def test_overlapped_synchronisation_takes_less() -> None:
         plain = solve_flush(instance, ONE_F_ONE_B)
         hidden = solve_flush(instance, ONE_F_ONE_B, step=StepTerms(all_reduce_overlap=1.0))
         without = solve_flush(without_weights(instance), ONE_F_ONE_B)
-        if plain.best is None or hidden.best is None or without.best is None:
-            assert plain.best is hidden.best is without.best is None
+        if plain.time_per_sample_s is None or hidden.time_per_sample_s is None or without.time_per_sample_s is None:
+            assert plain.plan is hidden.plan is without.plan is None
             continue
-        assert hidden.best.batch_s == pytest.approx(without.best.batch_s)
-        assert hidden.best.batch_s <= plain.best.batch_s * (1 + 1e-12)
-        shown += hidden.best.batch_s < plain.best.batch_s
+        assert hidden.time_per_sample_s == pytest.approx(without.time_per_sample_s)
+        assert hidden.time_per_sample_s <= plain.time_per_sample_s * (1 + 1e-12)
+        shown += hidden.time_per_sample_s < plain.time_per_sample_s
     assert shown
 
 
 def test_a_stop_asked_for_beforehand_leaves_a_bound() -> None:
-    stop: Stop[FlushSolution] = Stop()
+    stop: Stop[Solution] = Stop()
     stop.request()
     instance = two_towers(6, devices=4, memory_bytes=1e6)
     stopped = solve_flush(instance, ONE_F_ONE_B, stop=stop)
     optimum = solve_flush(instance, ONE_F_ONE_B)
     assert stopped.stopped_by == "interrupt"
     assert stopped.status in (Status.UNKNOWN, Status.FEASIBLE)
-    assert optimum.best is not None
-    assert 0.0 < stopped.lower_bound_batch_s <= optimum.best.batch_s
+    assert optimum.time_per_sample_s is not None
+    assert 0.0 < stopped.lower_bound_s <= optimum.time_per_sample_s
     offered = stop.answer()
     assert offered is not None
-    assert offered.lower_bound_batch_s == stopped.lower_bound_batch_s
+    assert offered.lower_bound_s == stopped.lower_bound_s
 
 
 @pytest.mark.parametrize("schedule", FlushSchedule.flushed())
@@ -168,20 +166,21 @@ def test_the_time_limit_leaves_a_bound(schedule: FlushSchedule) -> None:
         instance = uneven_layers(seed)
         stopped = solve_flush(instance, schedule, options=SolveOptions(time_limit_s=1e-9))
         optimum = solve_flush(instance, schedule)
-        if optimum.best is None:
-            assert stopped.best is None
+        if optimum.time_per_sample_s is None:
+            assert stopped.plan is None
             continue
         assert stopped.stopped_by == "time limit"
-        assert stopped.lower_bound_batch_s <= optimum.best.batch_s * (1 + 1e-12)
+        assert stopped.lower_bound_s <= optimum.time_per_sample_s * (1 + 1e-12)
         if stopped.plan is not None:
-            assert stopped.best is not None
-            assert plan_batch_s(instance, stopped.plan, schedule.value) == pytest.approx(stopped.best.batch_s)
+            assert stopped.plan is not None
+            per_sample_s = plan_batch_s(instance, stopped.plan, schedule.value) / instance.microbatches
+            assert per_sample_s == pytest.approx(stopped.time_per_sample_s)
 
 
 def test_a_stop_from_another_thread_ends_a_long_search() -> None:
-    stop: Stop[FlushSolution] = Stop()
+    stop: Stop[Solution] = Stop()
     instance = two_towers(60, devices=64, microbatches=64, memory_bytes=60.0)
-    found: list[FlushSolution] = []
+    found: list[Solution] = []
     worker = threading.Thread(target=lambda: found.append(solve_flush(instance, ONE_F_ONE_B, stop=stop)))
     worker.start()
     while worker.is_alive() and not stop.has_answer:
@@ -189,8 +188,8 @@ def test_a_stop_from_another_thread_ends_a_long_search() -> None:
     stop.request()
     worker.join()
     assert found[0].status is Status.OPTIMAL or found[0].stopped_by == "interrupt"
-    if found[0].best is not None:
-        assert found[0].lower_bound_batch_s <= found[0].best.batch_s
+    if found[0].time_per_sample_s is not None:
+        assert found[0].lower_bound_s <= found[0].time_per_sample_s
 
 
 def test_a_gap_ends_the_search() -> None:
@@ -199,12 +198,12 @@ def test_a_gap_ends_the_search() -> None:
         instance = uneven_layers(seed)
         solution = solve_flush(instance, ONE_F_ONE_B, options=SolveOptions(gap=0.2))
         optimum = solve_flush(instance, ONE_F_ONE_B)
-        if solution.best is None or optimum.best is None:
-            assert solution.best is optimum.best is None
+        if solution.plan is None or optimum.time_per_sample_s is None:
+            assert solution.plan is optimum.plan is None
             continue
         assert solution.gap is not None
         assert solution.gap <= 0.2
-        assert solution.lower_bound_batch_s <= optimum.best.batch_s * (1 + 1e-12)
+        assert solution.lower_bound_s <= optimum.time_per_sample_s * (1 + 1e-12)
         ended += solution.stopped_by == "gap"
     assert ended
 
@@ -218,7 +217,7 @@ def test_no_plan_fits() -> None:
         assert solution.gap is None
         assert solution.time_per_sample_s is None
         assert solution.lower_bound_s == np.inf
-        assert solution.reason == "no plan fits"
+        assert solution.infeasibility == Infeasibility("no plan fits", None)
 
 
 def test_a_layer_without_any_choice_is_named() -> None:
@@ -227,8 +226,8 @@ def test_a_layer_without_any_choice_is_named() -> None:
     broken = replace(instance, layers=(replace(first, tmpcs={}), *instance.layers[1:]))
     solution = solve_flush(broken, GPIPE)
     assert solution.status is Status.INFEASIBLE
-    assert solution.reason is not None
-    assert first.name in solution.reason
+    assert solution.infeasibility is not None
+    assert first.name in solution.infeasibility.reason
 
 
 def test_too_many_downsets_are_refused() -> None:
@@ -241,17 +240,17 @@ def test_fewer_microbatches_than_stages(microbatches: int) -> None:
     instance = equal_chain(5, devices=5, microbatches=microbatches, memory_bytes=1e6)
     for schedule in FlushSchedule.flushed():
         solution = solve_flush(instance, schedule, restrictions=Restrictions(constraints=[StageCount(5)]))
-        assert solution.best is not None
+        assert solution.plan is not None
         assert solution.plan is not None
         batch_s = plan_batch_s(instance, solution.plan, schedule.value)
-        assert solution.best.batch_s == pytest.approx(batch_s, rel=1e-12)
+        assert solution.time_per_sample_s == pytest.approx(batch_s / microbatches, rel=1e-12)
 
 
 def test_where_the_proof_takes_minutes_a_limit_ends_it_with_a_gap() -> None:
     instance = instance_of(str(INPUTS / "t5-11b.toml"))
     solution = solve_flush(instance, GPIPE, options=SolveOptions(time_limit_s=2.0))
     assert solution.stopped_by is StoppedBy.TIME_LIMIT
-    assert solution.best is not None
+    assert solution.plan is not None
     assert solution.plan is not None
     assert solution.lower_bound_s < plan_batch_s(instance, solution.plan, GPIPE.value) / instance.microbatches
 
@@ -269,13 +268,12 @@ def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None
     instance = instance_of(str(INPUTS / f"{name}.toml"))
     solution = solve_flush(instance, schedule)
     assert solution.stopped_by is None
-    if solution.best is None:
+    if solution.plan is None:
         assert solution.status is Status.INFEASIBLE
         return
     assert solution.status is Status.OPTIMAL
-    d = solution.best.plan.stages[0].data_parallel_degree
-    assert solution.best.microbatches == instance.microbatches // d
-    assert plan_batch_s(instance, solution.best.plan, schedule.value) == pytest.approx(solution.best.batch_s)
+    per_sample_s = plan_batch_s(instance, solution.plan, schedule.value) / instance.microbatches
+    assert per_sample_s == pytest.approx(solution.time_per_sample_s)
 
 
 @pytest.mark.parametrize("instance", [two_towers(6, devices=4, memory_bytes=1e6), uneven_layers(3)])
@@ -315,8 +313,8 @@ def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
     optimum = solve_flush(instance, ONE_F_ONE_B)
     assert solution.stopped_by == "interrupt"
     assert solution.plan is not None
-    assert optimum.best is not None
-    assert solution.lower_bound_batch_s <= optimum.best.batch_s
+    assert optimum.time_per_sample_s is not None
+    assert solution.lower_bound_s <= optimum.time_per_sample_s
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])

@@ -136,7 +136,7 @@ class _Run:
             return self.answer(of_blocks, stopped_by)
         found = build_flush_plan(request.instance, workload, ledger.best)
         return self.answer(
-            of_blocks, stopped_by, found.plan, self.layers.per_microbatch_s(found.batch_s), search.seconds
+            of_blocks, stopped_by, found, self.layers.per_microbatch_s(ledger.best.batch_s), search.seconds
         )
 
     def answer(

@@ -12,7 +12,7 @@ from piper_ray.engine.chunks.infeasibility import explain
 from piper_ray.engine.chunks.search import ChunkSearch, Known
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
-from piper_ray.engine.ledger import Ledger
+from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.events import Listener
@@ -20,7 +20,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
 from piper_ray.model.step import StepTerms
 
 
@@ -72,24 +72,12 @@ class ChunkProblem:
 
     def solution(self, search: ChunkSearch, explained: Infeasibility | None = None) -> Solution:
         """What the search has found, at whatever moment. explained: why there is no plan, where that is known."""
-        ledger = search.ledger
-        found, lower_s, stopped_by = ledger.best, ledger.lower_s, ledger.stopped_by
-        status, why = Status.UNKNOWN if found is None else Status.FEASIBLE, None
-        if found is None and lower_s == float("inf"):
-            status, stopped_by = Status.INFEASIBLE, None
-            why = explained or self.impossible or Infeasibility("no plan fits", None)
-        elif ledger.proved:
-            status, stopped_by = Status.OPTIMAL, None
-        return Solution(
-            status=status,
-            time_per_sample_s=None if found is None else ledger.sample_s(found.batch_s),
-            lower_bound_s=ledger.sample_s(lower_s),
-            plan=None if found is None else found.plan(),
-            stats=self._stats(search),
-            infeasibility=why,
-            stopped_by=stopped_by,
-            schedule=self.schedules[0] if found is None else found.task.shape.schedule,
-            step=self.step,
+        return search.ledger.answer(
+            Candidate.plan,
+            lambda found: self.schedules[0] if found is None else found.task.shape.schedule,
+            self._stats(search),
+            self.step,
+            infeasibility=explained or self.impossible or NO_PLAN_FITS,
         )
 
     def explained(self, devices: int, ends: Callable[[], bool]) -> Infeasibility:

@@ -11,7 +11,6 @@ from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.flush.cluster_crew import ClusterBackend, ClusterCrew
 from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.memo import TaskMemo
-from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cores import usable_cores
@@ -19,8 +18,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
-from piper_ray.model.step import StepTerms
+from piper_ray.model.solution import Solution
 
 
 def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
@@ -34,29 +32,25 @@ def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
     part = request.stop.part()
     cluster = None if request.backend is None else request.backend.stats
 
-    def answered(found: FlushSolution | None) -> Solution | None:
-        if found is None:
-            return None
-        solution = as_solution(instance, schedule, request.step, found)
-        return solution if cluster is None else replace(solution, stats=replace(solution.stats, cluster=cluster()))
+    def with_cluster(found: Solution) -> Solution:
+        return found if cluster is None else replace(found, stats=replace(found.stats, cluster=cluster()))
 
-    request.stop.offer(lambda: answered(part.answer()))
+    request.stop.offer(lambda: None if (found := part.answer()) is None else with_cluster(found))
     with request.open_checkpoint(schedule, "searches of degrees") as checkpoint, _crew(request) as crew:
-        found = solve_flush(
-            instance,
-            flush_schedule(schedule),
-            step=request.step,
-            restrictions=request.restrictions,
-            options=request.options,
-            stop=part,
-            listener=request.listener,
-            explain=True,
-            crew=crew,
-            memo=None if checkpoint is None else TaskMemo(checkpoint),
+        return with_cluster(
+            solve_flush(
+                instance,
+                flush_schedule(schedule),
+                step=request.step,
+                restrictions=request.restrictions,
+                options=request.options,
+                stop=part,
+                listener=request.listener,
+                explain=True,
+                crew=crew,
+                memo=None if checkpoint is None else TaskMemo(checkpoint),
+            )
         )
-        solution = answered(found)
-    assert solution is not None
-    return solution
 
 
 @contextmanager
@@ -87,32 +81,3 @@ def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str],
 def flush_schedule(schedule: Schedule) -> FlushSchedule:
     """As the tables know it."""
     return FlushSchedule(schedule.name.value)
-
-
-def as_solution(instance: Instance, schedule: Schedule, step: StepTerms, found: FlushSolution) -> Solution:
-    """Of the kind that all solves have."""
-    stats, layers, value_s = found.stats, len(instance.layers), found.time_per_sample_s
-    optimizer_s = step.optimizer_s / instance.microbatches  # of every rank, whatever the plan
-    return Solution(
-        status=found.status,
-        time_per_sample_s=None if value_s is None else value_s + optimizer_s,
-        lower_bound_s=found.lower_bound_s + optimizer_s,
-        plan=found.plan,
-        stats=SolveStats(
-            layers=layers,
-            contracted_layers=layers,
-            downsets=stats.downsets,
-            levels=stats.levels,
-            pairs=None,
-            threads=stats.threads,
-            lattice_s=stats.lattice_s,
-            stage_costs_s=stats.stage_costs_s,
-            search_s=stats.search_s,
-            evaluations=(),
-            degrees=DegreeStats(stats.tasks, stats.searched, stats.looked_through, stats.states),
-        ),
-        infeasibility=None if found.reason is None else Infeasibility(found.reason, found.least_memory_bytes),
-        stopped_by=found.stopped_by,
-        schedule=schedule,
-        step=step,
-    )

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.engine.first_run import compiling_told, of_flush
-from piper_ray.engine.flush.answer import as_solution, flush_schedule, instance_under
+from piper_ray.engine.flush.answer import flush_schedule, instance_under
 from piper_ray.engine.flush.crew import Crew
 from piper_ray.engine.flush.plans import ChosenStages
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
-from piper_ray.engine.flush.records import FlushSolution
 from piper_ray.engine.flush.search import Degrees, FlushSearch
 from piper_ray.engine.flush.solve import FlushProblem, opened_crew, without_plan
 from piper_ray.engine.frontier.curve_events import FrontierListener
@@ -53,15 +52,15 @@ def frontier_by_degrees(
     with compiling_told(listener, options.threads, of_flush):
         prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, tell)
         if not isinstance(prepared, FlushPreparation):
-            nothing = without_plan(instance, flush_schedule(schedule), prepared.reason)
-            impossible = _Impossible(as_solution(instance, schedule, StepTerms(), nothing), FrontierStats())
+            nothing = without_plan(instance, flush_schedule(schedule), StepTerms(), prepared)
+            impossible = _Impossible(nothing, FrontierStats())
             found = WalkedFrontier(instance, devices, restrictions, options, schedule, impossible)
             found.reason = prepared.reason
             return found
         problem = FlushProblem(prepared, flush_schedule(schedule), StepTerms())
         limits = Limits.of(options, started_s, stop)
         with opened_crew(None, options.threads) as crew:
-            solver = _DegreesSolver(problem, schedule, crew, limits, tell, started_s)
+            solver = _DegreesSolver(problem, crew, limits, tell, started_s)
             found = WalkedFrontier(instance, devices, restrictions, options, schedule, solver)
             found.walk(listener, stop)
         return found
@@ -86,7 +85,6 @@ class _DegreesSolver:
     """Bounds of tasks and plans found are carried from one number of devices to the next."""
 
     problem: FlushProblem
-    schedule: Schedule
     crew: Crew
     limits: Limits
     listener: Listener
@@ -120,20 +118,17 @@ class _DegreesSolver:
         self.stats = replace(
             self.stats, evaluations=self.stats.evaluations + 1, search_s=self.stats.search_s + search.seconds
         )
-        return self._solution(self.problem.solution(search))
+        return self.problem.solution(search)
 
     def so_far(self, devices: int) -> Solution:
         under_way = self._under_way
         if under_way is not None and under_way[0] == devices:
-            return self._solution(self.problem.solution(under_way[1]))
+            return self.problem.solution(under_way[1])
         known = self._best_known(devices)
-        return self._solution(self.problem.without_proof(known))
+        return self.problem.without_proof(known)
 
     def _best_known(self, devices: int) -> ChosenStages | None:
         """Of those found on any number of devices that may be used on so many."""
         if self.problem.prepared.restrictions.all_devices:
             return self._found.get(devices)
         return min((x for k, x in self._found.items() if k <= devices), key=preference, default=None)
-
-    def _solution(self, found: FlushSolution) -> Solution:
-        return as_solution(self.problem.prepared.instance, self.schedule, StepTerms(), found)

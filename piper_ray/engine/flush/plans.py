@@ -22,28 +22,9 @@ _MOST_PASSES = 10_000_000
 
 
 @dataclass(frozen=True)
-class FlushPlan:
-    """batch_s: of the whole batch, simulated. seconds: float64[p, 3], each stage's forward and backward seconds for a
-    microbatch and its synchronisation, front to back. microbatches: of each replica.
-    """
-
-    plan: Plan
-    batch_s: float
-    seconds: FloatArray
-    microbatches: int
-
-    @property
-    def stages(self) -> int:
-        return len(self.plan.stages)
-
-    @property
-    def devices(self) -> int:
-        return self.plan.devices
-
-
-@dataclass(frozen=True)
 class ChosenStages:
-    """Stages with all choices made. batch_s: simulated. seconds: as in ``FlushPlan``.
+    """Stages with all choices made. batch_s: simulated. seconds: float64[p, 3], each stage's forward and backward seconds
+    for a microbatch and its synchronisation, front to back.
 
     options: for each stage int64[k, 2], its vertices, ascending, and for each the number of its option.
     """
@@ -92,7 +73,7 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
     return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
 
 
-def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> FlushPlan:
+def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> Plan:
     """Layers in file order."""
     position = {layer.id: index for index, layer in enumerate(instance.layers)}
     graph = workload.lattice.graph
@@ -108,7 +89,7 @@ def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: Chosen
                 {layer: tmpc_ids[layer] for layer in layers},
             )
         )
-    return FlushPlan(Plan(tuple(built)), chosen.batch_s, chosen.seconds, chosen.task.microbatches)
+    return Plan(tuple(built))
 
 
 def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:

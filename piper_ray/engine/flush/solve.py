@@ -14,11 +14,10 @@ from piper_ray.engine.flush.crew import Crew, ThreadCrew
 from piper_ray.engine.flush.least_memory import least_memory_bytes
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
-from piper_ray.engine.flush.records import FlushSolution, FlushStats
 from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
-from piper_ray.engine.ledger import Ledger
+from piper_ray.engine.ledger import Ledger, NothingProved
 from piper_ray.engine.search.limits import Limits
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.divided import can_use_all, reason_against_all
@@ -27,9 +26,10 @@ from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.solution import Status
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.step import StepTerms
-from piper_ray.model.stop import Stop
+from piper_ray.model.stop import Stop, StoppedBy
 
 _ANY_PLAN = 0.999
 """A gap with which a search ends at its first plan."""
@@ -47,7 +47,7 @@ def solve_flush(
     crew: Crew | None = None,
     memo: Memo | None = None,
     explain: bool = False,
-) -> FlushSolution:
+) -> Solution:
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
@@ -61,7 +61,7 @@ def solve_flush(
     stop = stop or Stop()
     prepared = prepare_flush(instance, restrictions, options.memory_limit_bytes, listener)
     if not isinstance(prepared, FlushPreparation):
-        return without_plan(instance, schedule, prepared.reason)
+        return without_plan(instance, schedule, step, prepared)
     problem = FlushProblem(prepared, schedule, step)
     with opened_crew(crew, options.threads) as opened:
         limits = Limits.of(options, started_s, stop)
@@ -107,9 +107,7 @@ class FlushProblem:
     ) -> FlushSearch:
         """One on so many devices, before its start. proved_s, memo: see ``FlushSearch``."""
         workload = self.prepared.workload
-        ledger = Ledger[ChosenStages](
-            self.prepared.instance.microbatches, limits, listener, started_s, self.step.optimizer_s
-        )
+        ledger = self._ledger(limits, listener, started_s)
         return FlushSearch(workload.arrays, self._tasks(workload, devices), crew, ledger, proved_s, memo)
 
     def improve(self, search: FlushSearch, devices: int) -> None:
@@ -129,36 +127,28 @@ class FlushProblem:
             return True
         return None if search.ledger.stopped_by is not None or search.ledger.lower_s < float("inf") else False
 
-    def solution(self, search: FlushSearch) -> FlushSolution:
+    def solution(self, search: FlushSearch) -> Solution:
         """What the search has found, at whatever moment."""
-        ledger, instance = search.ledger, self.prepared.instance
-        chosen, lower_s = ledger.best, ledger.lower_s
-        if chosen is None:
-            if ledger.stopped_by is None and lower_s == float("inf"):
-                return without_plan(instance, self.schedule, "no plan fits", self._stats(search))
-            stopped_by = ledger.stopped_by or search.left_open
-            return FlushSolution(
-                Status.UNKNOWN, self.schedule, instance.microbatches, None, lower_s, self._stats(search), stopped_by
-            )
-        best = build_flush_plan(instance, self.prepared.workload, chosen)
-        proved = ledger.proved
-        return FlushSolution(
-            status=Status.OPTIMAL if proved else Status.FEASIBLE,
-            schedule=self.schedule,
-            microbatches=instance.microbatches,
-            best=best,
-            lower_bound_batch_s=min(lower_s, best.batch_s),
-            stats=self._stats(search),
-            stopped_by=None if proved else ledger.stopped_by or search.left_open,
+        return self._answer(search.ledger, self._stats(search), search.left_open)
+
+    def without_proof(self, chosen: ChosenStages | None) -> Solution:
+        """A plan that is known, if any, before there is a search."""
+        ledger = self._ledger(Limits(), silent, time.perf_counter())
+        ledger.best, ledger.cases = chosen, {0: NothingProved()}
+        return self._answer(ledger, self._lattice_stats(), None)
+
+    def _answer(self, ledger: Ledger[ChosenStages], stats: SolveStats, left_open: StoppedBy | None) -> Solution:
+        instance, workload = self.prepared.instance, self.prepared.workload
+        return ledger.answer(
+            lambda chosen: build_flush_plan(instance, workload, chosen),
+            lambda _: named_schedule(self.schedule),
+            stats,
+            self.step,
+            left_open,
         )
 
-    def without_proof(self, chosen: ChosenStages | None) -> FlushSolution:
-        """A plan that is known, if any, before there is a search."""
-        instance, workload = self.prepared.instance, self.prepared.workload
-        status = Status.UNKNOWN if chosen is None else Status.FEASIBLE
-        best = None if chosen is None else build_flush_plan(instance, workload, chosen)
-        stats = FlushStats(workload.lattice.size, workload.lattice.levels, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
-        return FlushSolution(status, self.schedule, instance.microbatches, best, 0.0, stats)
+    def _ledger(self, limits: Limits, listener: Listener, started_s: float) -> Ledger[ChosenStages]:
+        return Ledger(self.prepared.instance.microbatches, limits, listener, started_s, self.step.optimizer_s)
 
     def _tasks(self, workload: FlushWorkload, devices: int) -> list[DegreePair]:
         instance = self.prepared.instance
@@ -166,40 +156,48 @@ class FlushProblem:
             instance = instance.replace(devices=devices)
         return list_tasks(instance, workload, self.schedule, self.prepared.restrictions, self.step)
 
-    def _stats(self, search: FlushSearch) -> FlushStats:
+    def _lattice_stats(self) -> SolveStats:
         prepared, lattice = self.prepared, self.prepared.workload.lattice
-        return FlushStats(
+        return replace(
+            stats_of(prepared.instance),
             downsets=lattice.size,
             levels=lattice.levels,
-            threads=search.crew.width,
-            tasks=len(search.tasks),
-            searched=search.searched,
-            looked_through=search.looked_through,
-            states=search.states,
             lattice_s=prepared.lattice_s,
             stage_costs_s=prepared.stage_costs_s,
-            search_s=search.seconds,
         )
 
+    def _stats(self, search: FlushSearch) -> SolveStats:
+        degrees = DegreeStats(len(search.tasks), search.searched, search.looked_through, search.states)
+        return replace(self._lattice_stats(), threads=search.crew.width, search_s=search.seconds, degrees=degrees)
 
-def explained(
-    found: FlushSolution, instance: Instance, restrictions: Restrictions, least_bytes: float | None
-) -> FlushSolution:
+
+def stats_of(instance: Instance) -> SolveStats:
+    """Of a solve that has done nothing yet."""
+    layers = len(instance.layers)
+    return SolveStats(layers, layers, 0, 0, None, 0, 0.0, 0.0, 0.0, (), degrees=DegreeStats(0, 0, 0, 0))
+
+
+def named_schedule(schedule: FlushSchedule) -> Schedule:
+    """As plans know it."""
+    return Schedule(ScheduleName(schedule.value))
+
+
+def explained(found: Solution, instance: Instance, restrictions: Restrictions, least_bytes: float | None) -> Solution:
     """Why there is no plan. least_bytes: with which there is one; None: not known, or none would do."""
     if restrictions.all_devices and not can_use_all(instance, restrictions):
-        return replace(found, reason=reason_against_all(instance, restrictions), least_memory_bytes=None)
+        return replace(found, infeasibility=Infeasibility(reason_against_all(instance, restrictions), None))
     every = "all " if restrictions.all_devices else ""
     stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
     reason = (
         f"no plan{stages} with one d and one t fits on {every}{instance.devices:,} "
         f"devices of {memory_text(instance.memory_bytes)} with {instance.microbatches:,} microbatches"
     )
-    return replace(found, reason=reason, least_memory_bytes=least_bytes)
+    return replace(found, infeasibility=Infeasibility(reason, least_bytes))
 
 
-def without_plan(
-    instance: Instance, schedule: FlushSchedule, reason: str, stats: FlushStats | None = None
-) -> FlushSolution:
+def without_plan(instance: Instance, schedule: FlushSchedule, step: StepTerms, why: Infeasibility) -> Solution:
     """That there is none is proved."""
-    stats = stats or FlushStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
-    return FlushSolution(Status.INFEASIBLE, schedule, instance.microbatches, None, float("inf"), stats, reason=reason)
+    return Solution(
+        Status.INFEASIBLE, None, float("inf"), None, stats_of(instance), why,
+        schedule=named_schedule(schedule), step=step,
+    )  # fmt: skip
